@@ -45,7 +45,7 @@ def policy(name: str, source: str = POLICY, *, entry: str | None = None, version
     return Distribution(
         name=name,
         version=version,
-        entry_points={"ferrule.v2.policy": {entry or name.removesuffix("-dist"): f"{module}:Newest"}},
+        entry_points={"ferrule.v1.policy": {entry or name.removesuffix("-dist"): f"{module}:Newest"}},
         files={f"{module}.py": source},
     )
 
@@ -98,7 +98,7 @@ def _nometa(folder: Path) -> None:
 
 def _binary(folder: Path) -> None:
     install(policy("binary-dist"), folder)
-    (_info(folder, "binary") / "entry_points.txt").write_bytes(b"[ferrule.v2.policy]\n\xff\xfe = x:y\n")
+    (_info(folder, "binary") / "entry_points.txt").write_bytes(b"[ferrule.v1.policy]\n\xff\xfe = x:y\n")
 
 
 def _stale(folder: Path) -> None:
@@ -107,13 +107,13 @@ def _stale(folder: Path) -> None:
     leftover = folder / "stale_dist.egg-info"
     leftover.mkdir()
     (leftover / "PKG-INFO").write_text("Metadata-Version: 1.0\nName: stale-dist\nVersion: 0.1\n")
-    (leftover / "entry_points.txt").write_text("[ferrule.v2.policy]\nstale_old = not_there:Newest\n")
+    (leftover / "entry_points.txt").write_text("[ferrule.v1.policy]\nstale_old = not_there:Newest\n")
 
 
 def _extra(folder: Path) -> None:
     install(policy("extra-dist", "import a_package_of_the_extra\n" + POLICY), folder)
     (_info(folder, "extra") / "entry_points.txt").write_text(
-        "[ferrule.v2.policy]\nextra = extra_dist_module:Newest [gpu]\n"
+        "[ferrule.v1.policy]\nextra = extra_dist_module:Newest [gpu]\n"
     )
 
 

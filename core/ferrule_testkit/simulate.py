@@ -36,7 +36,7 @@ def load(kind: str, name: str) -> Any:
     """A scheduler or policy class by the name that users type; "bully" is the simulator's own policy."""
     if (kind, name) == ("policy", "bully"):
         return BullyPolicy
-    found = list(entry_points(group=f"ferrule.v2.{kind}", name=name))
+    found = list(entry_points(group=f"ferrule.v1.{kind}", name=name))
     if not found:
         raise LookupError(f"there is no {kind} named {name!r}")
     return found[0].load()

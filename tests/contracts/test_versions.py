@@ -1,4 +1,4 @@
-"""Two versions of the contract at once, with an invented version 3, in which a policy ranks requests by one number."""
+"""Two versions of the contract at once, with an invented version 2, in which a policy ranks requests by one number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Newest(SchedulingPolicy):
         return running[0].id
 """
 NEW = """
-from contract_three import Ranking
+from contract_two import Ranking
 
 class Oldest(Ranking):
     def rank(self, view):
@@ -40,7 +40,7 @@ class Oldest(Ranking):
 
 
 class Ranking(ABC):
-    """The invented base class of version 3."""
+    """The invented base class of version 2."""
 
     @abstractmethod
     def rank(self, view: RequestView) -> float:
@@ -52,7 +52,7 @@ class Ranking(ABC):
 
 
 def rank_by_key(old: type[SchedulingPolicy]) -> type[Ranking]:
-    """The adapter: a class of version 3 from one of version 2."""
+    """The adapter: a class of version 2 from one of version 1."""
 
     class Adapted(Ranking):
         def __init__(self) -> None:
@@ -81,17 +81,17 @@ def raises(old: type[SchedulingPolicy]) -> type[Ranking]:
 
 
 @pytest.fixture
-def three(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A Ferrule of contract 3, which reads 2 too. The module is where its interfaces and adapters are."""
-    module = ModuleType("contract_three")
+def two(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """A Ferrule of contract 2, which reads 1 too. The module is where its interfaces and adapters are."""
+    module = ModuleType("contract_two")
     vars(module).update(Ranking=Ranking, rank_by_key=rank_by_key, forgets_half=forgets_half, raises=raises)
-    monkeypatch.setitem(sys.modules, "contract_three", module)
-    earlier = Earlier("ferrule.interfaces.scheduler:SchedulingPolicy", "contract_three:rank_by_key")
+    monkeypatch.setitem(sys.modules, "contract_two", module)
+    earlier = Earlier("ferrule.interfaces.scheduler:SchedulingPolicy", "contract_two:rank_by_key")
     policy = KINDS["policy"]
-    changed = replace(policy, base="contract_three:Ranking", earlier={2: earlier})
+    changed = replace(policy, base="contract_two:Ranking", earlier={1: earlier})
     kinds = MappingProxyType({**KINDS, "policy": changed})
     for name in [name for name in sys.modules if name.startswith("ferrule.plugin")]:
-        for constant, value in {"CONTRACT": 3, "READABLE": frozenset({2, 3}), "KINDS": kinds}.items():
+        for constant, value in {"CONTRACT": 2, "READABLE": frozenset({1, 2}), "KINDS": kinds}.items():
             if hasattr(sys.modules[name], constant):
                 monkeypatch.setattr(f"{name}.{constant}", value)
     return module
@@ -117,8 +117,8 @@ def ranked(plugins: Plugins, name: str) -> list[int]:
     return [v.sequence for v in sorted([view(1), view(2), view(3)], key=policy.rank, reverse=True)]
 
 
-def test_plugins_of_both_versions_are_chosen_by_name_and_do_what_they_say(three, site):
-    site.install(dist("old-dist", 2, OLD, "newest"), dist("new-dist", 3, NEW, "oldest"))
+def test_plugins_of_both_versions_are_chosen_by_name_and_do_what_they_say(two, site):
+    site.install(dist("old-dist", 1, OLD, "newest"), dist("new-dist", 2, NEW, "oldest"))
     plugins = site.discover()
     assert {"newest", "oldest"} <= set(plugins.names("policy"))
     assert ranked(plugins, "newest") == [3, 2, 1]
@@ -126,20 +126,20 @@ def test_plugins_of_both_versions_are_chosen_by_name_and_do_what_they_say(three,
     assert plugins.load("policy", "newest")().victims([view(1), view(2)]) == ["r1"]
 
 
-def test_built_in_plugins_of_kinds_that_did_not_change_need_no_adapter(three, site):
-    """Of the built-in ones here all say v2: a new version costs the kinds that it changes, and no other."""
+def test_built_in_plugins_of_kinds_that_did_not_change_need_no_adapter(two, site):
+    """Of the built-in ones here all say v1: a new version costs the kinds that it changes, and no other."""
     plugins = site.discover()
     assert plugins.load("attention", "torch_sdpa").__name__ == "TorchSDPA"
     assert ranked(plugins, "fcfs") == [1, 2, 3]
 
 
-def test_a_package_that_serves_both_versions_counts_once_and_as_the_newer(three, site):
+def test_a_package_that_serves_both_versions_counts_once_and_as_the_newer(two, site):
     site.install(
         Distribution(
             name="both-dist",
             entry_points={
-                "ferrule.v2.policy": {"mine": "both_old:Newest"},
-                "ferrule.v3.policy": {"mine": "both_new:Oldest"},
+                "ferrule.v1.policy": {"mine": "both_old:Newest"},
+                "ferrule.v2.policy": {"mine": "both_new:Oldest"},
             },
             files={"both_old.py": OLD, "both_new.py": NEW},
         )
@@ -147,13 +147,13 @@ def test_a_package_that_serves_both_versions_counts_once_and_as_the_newer(three,
     plugins = site.discover()
     assert ranked(plugins, "mine") == [1, 2, 3]
     assert {ref.contract: plugins.verdict(ref).state for ref in plugins.offers("policy", "mine")} == {
-        2: State.PASSED_OVER,
-        3: State.AVAILABLE,
+        1: State.PASSED_OVER,
+        2: State.AVAILABLE,
     }
 
 
-def test_two_packages_conflict_whatever_their_versions(three, site):
-    site.install(dist("old-dist", 2, OLD), dist("new-dist", 3, NEW))
+def test_two_packages_conflict_whatever_their_versions(two, site):
+    site.install(dist("old-dist", 1, OLD), dist("new-dist", 2, NEW))
     with pytest.raises(PluginError, match="also offered by"):
         site.discover().load("policy", "mine")
 
@@ -165,8 +165,8 @@ def test_two_packages_conflict_whatever_their_versions(three, site):
         (OLD.replace("def victim", "def other"), "Newest", "lacks victim of ferrule.interfaces.scheduler"),
     ],
 )
-def test_an_old_plugin_that_does_not_fit_its_own_contract_is_refused(three, site, source, cls, reason):
-    entry = {"ferrule.v2.policy": {"mine": f"odd_module:{cls}"}}
+def test_an_old_plugin_that_does_not_fit_its_own_contract_is_refused(two, site, source, cls, reason):
+    entry = {"ferrule.v1.policy": {"mine": f"odd_module:{cls}"}}
     site.install(Distribution(name="odd-dist", entry_points=entry, files={"odd_module.py": source}))
     with pytest.raises(PluginError, match=reason):
         site.discover().load("policy", "mine")
@@ -180,25 +180,25 @@ def test_an_old_plugin_that_does_not_fit_its_own_contract_is_refused(three, site
         ("gone", "has no attribute"),
     ],
 )
-def test_an_adapter_that_fails_is_told_like_a_plugin_that_does(three, site, monkeypatch, adapter, reason):
+def test_an_adapter_that_fails_is_told_like_a_plugin_that_does(two, site, monkeypatch, adapter, reason):
     earlier = load.KINDS["policy"].earlier
-    monkeypatch.setitem(earlier, 2, Earlier(earlier[2].base, f"contract_three:{adapter}"))
-    site.install(dist("old-dist", 2, OLD, "newest"))
+    monkeypatch.setitem(earlier, 1, Earlier(earlier[1].base, f"contract_two:{adapter}"))
+    site.install(dist("old-dist", 1, OLD, "newest"))
     with pytest.raises(PluginError, match=f"old-dist.*{reason}"):
         site.discover().load("policy", "newest")
 
 
-def test_versions_before_the_previous_and_after_the_current_one_are_refused(three, site):
-    site.install(dist("ancient-dist", 1, OLD, "ancient"), dist("future-dist", 4, OLD, "future"))
+def test_versions_before_the_previous_and_after_the_current_one_are_refused(two, site):
+    site.install(dist("ancient-dist", 0, OLD, "ancient"), dist("future-dist", 3, OLD, "future"))
     plugins = site.discover()
     for name, state in (("ancient", State.OLDER), ("future", State.NEWER)):
         (ref,) = plugins.offers("policy", name)
         assert plugins.verdict(ref).state is state
-        with pytest.raises(PluginError, match="this Ferrule reads v2 and v3"):
+        with pytest.raises(PluginError, match="this Ferrule reads v1 and v2"):
             plugins.load("policy", name)
 
 
-def test_a_set_with_old_plugins_crosses_processes(three, site):
-    site.install(dist("old-dist", 2, OLD, "newest"))
+def test_a_set_with_old_plugins_crosses_processes(two, site):
+    site.install(dist("old-dist", 1, OLD, "newest"))
     plugins = msgspec.msgpack.decode(msgspec.msgpack.encode(site.discover()), type=Plugins)
     assert ranked(plugins, "newest") == [3, 2, 1]

@@ -139,7 +139,7 @@ _HOOKS = "from ferrule.interfaces.hooks import Hooks\n\n\nclass Policy(Hooks):\n
 
 
 def _policy(
-    name: str, entry: str, source: str = _POLICY, version: str = "1.0", group: str = "v2.policy"
+    name: str, entry: str, source: str = _POLICY, version: str = "1.0", group: str = "v1.policy"
 ) -> Distribution:
     module = name.replace("-", "_")
     return Distribution(
@@ -158,23 +158,23 @@ def _broken(world: World) -> None:
     install(_policy("acme-fast", "fast", "import acme_core\n" + _POLICY), world.site)
     install(_policy("acme-gpu", "gpu", "import acme_cuda\n" + _POLICY), world.site)
     points = world.site / "acme_gpu-1.0.dist-info" / "entry_points.txt"
-    points.write_text("[ferrule.v2.policy]\ngpu = acme_gpu:Policy [cuda]\n", encoding="utf-8")
+    points.write_text("[ferrule.v1.policy]\ngpu = acme_gpu:Policy [cuda]\n", encoding="utf-8")
     install(_policy("chatty", "chatty", "print('hello')\nraise SystemExit(3)\n"), world.site)
     install(_policy("unfinished", "half", _POLICY.replace("victim", "loser")), world.site)
     install(_policy("left-over", "gone"), world.site)
     (world.site / "left_over.py").unlink()
-    install(_policy("next-year", "later", group="v3.policy"), world.site)
+    install(_policy("next-year", "later", group="v2.policy"), world.site)
     install(_policy("one-rival", "rival"), world.site)
     install(_policy("other-rival", "rival"), world.site)
     install(_policy("odd-name", "a b"), world.site)
-    install(_policy("listener", "listener", _HOOKS, group="v2.hooks"), world.site)
+    install(_policy("listener", "listener", _HOOKS, group="v1.hooks"), world.site)
     install(_policy("twice", "new", version="2.0"), world.site)
     install(_policy("twice", "old", version="1.0"), local)
 
 
 def _found(world: World) -> None:
     install(_policy("ferrule-shortest", "shortest", version="0.1.0"), world.site)
-    install(_policy("listener", "listener", _HOOKS, group="v2.hooks"), world.site)
+    install(_policy("listener", "listener", _HOOKS, group="v1.hooks"), world.site)
 
 
 WORLDS: Mapping[str, Callable[[World], None]] = {

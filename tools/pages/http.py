@@ -17,7 +17,7 @@ from ferrule.api.routes import assemble
 from ferrule.config import Config, FrontendConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
-from ferrule.interfaces.http import RouterContext
+from ferrule.interfaces.router import RouterContext
 from ferrule.plugin import discover
 
 _HEAD = """# HTTP reference

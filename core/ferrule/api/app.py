@@ -1,7 +1,7 @@
 """The frame: one ASGI application around FastAPI's, the path that every call takes, whatever its protocol.
 
 Path and key, admission, the body under its limits, strict JSON, undeclared fields: in this order, and all of it before
-FastAPI is called. See `ferrule.interfaces.http` for what a route may rely on.
+FastAPI is called. See `ferrule.interfaces.router` for what a route may rely on.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from ferrule.config import Config
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
-from ferrule.interfaces.http import SCOPE_KEY, Access, RequestInfo, RouterContext
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.router import SCOPE_KEY, Access, RequestInfo, RouterContext
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
 from ferrule.wire.buffers import Buffers

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from ferrule.callers import Caller, Callers
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
-from ferrule.interfaces.http import Access
+from ferrule.interfaces.router import Access
 from ferrule.wire.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.

@@ -11,7 +11,7 @@ from fastapi.openapi.utils import get_openapi
 from ferrule import __version__
 from ferrule.api.paths import Entry, routes_of
 from ferrule.config import Config
-from ferrule.interfaces.http import Access
+from ferrule.interfaces.router import Access
 
 _ERROR = {
     "description": "Every error, whatever its status, has this form.",

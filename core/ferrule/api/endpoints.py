@@ -21,7 +21,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from ferrule.interfaces.http import SCOPE_KEY, Frame, Needs, request_info
+from ferrule.interfaces.router import SCOPE_KEY, Frame, Needs, request_info
 from ferrule.schema import refusal_of
 
 # As ASGI, and a coroutine function: the frame runs it as a task.

@@ -12,7 +12,7 @@ from ferrule.api.endpoints import Endpoint
 from ferrule.api.errors import log_unexpected
 from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
-from ferrule.interfaces.http import Access
+from ferrule.interfaces.router import Access
 from ferrule.schema import printable
 from ferrule.wire.doorway import Probe
 

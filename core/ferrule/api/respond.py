@@ -9,7 +9,7 @@ from typing import Any
 from ferrule.api.errors import Failure, failure_of, log_unexpected
 from ferrule.api.intake import Message
 from ferrule.api.lifecycle import ClientGone, Exchange
-from ferrule.interfaces.http import EventStream, RequestInfo, encode
+from ferrule.interfaces.router import EventStream, RequestInfo, encode
 from ferrule.wire.buffers import Share
 
 Send = Callable[[Message], Awaitable[None]]
@@ -20,7 +20,7 @@ _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
 class Answer:
-    """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.http`.
+    """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.router`.
 
     `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets a comment,
     so that no proxy takes it for dead; 0: never.

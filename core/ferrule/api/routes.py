@@ -20,8 +20,8 @@ from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
 from ferrule.errors import StartupError
-from ferrule.interfaces.http import Access, RouterContext, needs_of
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.router import Access, RouterContext, needs_of
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, log_fault
 from ferrule.wire.doorway import Probe

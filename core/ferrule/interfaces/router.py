@@ -1,100 +1,217 @@
-"""`router` of contract 1: a table of routes, bodies as Structs. Read by an adapter; see `ferrule.interfaces.http`."""
+"""`router`: HTTP routes, written as FastAPI writes them. The frame around them does what must not depend on a route.
+
+A plugin returns an `APIRouter`::
+
+    class Ask(Body):
+        question: str = Field(min_length=1, description="What to ask.")
+
+    class Answer(BaseModel):
+        text: str
+
+    class Asking(Router):
+        def router(self, ctx: RouterContext) -> APIRouter:
+            routes = APIRouter(tags=["ask"])
+
+            @routes.post("/ask", summary="Ask a question.")
+            async def ask(body: Ask, info: CurrentRequest) -> Answer:
+                return Answer(text=await answer(ctx.service, body, info.id))
+
+            return routes
+
+Before FastAPI sees a request, the frame has compared the raw path byte for byte, checked the key that the route needs
+(`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the limits of
+size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits. Body fields
+that the route's model does not declare are told to the client, or refused with ``--strict-requests``. So bodies are
+declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such as `Int`.
+A handler that reads a raw body from `fastapi.Request` is under the limits too, and checks what it reads itself.
+
+A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is
+encoded as it is; an `EventStream`; or any other `Response`. It raises the exceptions of `ferrule.errors`. Every error
+reaches the client as ``{"error": {"message", "type", "param", "code"}}``: what pydantic finds is a 400 that names the
+field, HTTPException has the status that it says, and anything else is a 500 without its text.
+
+Only path operations are taken: no mounts, websockets or plain Starlette routes. Lifespan events are not run.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from copy import deepcopy
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-from ferrule.interfaces.http import Access as Access
+import msgspec
+from fastapi import APIRouter, Depends, Request, Response, params
+from fastapi.routing import APIRoute
+from pydantic import BaseModel, TypeAdapter
 
 if TYPE_CHECKING:
+    from starlette.types import Receive, Scope, Send
+
     from ferrule.config import Config
     from ferrule.interfaces.plugins import Plugins
     from ferrule.interfaces.service import Service
 
+SCOPE_KEY = "ferrule"  # of the ASGI scope: the frame's side of a request, a `Frame`
+
+
+class Access(Enum):
+    """Who may call a route. PUBLIC is for the short list of probes only."""
+
+    PUBLIC = "public"
+    KEY = "key"  # `--api-key`, when one is set
+    ADMIN = "admin"  # absent unless admin routes are on; needs the admin key
+
 
 @dataclass(frozen=True)
-class Call:
-    """One HTTP call after the gate. `body` is an instance of the route's `body_type`, or None."""
+class Needs:
+    """The dependency that `needs` makes. The frame reads it when the application is built; called, it does nothing."""
 
-    body: Any
-    path_params: Mapping[str, str]
-    query: Mapping[str, str]  # values of a repeated name are joined by commas
+    access: Access
+    room: bool = False
+
+    async def __call__(self) -> None:
+        return None
+
+
+def needs(access: Access, room: bool = False) -> params.Depends:
+    """For ``dependencies=[…]`` of a route, or of an APIRouter for all its routes; a route's own wins.
+
+    Without it a route is `Access.KEY`. With `room` it generates: while the queue is full, a call is answered 429 before
+    its body is looked at.
+    """
+    needed: params.Depends = Depends(Needs(access, room))
+    return needed
+
+
+def needs_of(route: APIRoute) -> Needs:
+    """What a route needs: the last mark counts, as FastAPI puts those of the router before those of the route."""
+    marks = [needed.dependency for needed in route.dependencies]
+    return next((mark for mark in reversed(marks) if isinstance(mark, Needs)), Needs(Access.KEY))
+
+
+def access_of(route: APIRoute) -> Access:
+    """Who may call a route."""
+    return needs_of(route).access
+
+
+@dataclass(frozen=True)
+class RequestInfo:
+    """What the frame knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
+
+    id: str  # ours, random; the client's own is in `headers`
     headers: Mapping[str, str]  # lower-case names
-    request_id: str  # ours, random; the client's own is in `headers`
     disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
-    unknown_fields: tuple[str, ...] = ()  # body fields that `body_type` does not know, such as ``a.b[2].c``; printable
+    key_name: str = ""  # of the API key that it came with; empty where none was needed
+    unknown_fields: tuple[str, ...] = ()  # body fields that no model declares, such as ``a.b[2].c``; printable
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A whole answer: `content` is encoded as JSON, or sent as it is when it is str or bytes."""
+class Frame(Protocol):
+    """What the frame puts into the ASGI scope under `SCOPE_KEY`."""
 
-    content: Any
-    status: int = 200
-    media_type: str = "application/json"
-    headers: Mapping[str, str] = field(default_factory=dict)
+    info: RequestInfo
+
+    async def stream(self, reply: EventStream) -> None:
+        """Send all of it."""
 
 
-@dataclass(frozen=True)
-class EventStream:
-    """Server-sent events. Each item is encoded as JSON and sent as one `data:` event; then `[DONE]`.
+async def request_info(request: Request) -> RequestInfo:
+    """The dependency behind `CurrentRequest`."""
+    frame: Frame = request.scope[SCOPE_KEY]
+    return frame.info
 
-    An exception from the iterator becomes one error event, and the connection closes without `[DONE]`.
+
+CurrentRequest = Annotated[RequestInfo, Depends(request_info)]  # a handler's parameter: `info: CurrentRequest`
+
+
+def encode(content: Any) -> bytes:
+    """JSON: a pydantic model by its own rules, anything else as msgspec writes it."""
+    if isinstance(content, BaseModel):
+        return content.model_dump_json(by_alias=True).encode()
+    return msgspec.json.encode(content)
+
+
+class JSON(Response):
+    """An answer that is encoded as it is: nothing is checked against the declared model, which is for the document."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        return encode(content)
+
+
+class EventStream(Response):
+    """Server-sent events. Each item is encoded as `JSON` is and sent as one `data:` event; then `[DONE]`.
+
+    An exception from the iterator becomes one error event, and the connection closes without `[DONE]`. When the client
+    leaves, the iterator is cancelled. It is closed in every case (`aclose`, if it has that).
     """
 
-    events: AsyncIterator[Any]
-    headers: Mapping[str, str] = field(default_factory=dict)
+    media_type = "text/event-stream"
+
+    def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str] | None = None) -> None:
+        self.events = events
+        self.status_code = 200
+        self.background = None
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no", **(headers or {})})
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        frame: Frame = scope[SCOPE_KEY]
+        await frame.stream(self)
+        if self.background is not None:
+            await self.background()
 
 
-Handler = Callable[[Call], Awaitable[Reply | EventStream]]
+def streams(event: Any) -> dict[int | str, dict[str, Any]]:
+    """For ``responses=``: says that a 200 may also be an `EventStream` whose events are of this type."""
+    try:
+        hash(event)
+    except TypeError:  # some annotations cannot be keys
+        schema = _event_schema(event)
+    else:
+        schema = _event_schema_once(event)
+    return {200: {"content": {"text/event-stream": {"x-event": deepcopy(schema)}}}}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Route:
-    """`path` is a template such as ``/v1/models/{model}``. `body_type` is a msgspec Struct; None: no body is read.
+def _event_schema(event: Any) -> dict[str, Any]:
+    described = TypeAdapter(list[event]).json_schema(mode="serialization", ref_template="#/components/schemas/{model}")
+    return dict(described["items"] | {"$defs": described.get("$defs", {})})  # in a list a model is a reference
 
-    `answer`, `event` and `query` describe: the type of a 200's JSON body, that of a streamed event (both may be unions
-    of Structs), and what each query parameter means. A route that streams when asked to has both types.
-    """
 
-    method: str
-    path: str
-    handler: Handler
-    body_type: type | None = None
-    access: Access = Access.KEY
-    summary: str = ""
-    tags: tuple[str, ...] = ()
-    answer: Any = None
-    event: Any = None
-    query: Mapping[str, str] = field(default_factory=dict)
+_event_schema_once = lru_cache(maxsize=32)(_event_schema)  # for several routes, and several applications in one process
 
 
 @dataclass(frozen=True)
 class RouterContext:
     """What a router may use. `service` is the only way to the engine, and it holds the admission gate.
 
-    Routes are asked for before the engine is ready: until then every use of `service` raises UnavailableError, so it
-    is to be used by handlers, not by `Router.routes`. `all_routes` answers once every router was asked.
+    Routers are asked before the engine is ready: until then every use of `service` raises UnavailableError, so it is to
+    be used by handlers, not by `Router.router`.
     """
 
     config: Config
     plugins: Plugins
     service: Service
-    all_routes: Callable[[], Sequence[Route]] = tuple
     load: Callable[[], int] = int  # requests with a body that are being served, in all API processes
 
 
 class Router(ABC):
     @abstractmethod
-    def routes(self, ctx: RouterContext) -> Sequence[Route]:
+    def router(self, ctx: RouterContext) -> APIRouter:
         """The routes to serve. Two routers that claim one method and path stop start-up."""
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
         """Paths that clients may try and nobody serves, each with a sentence that says what would be right.
 
         A path that ends in ``/`` stands for itself without it, and for all below.
+        """
+        return {}
+
+    def probes(self, ctx: RouterContext) -> Mapping[str, str]:
+        """Paths of this router that only say what the server itself knows: ``health`` (200 or 503, with the state) or
+        ``metrics`` (what `exposition` gives). The launcher answers them without this process, whatever it does.
         """
         return {}

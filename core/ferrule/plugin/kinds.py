@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
-CONTRACT = 2  # version of `ferrule.interfaces` that this Ferrule implements
-READABLE = frozenset({1, 2})  # versions whose plugins it can use
+CONTRACT = 1  # version of `ferrule.interfaces` that this Ferrule implements
+READABLE = frozenset({1})  # versions whose plugins it can use
 
 _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
@@ -227,12 +227,11 @@ KINDS = _table(
     ),
     Kind(
         "router",
-        _I + "http:Router",
+        _I + "router:Router",
         ("--routers",),
         "--routers; the built-in ones are on",
         automatic=Automatic.BUILTIN,
         used_in=Component.HTTP,
-        earlier={1: Earlier(_I + "router:Router", "ferrule.api.earlier:adapt")},
         unnamed="on by default",
     ),
     Kind(

@@ -61,7 +61,7 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
     Hooks may leave out parameters; what tells them checks that.
     """
     made_with, options = KINDS[ref.kind].made_with, []
-    if (declared := declared_options(found, ref.contract)) is not None:
+    if (declared := declared_options(found)) is not None:
         try:
             describe_options(declared)
         except Exception as error:  # the types of its fields are the plugin's

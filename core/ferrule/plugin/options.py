@@ -14,7 +14,6 @@ import msgspec
 
 from ferrule.errors import nearest
 
-SINCE = 2  # the contract whose plugins may have options
 _TYPES = {"integer": "a whole number", "number": "a number", "string": "a text", "boolean": "true or false"}
 _BOUNDS = {
     "minimum": ">=",
@@ -42,9 +41,9 @@ class PluginOption(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.doc} {expects}. {default}".strip()
 
 
-def declared_options(plugin: Any, contract: int = SINCE) -> Any:
-    """The class `Options` of a plugin's class; None for a plugin that takes none, as one of an earlier contract."""
-    return getattr(plugin, "Options", None) if contract >= SINCE else None
+def declared_options(plugin: Any) -> Any:
+    """Return the class `Options` of a plugin's class; None for a plugin that takes no options."""
+    return getattr(plugin, "Options", None)
 
 
 def describe_options(declared: Any) -> tuple[PluginOption, ...]:

@@ -11,7 +11,7 @@ from typing import Any
 from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
 from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
-from ferrule.plugin.options import SINCE, PluginOption, declared_options, describe_options, read_options
+from ferrule.plugin.options import PluginOption, declared_options, describe_options, read_options
 from ferrule.plugin.refs import Origin, PluginRef, Shadow
 from ferrule.plugin.scan import scan
 from ferrule.plugin.select import Selection, State, Verdict
@@ -63,7 +63,7 @@ class Plugins:
     def _options(self, kind: str, name: str, plugin: Any) -> Any:
         """An instance of the plugin's `Options`; None for a plugin that takes none."""
         values = self.options.get(f"{kind}:{name}", {})
-        declared = declared_options(plugin, self._contract(kind, name))
+        declared = declared_options(plugin)
         where = f"--plugin-config {self.title(kind, name)}"
         if declared is None:
             if f"{kind}:{name}" in self.options:
@@ -77,13 +77,8 @@ class Plugins:
 
     def options_of(self, kind: str, name: str) -> tuple[PluginOption, ...]:
         """The options that one plugin takes. It is imported. Raises PluginError: see `load`."""
-        declared = declared_options(self.load(kind, name), self._contract(kind, name))
+        declared = declared_options(self.load(kind, name))
         return () if declared is None else describe_options(declared)
-
-    def _contract(self, kind: str, name: str) -> int:
-        """The contract that the plugin was written for."""
-        refs = (ref for ref in self.offers(kind, name) if self.verdict(ref).state is State.AVAILABLE)
-        return next((ref.contract for ref in refs), SINCE)
 
     def is_builtin(self, kind: str, name: str) -> bool:
         """Whether the name can stand for a plugin that comes with the server."""

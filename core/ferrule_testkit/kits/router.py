@@ -13,15 +13,13 @@ from fastapi import APIRouter
 
 from ferrule.api.app import build_app
 from ferrule.api.auth import PUBLIC
-from ferrule.api.earlier import adapt
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import application, entries_of
 from ferrule.config import Config, FrontendConfig
 from ferrule.env import Environment
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
-from ferrule.interfaces.http import Access, RouterContext
-from ferrule.interfaces.router import Router as EarlierRouter
+from ferrule.interfaces.router import Access, RouterContext
 from ferrule.interfaces.service import Generate, Output
 from ferrule.plugin import Plugins
 from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
@@ -238,8 +236,7 @@ class RouterKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def site(self, ready: bool = True, **frontend: Any) -> Site:
-        plugin = adapt(self.plugin) if issubclass(self.plugin, EarlierRouter) else self.plugin
-        return Site(plugin, ready, {**self.frontend, **frontend})
+        return Site(self.plugin, ready, {**self.frontend, **frontend})
 
     def _routes(self, body: bool = False) -> Sequence[Entry]:
         routes = self.site().routes

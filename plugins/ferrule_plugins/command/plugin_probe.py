@@ -59,7 +59,7 @@ def main() -> None:
     error: str | None = None
     options: tuple[PluginOption, ...] = ()
     try:
-        declared = declared_options(load_ref(task.ref), task.ref.contract)
+        declared = declared_options(load_ref(task.ref))
         options = describe_options(declared) if declared is not None else ()
     except PluginError as broken:
         error = broken.message

@@ -15,7 +15,7 @@ from ferrule import __version__, env
 from ferrule.config import Config
 from ferrule.config.parse import config_schema
 from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
-from ferrule.interfaces.http import Access, Router, RouterContext, needs
+from ferrule.interfaces.router import Access, Router, RouterContext, needs
 from ferrule.plugin import Plugins
 from ferrule.schema import Body, Number
 

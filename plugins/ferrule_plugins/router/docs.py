@@ -13,7 +13,7 @@ from fastapi.openapi.docs import get_redoc_html, get_swagger_ui_html
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 
 from ferrule.errors import NotFoundError
-from ferrule.interfaces.http import Router, RouterContext
+from ferrule.interfaces.router import Router, RouterContext
 
 _ASSETS = {
     "swagger-ui-bundle.js": "text/javascript",

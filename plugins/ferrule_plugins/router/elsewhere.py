@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from fastapi.routing import APIRoute
 
-from ferrule.interfaces.http import Access, RouterContext, access_of
+from ferrule.interfaces.router import Access, RouterContext, access_of
 
 # path → the task that a model must be for
 _TASKS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from pydantic import BaseModel
 
 from ferrule import __version__
 from ferrule.errors import UnavailableError
-from ferrule.interfaces.http import Access, Router, RouterContext, needs
+from ferrule.interfaces.router import Access, Router, RouterContext, needs
 from ferrule_plugins.router.elsewhere import elsewhere
 
 _RETRY = 5  # seconds

@@ -9,7 +9,7 @@ from pydantic import ConfigDict, Discriminator, Tag
 
 from ferrule import log
 from ferrule.errors import RequestError
-from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
+from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.schema import printable
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions

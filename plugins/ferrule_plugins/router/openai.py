@@ -6,7 +6,7 @@ import time
 
 from fastapi import APIRouter
 
-from ferrule.interfaces.http import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
+from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Service
 from ferrule_plugins.router.invocations import Invocation, Invocations
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission

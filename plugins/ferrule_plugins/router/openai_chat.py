@@ -11,8 +11,8 @@ from msgspec.structs import replace
 from ferrule.config import Config
 from ferrule.errors import RequestError, nearest
 from ferrule.frontend.text.messages import chat_prompt
-from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
+from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.service import Generate, Output
 from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import FinishReason, TokenLogprobs

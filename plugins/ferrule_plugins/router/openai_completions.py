@@ -7,8 +7,8 @@ from contextlib import aclosing
 from typing import Any
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.http import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.parsers import Content, Reasoning
+from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs

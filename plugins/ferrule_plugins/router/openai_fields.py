@@ -13,7 +13,7 @@ from ferrule.config import Config
 from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import RequestError, nearest
 from ferrule.frontend.text.messages import ChatMessage, other_keys
-from ferrule.interfaces.http import RouterContext
+from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Service
 from ferrule.schema import check_marks, known_names, printable
 from ferrule.structured_outputs import constraint_of

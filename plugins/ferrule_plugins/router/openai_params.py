@@ -14,7 +14,7 @@ import msgspec
 from ferrule import __version__, log
 from ferrule.config import Config
 from ferrule.errors import RequestError
-from ferrule.interfaces.http import RequestInfo, RouterContext
+from ferrule.interfaces.router import RequestInfo, RouterContext
 from ferrule.interfaces.service import Generate, Output, Service, Usage
 from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
 from ferrule.schema import REQUEST_ID

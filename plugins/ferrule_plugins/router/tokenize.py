@@ -10,7 +10,7 @@ from pydantic import BaseModel, Field
 from ferrule.errors import RequestError
 from ferrule.frontend.text.messages import Conversation, TemplateFields, chat_prompt
 from ferrule.frontend.text.render import choose_templates
-from ferrule.interfaces.http import JSON, CurrentRequest, Router, RouterContext
+from ferrule.interfaces.router import JSON, CurrentRequest, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.schema import Body, Text, TokenIds

@@ -59,7 +59,7 @@ def test_a_broken_one_that_is_chosen_stops_the_start_with_one_block(tmp_path: Pa
 NOISY = """
 from fastapi import APIRouter
 
-from ferrule.interfaces.http import Router
+from ferrule.interfaces.router import Router
 from ferrule.interfaces.sampler import LogitsProcessor
 from ferrule.interfaces.stats import StatLogger
 
@@ -102,9 +102,9 @@ def test_faults_while_it_runs_name_plugin_and_distribution(tiny_llama: Path, tmp
     site = tmp_path / "site"
     site.mkdir()
     groups = {
-        "ferrule.v2.router": {"noisy": "noisy_parts:Routes"},
-        "ferrule.v2.stat_logger": {"noisy": "noisy_parts:Figures"},
-        "ferrule.v2.logits_processor": {"noisy": "noisy_parts:Words"},
+        "ferrule.v1.router": {"noisy": "noisy_parts:Routes"},
+        "ferrule.v1.stat_logger": {"noisy": "noisy_parts:Figures"},
+        "ferrule.v1.logits_processor": {"noisy": "noisy_parts:Words"},
     }
     install(Distribution(name="noisy-parts", version="1.4", entry_points=groups, files={"noisy_parts.py": NOISY}), site)
     args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]

@@ -104,7 +104,7 @@ def test_a_template_is_small_and_uses_public_names_only(kind: str) -> None:
     lines = code_lines(Module(str(code), code.read_text()))
     assert 3 < lines <= MOST_LINES
     assert list(private_imports(TEMPLATES / kind / "src")) == []
-    assert f'[project.entry-points."ferrule.v2.{kind}"]' in (TEMPLATES / kind / "pyproject.toml").read_text()
+    assert f'[project.entry-points."ferrule.v1.{kind}"]' in (TEMPLATES / kind / "pyproject.toml").read_text()
 
 
 def test_every_kind_has_a_template_and_no_other() -> None:

@@ -14,7 +14,7 @@ from ferrule.api.routes import entries_of
 from ferrule.config import Config, FrontendConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
-from ferrule.interfaces.http import Access, RouterContext
+from ferrule.interfaces.router import Access, RouterContext
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
 from tools import ROOT

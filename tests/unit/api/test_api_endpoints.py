@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig
-from ferrule.interfaces.http import JSON, Access, CurrentRequest, Router, RouterContext, needs
+from ferrule.interfaces.router import JSON, Access, CurrentRequest, Router, RouterContext, needs
 from ferrule.plugin import Plugins, discover
 from ferrule.schema import Body, Count
 from ferrule_testkit.service import ScriptedService

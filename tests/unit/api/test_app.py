@@ -27,7 +27,7 @@ from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, OverloadedError, PluginError, RequestError, StartupError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest, Hooks
-from ferrule.interfaces.http import Access, CurrentRequest, EventStream, Router, RouterContext, needs
+from ferrule.interfaces.router import Access, CurrentRequest, EventStream, Router, RouterContext, needs
 from ferrule.plugin import Plugins, discover
 from ferrule.schema import Body
 from ferrule_testkit.service import ScriptedService

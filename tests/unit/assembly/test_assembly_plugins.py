@@ -66,7 +66,7 @@ def distribution(kind: str, source: str, name: str) -> Distribution:
     return Distribution(
         name="acme-parts",
         version="3.0",
-        entry_points={f"ferrule.v2.{kind}": {"acme": f"acme_parts:{name}"}},
+        entry_points={f"ferrule.v1.{kind}": {"acme": f"acme_parts:{name}"}},
         files={"acme_parts.py": source},
     )
 

@@ -52,7 +52,7 @@ def _chosen(site: Any, kind: str, constructor: str = "", method: str = "") -> tu
     site.install(
         Distribution(
             name="acme-dist",
-            entry_points={f"ferrule.v2.{kind}": {"acme": "acme_wrong:Wrong"}},
+            entry_points={f"ferrule.v1.{kind}": {"acme": "acme_wrong:Wrong"}},
             files={"acme_wrong.py": source},
         )
     )

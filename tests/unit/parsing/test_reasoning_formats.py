@@ -12,7 +12,7 @@ from ferrule_parsing.harmony import Body, HarmonyReader, Head, Tail
 from ferrule_testkit.kits.count import work
 from tests.shared import grid
 
-PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v2.reasoning_parser") if "." not in entry.name}
+PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v1.reasoning_parser") if "." not in entry.name}
 NAMES = sorted(PARSERS)
 TOOL = {"type": "function", "function": {"name": "f"}}
 CALL = '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"a": 1}<|call|>'

@@ -165,7 +165,7 @@ BUILT_IN = [
 
 @pytest.mark.parametrize(("kind", "name"), BUILT_IN)
 def test_a_stranger_cannot_take_the_name_of_a_built_in(site, kind, name):
-    site.install(policy_dist("evil-dist", name, group=f"ferrule.v2.{kind}"))
+    site.install(policy_dist("evil-dist", name, group=f"ferrule.v1.{kind}"))
     plugins = site.discover()
     assert plugins.find(kind, name).builtin
     assert plugins.is_builtin(kind, name)
@@ -218,7 +218,7 @@ def test_a_plugin_for_a_future_contract_is_listed_and_refused_by_name(site):
     ref = only(plugins, "policy", "newest")
     assert plugins.verdict(ref).state is State.NEWER
     assert "newest" not in plugins.names("policy")
-    reason = f"made for contract v{CONTRACT + 1}; this Ferrule reads v1 and v{CONTRACT}"
+    reason = f"made for contract v{CONTRACT + 1}; this Ferrule reads v{CONTRACT}"
     with pytest.raises(PluginError, match=f"future-dist 1.0: {reason}"):
         plugins.load("policy", "newest")
 

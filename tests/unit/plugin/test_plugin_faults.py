@@ -39,8 +39,8 @@ def acme(site: Any) -> Any:
         name="acme-chips",
         version="2.1",
         entry_points={
-            "ferrule.v2.platform": {"acme": "acme.device:Device"},
-            "ferrule.v2.policy": {"acme": "acme.policy:Policy"},
+            "ferrule.v1.platform": {"acme": "acme.device:Device"},
+            "ferrule.v1.policy": {"acme": "acme.policy:Policy"},
         },
         files={
             "acme/__init__.py": "",

@@ -178,13 +178,6 @@ def test_options_that_are_no_dataclass_are_refused(site: Any) -> None:
         site.discover().load("policy", "mine")
 
 
-def test_a_plugin_of_contract_1_may_call_something_else_options(site: Any) -> None:
-    site.install(distribution("def __init__(self) -> None: ...", contract=1))
-    site.discover().make("policy", "mine")
-    with pytest.raises(ConfigError, match="takes no options"):
-        with_options(site, "--plugin-config", "policy:mine={}").factory("policy", "mine")
-
-
 def test_a_client_cannot_give_options(site: Any) -> None:
     source = (
         "from dataclasses import dataclass\nfrom ferrule.interfaces.sampler import LogitsProcessor\n"
@@ -196,7 +189,7 @@ def test_a_client_cannot_give_options(site: Any) -> None:
     site.install(
         Distribution(
             name="proc-dist",
-            entry_points={"ferrule.v2.logits_processor": {"p": "proc:Mine"}},
+            entry_points={"ferrule.v1.logits_processor": {"p": "proc:Mine"}},
             files={"proc.py": source},
         )
     )

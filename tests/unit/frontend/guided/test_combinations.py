@@ -40,7 +40,7 @@ NAMED = {"type": "function", "function": {"name": "weather"}}
 CHANNELS = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
 ASKED = ("nothing", "schema", "auto", "required", "named")
 THOUGHT = "Is {it} 1?"
-PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v2.reasoning_parser")}
+PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v1.reasoning_parser")}
 
 
 @dataclass(frozen=True)

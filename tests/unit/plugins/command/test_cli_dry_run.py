@@ -233,7 +233,7 @@ def test_a_name_that_no_hub_can_have_is_refused(capsys: pytest.CaptureFixture[st
 def test_a_router_that_cannot_be_served_is_refused(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(
-        "from ferrule.interfaces.http import Router\n"
+        "from ferrule.interfaces.router import Router\n"
         "class Mine(Router):\n    name = 'mine'\n    def router(self, ctx):\n        raise ValueError('no routes')\n"
     )
     assert cli.main(["serve", "--dry-run", "--plugin", f"router={file}", "--routers", "+mine"]) == 1

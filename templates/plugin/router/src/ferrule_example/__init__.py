@@ -8,8 +8,8 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestFailed
-from ferrule.interfaces.http import Router, RouterContext
 from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.router import Router, RouterContext
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText

@@ -16,8 +16,8 @@ from fastapi import APIRouter, Response
 from pydantic import Field
 
 from ferrule.errors import RequestFailed
-from ferrule.interfaces.http import JSON, EventStream, Router, RouterContext, streams
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
+from ferrule.interfaces.router import JSON, EventStream, Router, RouterContext, streams
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText

@@ -42,11 +42,11 @@ class Mine(SchedulingPolicy):
 TAKES = "def __init__(self, options: Options) -> None:\n        self.options = options"
 
 
-def distribution(constructor: str = TAKES, contract: int = 2, name: str = "mine-dist") -> Distribution:
+def distribution(constructor: str = TAKES, name: str = "mine-dist") -> Distribution:
     module = name.replace("-", "_")
     return Distribution(
         name=name,
-        entry_points={f"ferrule.v{contract}.policy": {"mine": f"{module}:Mine"}},
+        entry_points={f"ferrule.v1.policy": {"mine": f"{module}:Mine"}},
         files={f"{module}.py": POLICY.format(constructor=constructor)},
     )
 

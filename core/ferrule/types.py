@@ -224,7 +224,6 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     embeds: Embeds | None = None
     cache_salt: str | None = None
     grammar: CompiledGrammar | None = None
-    transfer: dict[str, Any] | None = None
     targets: Targets = Targets()
     key_name: str = ""  # of the API key that the request came with
 
@@ -232,7 +231,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 # ------------------------------------------------------------------------------------------- the step
 
 
-class Admit(Struct, frozen=True, gc=False):
+class Admit(Struct, frozen=True, kw_only=True, gc=False):
     """A request takes a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
 
     The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything. States of recurrent
@@ -251,7 +250,7 @@ class Admit(Struct, frozen=True, gc=False):
     restore: int = 0
 
 
-class Chunk(Struct, frozen=True, gc=False):
+class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """One row of a step: compute positions [start, start + count) of the request in `slot`.
 
     `samples`: the last position's logits are sampled, and the token becomes position start + count. With depth 2
@@ -272,18 +271,16 @@ class Chunk(Struct, frozen=True, gc=False):
     save: int = 0
 
 
-class StepPlan(Struct, frozen=True, gc=False):
-    """What the runner does in one step: differences only, in the order releases, admits, copies, chunks, their saves.
+class StepPlan(Struct, frozen=True, kw_only=True, gc=False):
+    """What the runner does in one step: differences only, in the order releases, admits, chunks, their saves.
 
-    A request appears at most once in `chunks`. `copies` are (group, source block, target block).
+    A request appears at most once in `chunks`.
     """
 
     step: int
     chunks: tuple[Chunk, ...]
     admits: tuple[Admit, ...] = ()
     releases: tuple[int, ...] = ()  # slots
-    copies: tuple[tuple[int, int, int], ...] = ()
-    transfer: dict[str, Any] | None = None
 
     @property
     def num_tokens(self) -> int:
@@ -299,7 +296,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
     top: tuple[tuple[int, float], ...] = ()  # (token id, logprob), most likely first
 
 
-class RowResult(Struct, frozen=True, gc=False):
+class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
 
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
@@ -335,7 +332,7 @@ class RequestTimes(Struct, frozen=True, gc=False):
     finished: float = 0.0
 
 
-class RequestDelta(Struct, frozen=True, omit_defaults=True, gc=False):
+class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
     `stop_reason` is the stop token's id. `cached` counts prompt tokens that came from the prefix cache and is final

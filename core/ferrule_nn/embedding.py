@@ -63,10 +63,6 @@ class Embedding(nn.Module):
         self._rows = rows
         self.remove_table()
 
-    def read_from(self, matrix: DenseMatrix) -> None:
-        """Read rows from `matrix` from now on: the head's packed form of the same table."""
-        self.read_by(matrix.rows)
-
     def remove_table(self) -> None:
         """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
         empty = self.weight.detach().new_empty(0, self.size)

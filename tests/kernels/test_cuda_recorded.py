@@ -9,7 +9,7 @@ import torch
 
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_kernels import cuda
@@ -59,7 +59,15 @@ def _runner(device: torch.device, recorder: GraphRecorder | None = None) -> Mode
     for parameter in allocated(model).parameters():
         parameter.data.copy_(torch.randn(parameter.shape) * 0.35)
     limits = RunnerLimits(slots=4, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=device)
-    runner = ModelRunner(model, TritonAttention(), Best(None), limits, _transfers(device), recorder)  # type: ignore[arg-type]
+    parts = RunnerParts(
+        model=model,
+        attention=TritonAttention(),
+        sampler=Best(None),  # type: ignore[arg-type]
+        limits=limits,
+        transfers=_transfers(device),
+        recorder=recorder,
+    )
+    runner = ModelRunner(parts)
     runner.init_cache(16)
     return runner
 

@@ -135,13 +135,31 @@ class Request:
     def admit(self, snapshot: int) -> Admit:
         """What the runner must know when this life begins, with the states of `snapshot`."""
         spec = self.spec
-        ids = tuple(self.ids)
-        extra = spec.adapter, spec.embeds, spec.grammar, snapshot
-        return Admit(self.slot, self.id, self.epoch, ids, self.num_prompt, spec.sampling, *extra)
+        return Admit(
+            slot=self.slot,
+            id=self.id,
+            epoch=self.epoch,
+            known_ids=tuple(self.ids),
+            num_prompt=self.num_prompt,
+            sampling=spec.sampling,
+            adapter=spec.adapter,
+            embeds=spec.embeds,
+            grammar=spec.grammar,
+            restore=snapshot,
+        )
 
     def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
         """A row of a step, whose states go to the snapshot `save`."""
-        return Chunk(self.slot, self.id, self.epoch, start, count, samples, (), blocks, save)
+        return Chunk(
+            slot=self.slot,
+            id=self.id,
+            epoch=self.epoch,
+            start=start,
+            count=count,
+            samples=samples,
+            new_blocks=blocks,
+            save=save,
+        )
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """`delta` as the terminal one."""
@@ -151,9 +169,18 @@ class Request:
 
     def view(self, served: float = 0.0) -> RequestView:
         """What a policy sees. `served` is what its key has used: see `RequestView.key_served`."""
-        at, priority, number, key = self.spec.arrival, self.spec.priority, self.num_preemptions, self.spec.key_name
-        counts = self.num_prompt, self.known, self.sent, number
-        return RequestView(self.id, at, self.sequence, priority, *counts, key, served)
+        return RequestView(
+            id=self.id,
+            arrival=self.spec.arrival,
+            sequence=self.sequence,
+            priority=self.spec.priority,
+            num_prompt=self.num_prompt,
+            num_known=self.known,
+            num_computed=self.sent,
+            num_preemptions=self.num_preemptions,
+            key_name=self.spec.key_name,
+            key_served=served,
+        )
 
     def check(self, depth: int) -> None:
         """Raise AssertionError unless the counters are in order and no more than `depth` samples are in flight."""

@@ -46,7 +46,7 @@ class SchedulerLimits:
     cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class RequestView:
     """What a policy may look at."""
 

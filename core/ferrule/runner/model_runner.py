@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import torch
@@ -33,11 +33,17 @@ class Forwarded:
     masks: PendingMasks | None = None  # of the rows that are constrained, when they are there
 
 
-@dataclass(frozen=True)
-class TextSupport:
-    """What of sampling needs the text of tokens: the model's tokenizer, opened when a logits processor asks for it, and
-    the constraints of requests. Without them there are none."""
+@dataclass(frozen=True, kw_only=True)
+class RunnerParts:
+    """Parts that a runner is made of. Without a recorder every step is launched; without grammars there are no
+    constraints. `tokenizer` opens the model's, and is called when a logits processor asks for it."""
 
+    model: Model
+    attention: AttentionBackend
+    sampler: Sampler
+    limits: RunnerLimits
+    transfers: Transfers = field(default_factory=Transfers)
+    recorder: Recorder | None = None
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     grammars: Grammars | None = None
 
@@ -49,23 +55,13 @@ class ModelRunner:
     computes. Not thread-safe: one thread runs all steps.
     """
 
-    def __init__(
-        self,
-        model: Model,
-        attention: AttentionBackend,
-        sampler: Sampler,
-        limits: RunnerLimits,
-        transfers: Transfers | None = None,
-        recorder: Recorder | None = None,
-        text: TextSupport | None = None,
-    ) -> None:
+    def __init__(self, parts: RunnerParts) -> None:
+        model, attention, recorder = parts.model, parts.attention, parts.recorder
         self._model: Model | None = model
         self._attention = attention
-        self._sampler = sampler
-        self._transfers = transfers or Transfers()
-        text = text or TextSupport()
-        self._tokenizer, self._grammars = text.tokenizer, text.grammars
-        self._limits = limits = replace(limits, embed_size=model.embed_size())
+        self._sampler, self._transfers = parts.sampler, parts.transfers
+        self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
+        self._limits = limits = replace(parts.limits, embed_size=model.embed_size())
         states = model.state_specs()
         specs = model.cache_specs()
         alike = attention.recordable and all(spec.attended for spec in specs.values())  # steps, for a recorder
@@ -150,7 +146,7 @@ class ModelRunner:
 
     @torch.inference_mode()
     def apply(self, plan: StepPlan) -> None:
-        """Follow the plan's differences: releases, admissions, copies, appended blocks."""
+        """Follow the plan's differences: releases, admissions, appended blocks."""
         self._state.apply(plan)
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
@@ -159,10 +155,6 @@ class ModelRunner:
             places, values = self._stage(written)
             self._state.ids.view(-1).index_copy_(0, places, values)
         self.recurrent.begin(plan.admits, self._stage)
-        for group, source, target in plan.copies:
-            layers = self.cache.groups[group].num_layers
-            for storage in self._storages[:layers]:
-                storage[target].copy_(storage[source])
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the hidden states of the plan's tokens, and write their keys, values and states."""

@@ -15,7 +15,7 @@ from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, Model
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, Embeds, StepPlan, TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
@@ -288,7 +288,9 @@ class Runner:
             device=torch.device("cpu"),
         )
         self._seen = _Seen()
-        self._runner = ModelRunner(model, load("attention", "torch_sdpa")(), self._seen, limits)
+        attention = load("attention", "torch_sdpa")()
+        parts = RunnerParts(model=model, attention=attention, sampler=self._seen, limits=limits)
+        self._runner = ModelRunner(parts)
         self._groups = sum(group.kind != "recurrent" for group in self._runner.cache.groups)
         self._runner.init_cache(1 + _SLOTS * self._groups * (_LENGTH // _BLOCK))
 

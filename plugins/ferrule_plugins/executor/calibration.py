@@ -16,7 +16,7 @@ import torch
 from ferrule.assembly.model import Loaded
 from ferrule.interfaces.model import AttentionOptions, ForwardContext, LayerCache, Model, ScaledCache, StateSpec
 from ferrule.interfaces.sampler import Sampler
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, StepPlan, TokenSampling
 
@@ -69,7 +69,8 @@ class WatchedModel(Model):
 def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_tokens: int) -> tuple[str, ...]:
     """Give the model's layers calculated scales. Returns what the log says. Raises CheckpointError."""
     watched, model = WatchedModel(loaded.model), loaded.model
-    runner = ModelRunner(watched, loaded.attention, sampler, replace(limits, slots=1, cache_type=None))
+    one = replace(limits, slots=1, cache_type=None)
+    runner = ModelRunner(RunnerParts(model=watched, attention=loaded.attention, sampler=sampler, limits=one))
     ids = fixed_tokens(min(_TOKENS, limits.max_model_len, step_tokens), limits.vocab_size, loaded.context.config)
     count, first, blocks = len(ids), 1, []
     for group in runner.cache.paged:

@@ -27,7 +27,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, snapshots_in
 from ferrule.runner.grammars import Grammars
-from ferrule.runner.model_runner import ModelRunner, TextSupport
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, CacheGroup, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule.waiting import waiting
@@ -102,15 +102,17 @@ class Worker:
         backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
         self.grammars = Grammars(backend, tokenizer)
         self._vocab_size = limits.vocab_size
-        self._runner = runner = ModelRunner(
-            loaded.model,
-            loaded.attention,
-            sampler,
-            limits,
-            execution.transfers(),
-            execution.recorder(self.config),
-            TextSupport(tokenizer, self.grammars),
+        parts = RunnerParts(
+            model=loaded.model,
+            attention=loaded.attention,
+            sampler=sampler,
+            limits=limits,
+            transfers=execution.transfers(),
+            recorder=execution.recorder(self.config),
+            tokenizer=tokenizer,
+            grammars=self.grammars,
         )
+        self._runner = runner = ModelRunner(parts)
         self._shortage = Shortage(runner, self.platform.memory())
         tokens = step_tokens(self.config.scheduler, limits.max_model_len)
         self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))

@@ -21,7 +21,7 @@ from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
 from ferrule.plugin import discover
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import (
     Admit,
@@ -74,7 +74,14 @@ def _runner(device: str = "cpu", transfers: Transfers | None = None) -> ModelRun
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.35)
     limits = RunnerLimits(slots=3, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=where)
-    runner = ModelRunner(model, PagedAttention(), Best(None), limits, transfers)  # type: ignore[arg-type]
+    parts = RunnerParts(
+        model=model,
+        attention=PagedAttention(),
+        sampler=Best(None),  # type: ignore[arg-type]
+        limits=limits,
+        transfers=transfers or Transfers(),
+    )
+    runner = ModelRunner(parts)
     runner.init_cache(30)
     return runner
 
@@ -97,7 +104,7 @@ def _story() -> Iterator[StepPlan]:
     yield StepPlan(1, (Chunk(0, "a", 0, 3, 2, True), Chunk(1, "b", 0, 2, 1, True), Chunk(2, "c", 0, 3, 1, True)))
     yield StepPlan(2, (Chunk(2, "c", 0, 4, 1, True, (), ((5,),)), Chunk(0, "a", 0, 5, 1, True)))
     again = Admit(1, "d", 1, (8, 8, 8), 3, asking)
-    yield StepPlan(3, (Chunk(1, "d", 1, 0, 4, True, (6,), ((3,),)),), (again,), (1,), copies=((0, 1, 9),))
+    yield StepPlan(3, (Chunk(1, "d", 1, 0, 4, True, (6,), ((3,),)),), (again,), (1,))
     yield StepPlan(4, (), releases=(0, 1, 2))
 
 

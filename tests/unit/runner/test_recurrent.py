@@ -12,7 +12,7 @@ from ferrule.engine.cache import KVCacheManager, footprint
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.model import ForwardContext, LayerCache, Model, StateSpec
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, CacheGroup, Chunk, EngineRequest, StepPlan, TokenSampling
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
@@ -200,12 +200,9 @@ class Adder(Model):
 @pytest.fixture
 def runner():
     cpu = torch.device("cpu")
-    made = ModelRunner(
-        Adder(),
-        TorchSDPA(),
-        DefaultSampler(None),
-        RunnerLimits(slots=3, max_model_len=32, vocab_size=VOCAB, dtype=torch.float32, device=cpu),
-    )
+    limits = RunnerLimits(slots=3, max_model_len=32, vocab_size=VOCAB, dtype=torch.float32, device=cpu)
+    parts = RunnerParts(model=Adder(), attention=TorchSDPA(), sampler=DefaultSampler(None), limits=limits)
+    made = ModelRunner(parts)
     made.init_cache(2)
     return made
 

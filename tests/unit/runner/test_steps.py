@@ -15,7 +15,7 @@ from ferrule.assembly.model import pack
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.sampler import SampleBatch, Sampled
 from ferrule.plugin import Plugins
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
@@ -70,7 +70,8 @@ def _model(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32,
 def _runner(model: Llama, slots: int = 4) -> ModelRunner:
     dtype = model.embed_tokens.weight.dtype
     limits = RunnerLimits(slots=slots, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=dtype, device=torch.device("cpu"))
-    runner = ModelRunner(model, CpuAttention(), DefaultSampler(NoPlugins()), limits)
+    sampler = DefaultSampler(NoPlugins())
+    runner = ModelRunner(RunnerParts(model=model, attention=CpuAttention(), sampler=sampler, limits=limits))
     runner.init_cache(BLOCKS)
     return runner
 
@@ -348,17 +349,6 @@ def test_admission_in_the_step_that_releases_the_slot(runner: ModelRunner, refer
     runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 9, True, (), ((1, 2, 3),)),), (first,)))
     plan = StepPlan(1, (Chunk(0, "b", 0, 0, 4, True, (), ((3,),)),), (second,), releases=(0,))
     assert list(runner.execute(plan).rows[0].token_ids) == _expected(reference, _prompt(4), 1)
-
-
-def test_copied_blocks_hold_the_same(runner: ModelRunner, reference: LlamaForCausalLM) -> None:
-    prompt = _prompt(6)
-    runner.execute(
-        StepPlan(0, (Chunk(0, "a", 0, 0, 6, True, (), ((1, 2),)),), (Admit(0, "a", 0, prompt, 6, _greedy()),))
-    )
-    admit = Admit(1, "b", 0, prompt, 6, _greedy())
-    chunk = Chunk(1, "b", 0, 5, 1, True, (), ((1, 9),))  # shares block 1, and has a copy of block 2
-    result = runner.execute(StepPlan(1, (chunk,), (admit,), copies=((0, 2, 9),)))
-    assert list(result.rows[0].token_ids) == _expected(reference, prompt, 1)
 
 
 def test_ids_that_the_host_appends_are_used(runner: ModelRunner, reference: LlamaForCausalLM) -> None:

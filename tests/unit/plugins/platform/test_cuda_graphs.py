@@ -14,7 +14,7 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import StepInput
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.runner.model_runner import ModelRunner
+from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
@@ -67,7 +67,14 @@ def _runner(recorder: GraphRecorder | None = None, attention: Any = None, **chan
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.35)
     limits = RunnerLimits(slots=4, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=CPU)
-    runner = ModelRunner(model, attention or PagedAttention(), Best(None), limits, None, recorder)  # type: ignore[arg-type]
+    parts = RunnerParts(
+        model=model,
+        attention=attention or PagedAttention(),
+        sampler=Best(None),  # type: ignore[arg-type]
+        limits=limits,
+        recorder=recorder,
+    )
+    runner = ModelRunner(parts)
     runner.init_cache(60)
     return runner
 

@@ -11,7 +11,6 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import allocates_late, parameter
 

@@ -300,8 +300,14 @@ class FakeDevice:
                 logprobs = (self.model.logprob(token, cell),)
         self._bury(state, end)
         if state.id in self.failing:
-            return RowResult(state.id, state.epoch, error="injected")
-        return RowResult(state.id, state.epoch, token_ids, logprobs, tuple(prompt_logprobs))
+            return RowResult(id=state.id, epoch=state.epoch, error="injected")
+        return RowResult(
+            id=state.id,
+            epoch=state.epoch,
+            token_ids=token_ids,
+            logprobs=logprobs,
+            prompt_logprobs=tuple(prompt_logprobs),
+        )
 
     def _bury(self, state: SlotState, computed: int) -> None:
         for g, group in enumerate(self.model.groups):

@@ -123,7 +123,9 @@ class _Run:
             self._live[request.id] = _Sent(client, number, at)
 
     def _credit(self, plan: StepPlan) -> None:
-        rows = [RowResult(chunk.id, chunk.epoch, (7,) if chunk.samples else ()) for chunk in plan.chunks]
+        rows = [
+            RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.samples else ()) for chunk in plan.chunks
+        ]
         now = self._clock.now
         for delta in self._scheduler.commit(plan, StepResult(plan.step, tuple(rows)), now):
             if delta.error is not None:

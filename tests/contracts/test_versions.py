@@ -108,7 +108,16 @@ def dist(name: str, version: int, source: str, entry: str = "mine") -> Distribut
 
 
 def view(sequence: int) -> RequestView:
-    return RequestView(f"r{sequence}", 0.0, sequence, 0, 5, 5, 0, 0)
+    return RequestView(
+        id=f"r{sequence}",
+        arrival=0.0,
+        sequence=sequence,
+        priority=0,
+        num_prompt=5,
+        num_known=5,
+        num_computed=0,
+        num_preemptions=0,
+    )
 
 
 def ranked(plugins: Plugins, name: str) -> list[int]:

@@ -74,16 +74,30 @@ def _runner(device: torch.device, recorder: GraphRecorder | None = None) -> Mode
 
 def _run(runner: ModelRunner, rows: int, steps: int = 4) -> list[list[RowResult]]:
     prompts = [tuple(range(3 + n, 8 + 6 * n)) for n in range(rows)]
-    admits = tuple(Admit(n, str(n), 0, ids, len(ids), ASKING) for n, ids in enumerate(prompts))
-    chunks = tuple(
-        Chunk(n, str(n), 0, 0, len(ids), True, (), (tuple(range(1 + 3 * n, 4 + 3 * n)),))
+    admits = tuple(
+        Admit(slot=n, id=str(n), epoch=0, known_ids=ids, num_prompt=len(ids), sampling=ASKING)
         for n, ids in enumerate(prompts)
     )
-    results = [list(runner.execute(StepPlan(0, chunks, admits)).rows)]
+    chunks = tuple(
+        Chunk(
+            slot=n,
+            id=str(n),
+            epoch=0,
+            start=0,
+            count=len(ids),
+            samples=True,
+            new_blocks=(tuple(range(1 + 3 * n, 4 + 3 * n)),),
+        )
+        for n, ids in enumerate(prompts)
+    )
+    results = [list(runner.execute(StepPlan(step=0, chunks=chunks, admits=admits)).rows)]
     for step in range(1, steps):
-        chunks = tuple(Chunk(n, str(n), 0, len(prompts[n]) + step - 1, 1, True) for n in range(rows))
-        results.append(list(runner.execute(StepPlan(step, chunks)).rows))
-    runner.execute(StepPlan(steps, (), releases=tuple(range(rows))))
+        chunks = tuple(
+            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, samples=True)
+            for n in range(rows)
+        )
+        results.append(list(runner.execute(StepPlan(step=step, chunks=chunks)).rows))
+    runner.execute(StepPlan(step=steps, chunks=(), releases=tuple(range(rows))))
     runner.check()
     return results
 

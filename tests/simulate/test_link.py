@@ -185,7 +185,7 @@ class World:
         try:
             deltas = await asyncio.wait_for(task, 0.01)
         except EngineDead:
-            deltas = [*self.heard[request.id], RequestDelta(request.id, finish=FinishReason.ERROR)]
+            deltas = [*self.heard[request.id], RequestDelta(id=request.id, finish=FinishReason.ERROR)]
         said = [token for delta in deltas for token in delta.token_ids]
         finish = deltas[-1].finish
         if request.id not in self.cancelled:

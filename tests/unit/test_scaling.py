@@ -64,7 +64,9 @@ def request(number: int, prompt: int = 8, max_tokens: int = 5000) -> EngineReque
 def step(scheduler: DefaultScheduler) -> StepPlan:
     plan = scheduler.schedule(0.0)
     assert plan is not None
-    rows = tuple(RowResult(chunk.id, chunk.epoch, (7,) if chunk.samples else ()) for chunk in plan.chunks)
+    rows = tuple(
+        RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.samples else ()) for chunk in plan.chunks
+    )
     scheduler.commit(plan, StepResult(plan.step, rows), 0.0)
     return plan
 

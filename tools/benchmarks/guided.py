@@ -167,8 +167,13 @@ def memory(backend: GrammarBackend, name: str, count: int) -> None:
         grammars.prepare(compiled).result()
         ids = tokenize(text, backend.vocabulary)
         sampling = TokenSampling(seed=0, max_tokens=1)
-        grammars.apply((0,), [Admit(0, "r", 1, tuple(ids), 0, sampling, grammar=compiled)])
-        masks = grammars.masks([Chunk(0, "r", 1, 0, 1, True)], backend.vocabulary.words)
+        grammars.apply(
+            (0,),
+            [Admit(slot=0, id="r", epoch=1, known_ids=tuple(ids), num_prompt=0, sampling=sampling, grammar=compiled)],
+        )
+        masks = grammars.masks(
+            [Chunk(slot=0, id="r", epoch=1, start=0, count=1, samples=True)], backend.vocabulary.words
+        )
         if masks is None or masks.result().errors:
             raise RuntimeError("the backend refuses a value that fits the schema")
         if number % max(1, count // 10) == 0:

@@ -43,15 +43,30 @@ class Bench:
 
     def run(self, chunks: list[Chunk], admits: list[Admit]) -> None:
         self.step += 1
-        self.executor.submit(StepPlan(self.step, tuple(chunks), tuple(admits))).result()
+        self.executor.submit(StepPlan(step=self.step, chunks=tuple(chunks), admits=tuple(admits))).result()
 
     def start(self, rows: int, context: int, spare: int) -> float:
         """Prefill all rows, one per step; seconds for the last."""
         prompt = tuple(range(3, 3 + context)) if self.info.vocab_size > context + 3 else (3,) * context
         took = 0.0
         for row in range(rows):
-            admit = Admit(row, str(row), 0, prompt, context, replace_seed(self.sampling, row))
-            chunk = Chunk(row, str(row), 0, 0, context, True, (), self.blocks(row, context + spare))
+            admit = Admit(
+                slot=row,
+                id=str(row),
+                epoch=0,
+                known_ids=prompt,
+                num_prompt=context,
+                sampling=replace_seed(self.sampling, row),
+            )
+            chunk = Chunk(
+                slot=row,
+                id=str(row),
+                epoch=0,
+                start=0,
+                count=context,
+                samples=True,
+                new_blocks=self.blocks(row, context + spare),
+            )
             took = timed(lambda chunk=chunk, admit=admit: self.run([chunk], [admit]))  # type: ignore[misc]
         return took
 
@@ -59,7 +74,9 @@ class Bench:
         """Median seconds of a decode step."""
         times = []
         for n in range(steps):
-            chunks = [Chunk(row, str(row), 0, context + n, 1, True) for row in range(rows)]
+            chunks = [
+                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, samples=True) for row in range(rows)
+            ]
             times.append(timed(lambda chunks=chunks: self.run(chunks, [])))  # type: ignore[misc]
         return sorted(times)[len(times) // 2]
 
@@ -70,18 +87,32 @@ class Bench:
         """
         times, steps = [], max(1, min(8, spare, (context + spare - 1) // beside))
         prompt = (3,) * (beside * steps + 1)
-        admits = [Admit(rows, "prompt", 0, prompt, len(prompt), self.sampling)]
+        admits = [
+            Admit(slot=rows, id="prompt", epoch=0, known_ids=prompt, num_prompt=len(prompt), sampling=self.sampling)
+        ]
         for n in range(steps):
             blocks = () if n else self.blocks(rows, context + spare)
-            chunks = [Chunk(row, str(row), 0, context + n, 1, True) for row in range(rows)]
-            chunks.append(Chunk(rows, "prompt", 0, n * beside, beside, False, (), blocks))
+            chunks = [
+                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, samples=True) for row in range(rows)
+            ]
+            chunks.append(
+                Chunk(
+                    slot=rows,
+                    id="prompt",
+                    epoch=0,
+                    start=n * beside,
+                    count=beside,
+                    samples=False,
+                    new_blocks=blocks,
+                )
+            )
             times.append(timed(lambda c=chunks, a=[] if n else admits: self.run(c, a)))  # type: ignore[misc]
         self.release(range(rows, rows + 1))
         return sorted(times)[len(times) // 2]
 
     def release(self, rows: range) -> None:
         self.step += 1
-        self.executor.submit(StepPlan(self.step, (), releases=tuple(rows))).result()
+        self.executor.submit(StepPlan(step=self.step, chunks=(), releases=tuple(rows))).result()
 
 
 def replace_seed(sampling: TokenSampling, seed: int) -> TokenSampling:

@@ -179,7 +179,7 @@ class Tap(DemuxClient):
             last = count + 1 == one.sampling.max_tokens
             ids = ((one.sampling.seed + count * 7919) % 2000 + 5,)
             finish, times = (FinishReason.LENGTH, RequestTimes()) if last else (None, None)
-            deltas.append(RequestDelta(id, ids, finish=finish, times=times))
+            deltas.append(RequestDelta(id=id, token_ids=ids, finish=finish, times=times))
             self._open[id] = (one, count + 1)
             if last:
                 del self._open[id]

@@ -142,7 +142,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
         """The last delta, in place of the engine's."""
-        self.push(RequestDelta(self._id, finish=reason, error=error))
+        self.push(RequestDelta(id=self._id, finish=reason, error=error))
 
     def fail(self, error: EngineDead) -> None:
         self._error = error

@@ -229,7 +229,7 @@ class EngineLoop:
     ) -> None:
         """The last word on a request that the scheduler does not know."""
         times = RequestTimes(arrival=request.arrival, finished=self._clock())
-        self._deliver([RequestDelta(request.id, finish=finish, error=error, times=times, invalid=invalid)])
+        self._deliver([RequestDelta(id=request.id, finish=finish, error=error, times=times, invalid=invalid)])
 
     def _deliver(self, deltas: list[RequestDelta]) -> None:
         for delta in deltas:

@@ -113,7 +113,7 @@ class DefaultScheduler(Scheduler):
 
     def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
         found = [self._requests[id] for id in dict.fromkeys(ids) if id in self._requests]
-        return [self._end(request, RequestDelta(request.id), reason, now) for request in found]
+        return [self._end(request, RequestDelta(id=request.id), reason, now) for request in found]
 
     def pause(self, id: str, paused: bool, now: float) -> None:
         if not paused:
@@ -138,7 +138,12 @@ class DefaultScheduler(Scheduler):
         if not draft.chunks:
             return None
         self._step += 1
-        plan = StepPlan(self._step, tuple(draft.chunks.values()), tuple(draft.admits), self._slots.take_releases())
+        plan = StepPlan(
+            step=self._step,
+            chunks=tuple(draft.chunks.values()),
+            admits=tuple(draft.admits),
+            releases=self._slots.take_releases(),
+        )
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -271,14 +276,14 @@ class DefaultScheduler(Scheduler):
             error = "the runner did not return the token that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
-            delta = RequestDelta(request.id, error=error, invalid=row.invalid)
+            delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         self.waiting.shares.charge(request)
         self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
-            return RequestDelta(request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
+            return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
@@ -286,7 +291,14 @@ class DefaultScheduler(Scheduler):
         count, finish, stop = request.append(row.token_ids)
         self.counters.generation_tokens += count
         tokens, logprobs = row.token_ids[:count], row.logprobs[:count]
-        delta = RequestDelta(request.id, tokens, logprobs, prompt_logprobs, None, stop, request.cached)
+        delta = RequestDelta(
+            id=request.id,
+            token_ids=tokens,
+            logprobs=logprobs,
+            prompt_logprobs=prompt_logprobs,
+            stop_reason=stop,
+            cached=request.cached,
+        )
         return delta if finish is None else self._end(request, delta, finish, now)
 
     def _end(self, request: Request, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:

@@ -94,9 +94,13 @@ class Outcome(Step):
             if error is None and answers is None:
                 error = _NOT_FINITE
             if error is not None:
-                rows.append(RowResult(chunk.id, chunk.epoch, error=error, invalid=invalid))
+                rows.append(RowResult(id=chunk.id, epoch=chunk.epoch, error=error, invalid=invalid))
                 continue
             ids = () if place is None else (told[0][place],)
             extra = (described[place],) if place in described else ()
-            rows.append(RowResult(chunk.id, chunk.epoch, ids, extra, tuple(answers or ())))
+            rows.append(
+                RowResult(
+                    id=chunk.id, epoch=chunk.epoch, token_ids=ids, logprobs=extra, prompt_logprobs=tuple(answers or ())
+                )
+            )
         return StepResult(self.plan.step, tuple(rows))

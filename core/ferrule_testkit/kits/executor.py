@@ -71,7 +71,9 @@ class ExecutorKit(Kit):
             handle = executor.submit(_impossible())
             self._raises(handle.result, Exception, "a plan without a block has a result")
             self._unhealthy(executor)
-            self._raises(lambda: executor.submit(StepPlan(1, ())).result(), EngineDead, "a plan runs after a fault")
+            self._raises(
+                lambda: executor.submit(StepPlan(step=1, chunks=())).result(), EngineDead, "a plan runs after a fault"
+            )
 
     def test_a_lost_worker_is_told_in_time(self) -> None:
         """When a worker is killed, no result is waited for in vain, and `check_health` raises EngineDead in seconds."""
@@ -99,7 +101,9 @@ class ExecutorKit(Kit):
             executor.submit(_impossible())
             for _ in range(2):
                 self._in_time(executor.shutdown)
-            self._raises(lambda: executor.submit(StepPlan(0, ())).result(), EngineDead, "a plan runs after shutdown")
+            self._raises(
+                lambda: executor.submit(StepPlan(step=0, chunks=())).result(), EngineDead, "a plan runs after shutdown"
+            )
             self._unhealthy(executor)
         deadline = time.monotonic() + self.patience
         while (left := (_children(), threading.active_count())) > before and time.monotonic() < deadline:
@@ -131,7 +135,9 @@ class ExecutorKit(Kit):
         """A plan before `start` raises EngineDead and does not hang."""
         executor: Executor = self.new()
         self._raises(
-            lambda: self._in_time(lambda: executor.submit(StepPlan(0, ()))), EngineDead, "a plan runs unstarted"
+            lambda: self._in_time(lambda: executor.submit(StepPlan(step=0, chunks=()))),
+            EngineDead,
+            "a plan runs unstarted",
         )
 
     def test_administrative_calls(self) -> None:
@@ -139,7 +145,7 @@ class ExecutorKit(Kit):
         with self.running() as executor:
             self._raises(lambda: executor.call("no_such_method"), ValueError, "an unknown method is called")
             executor.check_health()
-            promise(executor.submit(StepPlan(0, ())).result().rows == (), "an empty plan has rows")
+            promise(executor.submit(StepPlan(step=0, chunks=())).result().rows == (), "an empty plan has rows")
 
     # ------------------------------------------------------------------------------------ parts
 
@@ -242,15 +248,28 @@ def _asked(executor: Executor) -> Iterator[None]:
 
 def _story() -> list[StepPlan]:
     """A prompt, then one token after another that only the device has seen."""
-    admit = Admit(0, "a", 0, _PROMPT, len(_PROMPT), _GREEDY)
-    plans = [StepPlan(0, (Chunk(0, "a", 0, 0, len(_PROMPT), True, (), ((3, 4),)),), (admit,))]
-    plans += [StepPlan(n, (Chunk(0, "a", 0, len(_PROMPT) + n - 1, 1, True),)) for n in range(1, 6)]
-    return [*plans, StepPlan(6, (), releases=(0,))]
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=_PROMPT, num_prompt=len(_PROMPT), sampling=_GREEDY)
+    plans = [
+        StepPlan(
+            step=0,
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=len(_PROMPT), samples=True, new_blocks=((3, 4),)),),
+            admits=(admit,),
+        )
+    ]
+    plans += [
+        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=len(_PROMPT) + n - 1, count=1, samples=True),))
+        for n in range(1, 6)
+    ]
+    return [*plans, StepPlan(step=6, chunks=(), releases=(0,))]
 
 
 def _impossible() -> StepPlan:
     """A request without a block for its token."""
-    return StepPlan(0, (Chunk(0, "a", 0, 0, 1, True, (), ((),)),), (Admit(0, "a", 0, (1,), 1, _GREEDY),))
+    return StepPlan(
+        step=0,
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=1, samples=True, new_blocks=((),)),),
+        admits=(Admit(slot=0, id="a", epoch=0, known_ids=(1,), num_prompt=1, sampling=_GREEDY),),
+    )
 
 
 def _children() -> set[int]:

@@ -305,7 +305,16 @@ class Runner:
         found: list[list[torch.Tensor]] = [[] for _ in prompts]
         greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
         admits = tuple(
-            Admit(n, f"r{n}", 0, tuple(ids), len(ids), greedy, None, given.get(n)) for n, ids in enumerate(prompts)
+            Admit(
+                slot=n,
+                id=f"r{n}",
+                epoch=0,
+                known_ids=tuple(ids),
+                num_prompt=len(ids),
+                sampling=greedy,
+                embeds=given.get(n),
+            )
+            for n, ids in enumerate(prompts)
         )
         for step in range(max(map(len, cuts))):
             chunks = []
@@ -313,11 +322,21 @@ class Runner:
                 if step < len(cut):
                     blocks = self._blocks(slot) if not step else ()
                     start = sum(cut[:step])
-                    chunks.append(Chunk(slot, f"r{slot}", 0, start, cut[step], True, (), blocks))
-            self._runner.execute(StepPlan(step, tuple(chunks), () if step else admits))
+                    chunks.append(
+                        Chunk(
+                            slot=slot,
+                            id=f"r{slot}",
+                            epoch=0,
+                            start=start,
+                            count=cut[step],
+                            samples=True,
+                            new_blocks=blocks,
+                        )
+                    )
+            self._runner.execute(StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits))
             for chunk, logits in zip(chunks, self._seen.logits, strict=True):
                 found[chunk.slot].append(logits)
-        self._runner.execute(StepPlan(99, (), releases=tuple(range(len(prompts)))))
+        self._runner.execute(StepPlan(step=99, chunks=(), releases=tuple(range(len(prompts)))))
         self._runner.check()
         return found
 

@@ -78,8 +78,31 @@ def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_token
         blocks.append(tuple(range(first, first + needed)))
         first += needed
     runner.init_cache(first)
-    admit = Admit(0, "calibration", 0, ids, count, TokenSampling(seed=0, max_tokens=1, temperature=0.0))
-    runner.execute(StepPlan(0, (Chunk(0, "calibration", 0, 0, count, False, (), tuple(blocks)),), (admit,)))
+    admit = Admit(
+        slot=0,
+        id="calibration",
+        epoch=0,
+        known_ids=ids,
+        num_prompt=count,
+        sampling=TokenSampling(seed=0, max_tokens=1, temperature=0.0),
+    )
+    runner.execute(
+        StepPlan(
+            step=0,
+            chunks=(
+                Chunk(
+                    slot=0,
+                    id="calibration",
+                    epoch=0,
+                    start=0,
+                    count=count,
+                    samples=False,
+                    new_blocks=tuple(blocks),
+                ),
+            ),
+            admits=(admit,),
+        )
+    )
     runner.release_cache()
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     scaled = {part.name for part in parts if isinstance(part, ScaledCache)}

@@ -318,9 +318,11 @@ def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callab
         chunks, admits = [], []
         for row, count in enumerate(counts):
             blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-            chunks.append(Chunk(row, str(row), 0, 0, count, True, (), blocks))
-            admits.append(Admit(row, str(row), 0, (0,) * count, count, greedy))
-        runner.execute(StepPlan(0, tuple(chunks), tuple(admits)))
+            chunks.append(Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, samples=True, new_blocks=blocks))
+            admits.append(
+                Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, sampling=greedy)
+            )
+        runner.execute(StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits)))
         runner.release_cache()
 
     return step
@@ -330,9 +332,15 @@ def _fails(execute: Callable[[StepPlan], StepResult], groups: Sequence[CacheGrou
     """Whether the model computes no logits behind a prompt of `count` times this token."""
     greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
     blocks = tuple((1 + number,) * -(-count // group.block_size) for number, group in enumerate(groups))
-    admit = Admit(0, "warm-up", 0, (token,) * count, count, greedy)
-    result = execute(StepPlan(0, (Chunk(0, "warm-up", 0, 0, count, True, (), blocks),), (admit,)))
-    execute(StepPlan(0, (), releases=(0,)))
+    admit = Admit(slot=0, id="warm-up", epoch=0, known_ids=(token,) * count, num_prompt=count, sampling=greedy)
+    result = execute(
+        StepPlan(
+            step=0,
+            chunks=(Chunk(slot=0, id="warm-up", epoch=0, start=0, count=count, samples=True, new_blocks=blocks),),
+            admits=(admit,),
+        )
+    )
+    execute(StepPlan(step=0, chunks=(), releases=(0,)))
     return bool(result.rows[0].error)
 
 

@@ -47,7 +47,7 @@ class Shortage:
             kept = _lightest(plan.chunks, 0 if self._runner.recurrent.request_bytes else len(plan.chunks) - left_out)
             _log.error("a step got no memory: requests fail", requests=len(plan.chunks) - len(kept), why=str(found))
             self._memory.trim()
-            found = self._try(StepPlan(plan.step, tuple(kept)))
+            found = self._try(StepPlan(step=plan.step, chunks=tuple(kept)))
         return _Fewer(plan, found, frozenset(chunk.id for chunk in kept))
 
     def _try(self, plan: StepPlan) -> Step | StepTooLarge:
@@ -82,7 +82,7 @@ class _Fewer(Step):
         return StepResult(
             self.plan.step,
             tuple(
-                next(rows) if chunk.id in self.kept else RowResult(chunk.id, chunk.epoch, error=_FAILED)
+                next(rows) if chunk.id in self.kept else RowResult(id=chunk.id, epoch=chunk.epoch, error=_FAILED)
                 for chunk in self.plan.chunks
             ),
         )

@@ -134,7 +134,7 @@ class SimulatedExecutor(Executor):
             known = admit.known_ids[chunk.start + 1 : last]
             prompt = tuple([_logprob(token, sampling.prompt_logprobs) for token in known])
         logprobs = () if sampling.logprobs is None else tuple([_logprob(token, sampling.logprobs) for token in ids])
-        return RowResult(chunk.id, chunk.epoch, ids, logprobs, prompt)
+        return RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=ids, logprobs=logprobs, prompt_logprobs=prompt)
 
     def _token(self, sampling: TokenSampling, position: int) -> int:
         if self._info is None:

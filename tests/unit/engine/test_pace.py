@@ -118,7 +118,9 @@ class Clock:
         plan = self.scheduler.schedule(self.now)
         assert plan is not None
         self.now += self.device.seconds(plan, random.Random(0))
-        rows = tuple(RowResult(each.id, each.epoch, (7,) if each.samples else ()) for each in plan.chunks)
+        rows = tuple(
+            RowResult(id=each.id, epoch=each.epoch, token_ids=(7,) if each.samples else ()) for each in plan.chunks
+        )
         self.scheduler.commit(plan, StepResult(plan.step, rows), self.now)
         return plan
 

@@ -49,7 +49,7 @@ def answer(plan, token=7, **rows):
     return StepResult(
         plan.step,
         tuple(
-            rows.get(chunk.id, RowResult(chunk.id, chunk.epoch, (token,) if chunk.samples else ()))
+            rows.get(chunk.id, RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.samples else ()))
             for chunk in plan.chunks
         ),
     )
@@ -203,7 +203,7 @@ def test_an_error_row_ends_its_request_and_no_other():
     scheduler.add(request("a", 4), 0.0)
     scheduler.add(request("b", 4), 0.0)
     plan = scheduler.schedule(0.0)
-    bad = RowResult("a", plan.chunks[0].epoch, error="not finite")
+    bad = RowResult(id="a", epoch=plan.chunks[0].epoch, error="not finite")
     a, b = scheduler.commit(plan, answer(plan, a=bad), 0.0)
     assert (a.finish, a.error) == (FinishReason.ERROR, "not finite")
     assert (b.finish, b.token_ids) == (None, (7,))
@@ -214,7 +214,7 @@ def test_a_row_without_its_token_is_an_error():
     scheduler = make()
     scheduler.add(request("a", 4), 0.0)
     plan = scheduler.schedule(0.0)
-    (delta,) = scheduler.commit(plan, StepResult(plan.step, (RowResult("a", plan.chunks[0].epoch),)), 0.0)
+    (delta,) = scheduler.commit(plan, StepResult(plan.step, (RowResult(id="a", epoch=plan.chunks[0].epoch),)), 0.0)
     assert delta.finish is FinishReason.ERROR
 
 
@@ -322,7 +322,7 @@ def test_prompt_logprobs_skip_the_cache_but_fill_it():
     scheduler.add(request("b", 9, 2, salt="s", prompt_logprobs=1), 0.0)
     plan = scheduler.schedule(0.0)
     assert plan.chunks[0].start == 0
-    row = RowResult("b", plan.chunks[0].epoch, (7,), (), entries)
+    row = RowResult(id="b", epoch=plan.chunks[0].epoch, token_ids=(7,), logprobs=(), prompt_logprobs=entries)
     assert scheduler.commit(plan, StepResult(plan.step, (row,)), 0.0)[0].prompt_logprobs == entries
 
 

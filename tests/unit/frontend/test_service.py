@@ -456,8 +456,8 @@ async def test_what_is_kept_for_an_answer_is_counted(folder: Path, fields: dict[
     entries = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),) * 10
 
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
-        yield RequestDelta(request.id, (65,), prompt_logprobs=entries)
-        yield RequestDelta(request.id, (65,), finish=FinishReason.LENGTH)
+        yield RequestDelta(id=request.id, token_ids=(65,), prompt_logprobs=entries)
+        yield RequestDelta(id=request.id, token_ids=(65,), finish=FinishReason.LENGTH)
 
     async with serving(folder, FakeEngine(script)) as service:
         stream = await service.generate(replace(ask("x" * 11, prompt_logprobs=20), **fields))

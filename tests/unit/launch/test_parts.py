@@ -91,10 +91,10 @@ async def test_stream_is_submitted_at_once_and_ends_with_its_terminal_delta() ->
     client = Recorder()
     stream = client.generate(request("a"))
     assert client.sent == [Submit(request("a"))]
-    client.deliver(RequestDelta("a", (1,)), RequestDelta("b", (9,)))
-    assert await anext(stream) == RequestDelta("a", (1,))
-    client.deliver(RequestDelta("a", (2,), finish=FinishReason.STOP))
-    client.deliver(RequestDelta("a", (3,)))
+    client.deliver(RequestDelta(id="a", token_ids=(1,)), RequestDelta(id="b", token_ids=(9,)))
+    assert await anext(stream) == RequestDelta(id="a", token_ids=(1,))
+    client.deliver(RequestDelta(id="a", token_ids=(2,), finish=FinishReason.STOP))
+    client.deliver(RequestDelta(id="a", token_ids=(3,)))
     assert [d.token_ids async for d in stream] == [(2,)]
     assert client.stats().steps == 1
     await stream.aclose()
@@ -107,12 +107,31 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
     stream = client.generate(request("a"))
     entries = [TokenLogprobs(token, -0.5, 1) for token in range(5)]
     client.deliver(
-        RequestDelta("a", (), (), (entries[0],)), RequestDelta("a", (1,), (entries[1],), (entries[2],), cached=8)
+        RequestDelta(id="a", token_ids=(), logprobs=(), prompt_logprobs=(entries[0],)),
+        RequestDelta(id="a", token_ids=(1,), logprobs=(entries[1],), prompt_logprobs=(entries[2],), cached=8),
     )
-    client.deliver(RequestDelta("a", (3, 4), tuple(entries[3:]), (), FinishReason.STOP, 4, 8, 2))
+    client.deliver(
+        RequestDelta(
+            id="a",
+            token_ids=(3, 4),
+            logprobs=tuple(entries[3:]),
+            prompt_logprobs=(),
+            finish=FinishReason.STOP,
+            stop_reason=4,
+            cached=8,
+            num_preemptions=2,
+        )
+    )
     logprobs = (entries[1], *entries[3:])
     assert await anext(stream) == RequestDelta(
-        "a", (1, 3, 4), logprobs, (entries[0], entries[2]), FinishReason.STOP, 4, 8, 2
+        id="a",
+        token_ids=(1, 3, 4),
+        logprobs=logprobs,
+        prompt_logprobs=(entries[0], entries[2]),
+        finish=FinishReason.STOP,
+        stop_reason=4,
+        cached=8,
+        num_preemptions=2,
     )
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
@@ -121,17 +140,20 @@ async def test_what_came_since_the_last_look_is_one_delta() -> None:
 async def test_a_patient_reader_gets_the_first_token_and_then_many_at_once() -> None:
     client = Recorder()
     stream = client.generate(request("a"), patient=True)
-    client.deliver(RequestDelta("a", (0,)))
+    client.deliver(RequestDelta(id="a", token_ids=(0,)))
     assert (await anext(stream)).token_ids == (0,)
     reading = asyncio.create_task(anext(stream))
     for token in range(1, 100):
-        client.deliver(RequestDelta("a", (token,)))
+        client.deliver(RequestDelta(id="a", token_ids=(token,)))
         await asyncio.sleep(0)
         if reading.done():
             break
     many = (await reading).token_ids
     assert 20 < len(many) < 40
-    for last in (RequestDelta("a", (7,)), RequestDelta("a", (8,), finish=FinishReason.LENGTH)):
+    for last in (
+        RequestDelta(id="a", token_ids=(7,)),
+        RequestDelta(id="a", token_ids=(8,), finish=FinishReason.LENGTH),
+    ):
         client.deliver(last)
     assert (await anext(stream)).token_ids[-2:] == (7, 8)
     with pytest.raises(StopAsyncIteration):
@@ -141,9 +163,9 @@ async def test_a_patient_reader_gets_the_first_token_and_then_many_at_once() -> 
 async def test_a_patient_reader_is_told_of_an_engine_that_died_behind_what_it_said() -> None:
     client = Recorder()
     stream = client.generate(request("a"), patient=True)
-    client.deliver(RequestDelta("a", (1,)))
+    client.deliver(RequestDelta(id="a", token_ids=(1,)))
     await anext(stream)
-    client.deliver(RequestDelta("a", (2,)))
+    client.deliver(RequestDelta(id="a", token_ids=(2,)))
     client.die("The engine died.")
     assert (await anext(stream)).token_ids == (2,)
     with pytest.raises(EngineDead):
@@ -154,14 +176,14 @@ async def test_a_patient_reader_is_told_of_an_engine_that_died_behind_what_it_sa
 async def test_a_patient_reader_is_woken_where_memory_is_short() -> None:
     client = Recorder()
     stream = client.generate(request("a"), patient=True)
-    client.deliver(RequestDelta("a", (1,)))
+    client.deliver(RequestDelta(id="a", token_ids=(1,)))
     await anext(stream)
     reading = asyncio.create_task(anext(stream))
-    client.deliver(RequestDelta("a", (2,)))
+    client.deliver(RequestDelta(id="a", token_ids=(2,)))
     await asyncio.sleep(0)
     assert not reading.done()
     client.buffers.limit = 1
-    client.deliver(RequestDelta("a", (3,)))
+    client.deliver(RequestDelta(id="a", token_ids=(3,)))
     assert (await reading).token_ids == (2, 3)
 
 
@@ -179,7 +201,7 @@ async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is()
     stream = client.generate(request("a"))
     logprobs = (TokenLogprobs(1, -0.5, 1, ((1, -0.5),) * 20),)
     for token in range(40):
-        client.deliver(RequestDelta("a", (token,), logprobs))
+        client.deliver(RequestDelta(id="a", token_ids=(token,), logprobs=logprobs))
     assert client.sent[1:] == [Pause("a", True)]
     assert 40 * 2400 < client.buffers.used < 40 * 3000
     read: list[int] = []
@@ -193,7 +215,7 @@ async def test_a_request_whose_output_is_not_read_is_paused_until_all_of_it_is()
     more = asyncio.create_task(anext(stream))
     await asyncio.sleep(0)
     assert client.sent[2:] == [Pause("a", False)]
-    client.deliver(RequestDelta("a", (40,), finish=FinishReason.LENGTH))
+    client.deliver(RequestDelta(id="a", token_ids=(40,), finish=FinishReason.LENGTH))
     assert (await more).token_ids == (40,)
 
 
@@ -202,11 +224,11 @@ async def test_when_memory_is_short_any_unread_output_pauses_and_a_dropped_strea
     client = Recorder()
     client.buffers.limit = 700
     stream = client.generate(request("a"))
-    client.deliver(RequestDelta("a", (1,)), RequestDelta("a", (2,)))
+    client.deliver(RequestDelta(id="a", token_ids=(1,)), RequestDelta(id="a", token_ids=(2,)))
     assert client.sent[1:] == []
-    client.deliver(RequestDelta("a", (3,)))
+    client.deliver(RequestDelta(id="a", token_ids=(3,)))
     assert client.sent[1:] == [Pause("a", True)]
-    client.deliver(RequestDelta("a", (), finish=FinishReason.ABORT))
+    client.deliver(RequestDelta(id="a", token_ids=(), finish=FinishReason.ABORT))
     assert client.buffers.used > 700
     del stream
     assert client.buffers.used == 0
@@ -216,7 +238,7 @@ async def test_what_there_is_no_memory_to_read_ends_its_own_request() -> None:
     client = Recorder()
     large, small = client.generate(request("large")), client.generate(request("small"))
     client._dispatch(Unread(("large",)))
-    client.deliver(RequestDelta("small", (1,)))
+    client.deliver(RequestDelta(id="small", token_ids=(1,)))
     assert client.sent[2:] == [Cancel(("large",))]
     ended = await anext(large)
     assert (ended.finish, "memory" in (ended.error or "")) == (FinishReason.ERROR, True)
@@ -226,7 +248,7 @@ async def test_what_there_is_no_memory_to_read_ends_its_own_request() -> None:
 async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:
     client = Recorder()
     stream = client.generate(request("a"))
-    client.deliver(*(RequestDelta("a", (token,)) for token in range(1000)))
+    client.deliver(*(RequestDelta(id="a", token_ids=(token,)) for token in range(1000)))
     assert len((await anext(stream)).token_ids) > 20
     assert len(client.sent) == 1
 
@@ -234,12 +256,12 @@ async def test_a_lag_of_the_event_loop_is_no_reason_to_pause() -> None:
 async def test_closing_early_cancels_once_and_drops_what_comes() -> None:
     client = Recorder()
     stream = client.generate(request("a"))
-    client.deliver(RequestDelta("a", (1,)))
+    client.deliver(RequestDelta(id="a", token_ids=(1,)))
     await anext(stream)
     await stream.aclose()
     await stream.aclose()
     assert client.sent[1:] == [Cancel(("a",))]
-    client.deliver(RequestDelta("a", (2,)))
+    client.deliver(RequestDelta(id="a", token_ids=(2,)))
     with pytest.raises(StopAsyncIteration):
         await anext(stream)
 
@@ -307,8 +329,8 @@ def _received(engine: EngineSocket, kind: type) -> tuple[bytes, Any]:
 
 def _serve_one(engine: EngineSocket) -> None:
     peer, message = _received(engine, Submit)
-    engine.send(peer, Deltas((RequestDelta(message.request.id, (7,)),)))
-    engine.send(peer, Deltas((RequestDelta(message.request.id, (8,), finish=FinishReason.LENGTH),)))
+    engine.send(peer, Deltas((RequestDelta(id=message.request.id, token_ids=(7,)),)))
+    engine.send(peer, Deltas((RequestDelta(id=message.request.id, token_ids=(8,), finish=FinishReason.LENGTH),)))
 
 
 @pytest.mark.advisory("CVE-2024-9052")

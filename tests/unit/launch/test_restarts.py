@@ -105,11 +105,11 @@ async def test_what_was_not_answered_is_submitted_again_and_the_rest_fails() -> 
     begun, waiting = client.generate(request("begun")), client.generate(request("waiting"))
     call = asyncio.create_task(client.call("stats"))
     await asyncio.sleep(0)
-    client.says(RequestDelta("begun", (1,)))
+    client.says(RequestDelta(id="begun", token_ids=(1,)))
     del client.sent[:]
     client.lose("It has died.")
     assert (client.health().state, client.health().detail[:24]) == ("starting", "The engine has stopped a")
-    assert await anext(begun) == RequestDelta("begun", (1,))  # what had come is still read
+    assert await anext(begun) == RequestDelta(id="begun", token_ids=(1,))  # what had come is still read
     with pytest.raises(EngineDead, match="It has died"):
         await anext(begun)
     with pytest.raises(EngineDead):
@@ -118,7 +118,7 @@ async def test_what_was_not_answered_is_submitted_again_and_the_rest_fails() -> 
         await client.call("stats")
     client.comes()
     assert client.sent == [Submit(request("waiting"))]
-    client.says(RequestDelta("waiting", (7, 8), finish=FinishReason.LENGTH))
+    client.says(RequestDelta(id="waiting", token_ids=(7, 8), finish=FinishReason.LENGTH))
     assert [delta.token_ids async for delta in waiting] == [(7, 8)]
 
 
@@ -166,7 +166,7 @@ async def test_what_waits_for_an_engine_that_never_comes_ends() -> None:
 
 async def test_counters_go_on_over_a_restart() -> None:
     client = Recorder()
-    client.says(RequestDelta("x", (1,)), steps=5)
+    client.says(RequestDelta(id="x", token_ids=(1,)), steps=5)
     client.lose("gone")
     assert (client.stats().steps, client.stats().running, client.stats().restarts) == (5, 0, 1)
     client.comes()

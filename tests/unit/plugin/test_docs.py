@@ -25,7 +25,16 @@ ROWS = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.s
 
 
 def view(name: str, num_prompt: int) -> RequestView:
-    return RequestView(name, 0.0, num_prompt, 0, num_prompt, num_prompt, 0, 0)
+    return RequestView(
+        id=name,
+        arrival=0.0,
+        sequence=num_prompt,
+        priority=0,
+        num_prompt=num_prompt,
+        num_known=num_prompt,
+        num_computed=0,
+        num_preemptions=0,
+    )
 
 
 def test_the_example_package_installs_and_loads(site, tmp_path):

@@ -46,7 +46,7 @@ def distribution(constructor: str = TAKES, name: str = "mine-dist") -> Distribut
     module = name.replace("-", "_")
     return Distribution(
         name=name,
-        entry_points={f"ferrule.v1.policy": {"mine": f"{module}:Mine"}},
+        entry_points={"ferrule.v1.policy": {"mine": f"{module}:Mine"}},
         files={f"{module}.py": POLICY.format(constructor=constructor)},
     )
 

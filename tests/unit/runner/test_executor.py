@@ -76,8 +76,14 @@ def running(folder: Path, plugins: Plugins) -> Iterator[UniExecutor]:
 
 
 def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> StepPlan:
-    admits = (Admit(0, "a", 0, prompt, len(prompt), GREEDY),) if prompt else ()
-    return StepPlan(step, (Chunk(0, "a", 0, start, count, True, (), (blocks,)),), admits)
+    admits = (
+        (Admit(slot=0, id="a", epoch=0, known_ids=prompt, num_prompt=len(prompt), sampling=GREEDY),) if prompt else ()
+    )
+    return StepPlan(
+        step=step,
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=start, count=count, samples=True, new_blocks=(blocks,)),),
+        admits=admits,
+    )
 
 
 def _token_bytes(itemsize: int) -> int:
@@ -119,12 +125,12 @@ def test_plans_submitted_ahead_are_answered_in_order(running: UniExecutor) -> No
     out = model.generate(torch.tensor([prompt]), max_new_tokens=6, do_sample=False, eos_token_id=None)
     assert tokens == out[0, 9:].tolist()
     assert all(handle.done() for handle in handles)
-    running.submit(StepPlan(9, (), releases=(0,))).result()
+    running.submit(StepPlan(step=9, chunks=(), releases=(0,))).result()
     running.call("check")
 
 
 def test_an_empty_plan(running: UniExecutor) -> None:
-    assert running.submit(StepPlan(4, ())).result().rows == ()
+    assert running.submit(StepPlan(step=4, chunks=())).result().rows == ()
 
 
 def test_a_failed_step_is_fatal(running: UniExecutor) -> None:
@@ -134,13 +140,13 @@ def test_a_failed_step_is_fatal(running: UniExecutor) -> None:
     with pytest.raises(EngineDead, match="no block"):
         running.check_health()
     with pytest.raises(EngineDead):
-        running.submit(StepPlan(1, ()))
+        running.submit(StepPlan(step=1, chunks=()))
 
 
 def test_plans_behind_a_failed_one_do_not_run(running: UniExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
     held = running._submit(go.wait)
-    bad, behind = running.submit(_plan(0, 0, 1, (), (1,))), running.submit(StepPlan(1, ()))
+    bad, behind = running.submit(_plan(0, 0, 1, (), (1,))), running.submit(StepPlan(step=1, chunks=()))
     go.set()
     assert held.result()
     with pytest.raises(RuntimeError):
@@ -155,9 +161,9 @@ def test_shutdown_twice_and_use_afterwards(folder: Path, plugins: Plugins) -> No
     executor.shutdown()
     assert not executor._thread.is_alive()
     with pytest.raises(EngineDead):
-        executor.submit(StepPlan(0, ()))
+        executor.submit(StepPlan(step=0, chunks=()))
     with pytest.raises(EngineDead):
-        UniExecutor().submit(StepPlan(0, ()))
+        UniExecutor().submit(StepPlan(step=0, chunks=()))
 
 
 def test_unknown_administrative_call(running: UniExecutor) -> None:
@@ -281,7 +287,7 @@ def test_memory_is_given_back_and_restored(running: UniExecutor) -> None:
     for part in ("kv_cache", "weights"):  # in any order
         running.call("restore", (part,))
     assert running.submit(_plan(1, 0, 9, (7,), prompt)).result().rows[0] == before
-    running.submit(StepPlan(2, (), releases=(0,))).result()
+    running.submit(StepPlan(step=2, chunks=(), releases=(0,))).result()
     running.call("check")
     running.call("release", (("weights",), 2))
     with pytest.raises(RuntimeError, match="weights were given back"):
@@ -308,8 +314,20 @@ def test_a_checkpoint_that_is_gone_when_it_wakes(folder: Path, plugins: Plugins,
 
 def _embedded(size: int = 64, tokens: int = 3, **changes: Any) -> StepPlan:
     given = {"tokens": tokens, "size": size, "dtype": "float32", "data": bytes(4 * tokens * size), **changes}
-    admit = Admit(0, "a", 0, (0,) * tokens, tokens, GREEDY, None, Embeds(**given))
-    return StepPlan(0, (Chunk(0, "a", 0, 0, tokens, True, (), ((3,),)),), (admit,))
+    admit = Admit(
+        slot=0,
+        id="a",
+        epoch=0,
+        known_ids=(0,) * tokens,
+        num_prompt=tokens,
+        sampling=GREEDY,
+        embeds=Embeds(**given),
+    )
+    return StepPlan(
+        step=0,
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=tokens, samples=True, new_blocks=((3,),)),),
+        admits=(admit,),
+    )
 
 
 @pytest.mark.parametrize("changes", [{"size": 63}, {"dtype": "int8"}, {"data": b""}, {"data": b"123"}])
@@ -317,7 +335,7 @@ def test_embeddings_that_do_not_fit_end_their_request_alone(running: UniExecutor
     """The gate checks them; should it fail, nobody else is harmed."""
     (row,) = running.submit(_embedded(**changes)).result().rows
     assert row.error == "The prompt's embeddings do not fit the model."
-    running.submit(StepPlan(1, (), releases=(0,))).result()
+    running.submit(StepPlan(step=1, chunks=(), releases=(0,))).result()
     running.call("check")
     assert running.submit(_embedded()).result().rows[0].error is None
 

@@ -192,11 +192,19 @@ def grammar_of(script: str, backend: str = "counting", digest: bytes = b"") -> C
 
 def admit(slot: int, script: str, *generated: int) -> Admit:
     ids = (9, 9, *generated)
-    return Admit(slot, f"r{slot}", 1, ids, 2, TokenSampling(seed=0, max_tokens=9), grammar=grammar_of(script))
+    return Admit(
+        slot=slot,
+        id=f"r{slot}",
+        epoch=1,
+        known_ids=ids,
+        num_prompt=2,
+        sampling=TokenSampling(seed=0, max_tokens=9),
+        grammar=grammar_of(script),
+    )
 
 
 def chunk(slot: int) -> Chunk:
-    return Chunk(slot, f"r{slot}", 1, 0, 1, True)
+    return Chunk(slot=slot, id=f"r{slot}", epoch=1, start=0, count=1, samples=True)
 
 
 class Sampled(Outcome):
@@ -212,7 +220,7 @@ def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, s
     pending = grammars.masks(chunks, 1)
     assert pending is not None
     masks = pending.result()
-    grammars.sampled(list(enumerate(chunks)), Sampled(StepPlan(0, ()), {}))
+    grammars.sampled(list(enumerate(chunks)), Sampled(StepPlan(step=0, chunks=()), {}))
     allowed = {slot: int(np.frombuffer(bits, np.int32)[0]).bit_length() - 1 for slot, bits in masks.bits.items()}
     return allowed, masks.errors
 

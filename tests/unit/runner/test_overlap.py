@@ -91,21 +91,47 @@ def _story() -> Iterator[StepPlan]:
     asking = TokenSampling(seed=0, max_tokens=8, temperature=0.0, logprobs=2, prompt_logprobs=1)
     data = torch.linspace(-1, 1, 3 * 16).numpy().tobytes()
     admits = (
-        Admit(0, "a", 0, (5, 9, 2, 7, 1), 5, asking),
-        Admit(1, "b", 0, (3, 3), 2, GREEDY),
-        Admit(2, "c", 0, (0, 0, 0), 3, GREEDY, None, Embeds(tokens=3, size=16, dtype="float32", data=data)),
+        Admit(slot=0, id="a", epoch=0, known_ids=(5, 9, 2, 7, 1), num_prompt=5, sampling=asking),
+        Admit(slot=1, id="b", epoch=0, known_ids=(3, 3), num_prompt=2, sampling=GREEDY),
+        Admit(
+            slot=2,
+            id="c",
+            epoch=0,
+            known_ids=(0, 0, 0),
+            num_prompt=3,
+            sampling=GREEDY,
+            embeds=Embeds(tokens=3, size=16, dtype="float32", data=data),
+        ),
     )
     chunks = (
-        Chunk(0, "a", 0, 0, 3, False, (), ((1, 2),)),
-        Chunk(1, "b", 0, 0, 2, True, (), ((3,),)),
-        Chunk(2, "c", 0, 0, 3, True, (), ((4,),)),
+        Chunk(slot=0, id="a", epoch=0, start=0, count=3, samples=False, new_blocks=((1, 2),)),
+        Chunk(slot=1, id="b", epoch=0, start=0, count=2, samples=True, new_blocks=((3,),)),
+        Chunk(slot=2, id="c", epoch=0, start=0, count=3, samples=True, new_blocks=((4,),)),
     )
-    yield StepPlan(0, chunks, admits)
-    yield StepPlan(1, (Chunk(0, "a", 0, 3, 2, True), Chunk(1, "b", 0, 2, 1, True), Chunk(2, "c", 0, 3, 1, True)))
-    yield StepPlan(2, (Chunk(2, "c", 0, 4, 1, True, (), ((5,),)), Chunk(0, "a", 0, 5, 1, True)))
-    again = Admit(1, "d", 1, (8, 8, 8), 3, asking)
-    yield StepPlan(3, (Chunk(1, "d", 1, 0, 4, True, (6,), ((3,),)),), (again,), (1,))
-    yield StepPlan(4, (), releases=(0, 1, 2))
+    yield StepPlan(step=0, chunks=chunks, admits=admits)
+    yield StepPlan(
+        step=1,
+        chunks=(
+            Chunk(slot=0, id="a", epoch=0, start=3, count=2, samples=True),
+            Chunk(slot=1, id="b", epoch=0, start=2, count=1, samples=True),
+            Chunk(slot=2, id="c", epoch=0, start=3, count=1, samples=True),
+        ),
+    )
+    yield StepPlan(
+        step=2,
+        chunks=(
+            Chunk(slot=2, id="c", epoch=0, start=4, count=1, samples=True, new_blocks=((5,),)),
+            Chunk(slot=0, id="a", epoch=0, start=5, count=1, samples=True),
+        ),
+    )
+    again = Admit(slot=1, id="d", epoch=1, known_ids=(8, 8, 8), num_prompt=3, sampling=asking)
+    yield StepPlan(
+        step=3,
+        chunks=(Chunk(slot=1, id="d", epoch=1, start=0, count=4, samples=True, new_ids=(6,), new_blocks=((3,),)),),
+        admits=(again,),
+        releases=(1,),
+    )
+    yield StepPlan(step=4, chunks=(), releases=(0, 1, 2))
 
 
 def _begin(runner: ModelRunner, plan: StepPlan) -> Step:
@@ -242,7 +268,7 @@ class SlowStep(Step):
         if self._number == self._device.fault:
             raise RuntimeError("an illegal memory access")
         self._device.log.append(f"end {self._number}")
-        return StepResult(self._number, (RowResult("a", 0, (self._number,)),))
+        return StepResult(self._number, (RowResult(id="a", epoch=0, token_ids=(self._number,)),))
 
 
 @pytest.fixture
@@ -264,13 +290,13 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], tuple[u
 def test_a_step_begins_before_the_one_before_it_ends(started: Any) -> None:
     """As the loop drives depth 2: it submits n + 1, then asks for n."""
     executor, device = started(2)
-    handles = [executor.submit(StepPlan(n, ())) for n in range(2)]
+    handles = [executor.submit(StepPlan(step=n, chunks=())) for n in range(2)]
     assert device.begun[1].wait(120)
     assert device.log == ["begin 0", "begin 1"]
     for n in range(2, 5):
         device.computed[n - 2].set()
         assert handles[n - 2].result().step == n - 2
-        handles.append(executor.submit(StepPlan(n, ())))
+        handles.append(executor.submit(StepPlan(step=n, chunks=())))
         assert device.begun[n].wait(120)
     for n in (3, 4):
         device.computed[n].set()
@@ -282,7 +308,7 @@ def test_a_step_begins_before_the_one_before_it_ends(started: Any) -> None:
 def test_at_depth_1_a_step_ends_by_itself(started: Any) -> None:
     executor, device = started(1)
     device.computed[0].set()
-    first, second = executor.submit(StepPlan(0, ())), executor.submit(StepPlan(1, ()))
+    first, second = executor.submit(StepPlan(step=0, chunks=())), executor.submit(StepPlan(step=1, chunks=()))
     assert device.begun[1].wait(120)
     assert device.log == ["begin 0", "end 0", "begin 1"]
     assert first.done()
@@ -293,7 +319,7 @@ def test_at_depth_1_a_step_ends_by_itself(started: Any) -> None:
 def test_a_fault_of_the_device_ends_all_that_is_in_flight(started: Any) -> None:
     executor, device = started(2)
     device.fault = 0
-    handles = [executor.submit(StepPlan(n, ())) for n in range(2)]
+    handles = [executor.submit(StepPlan(step=n, chunks=())) for n in range(2)]
     for event in device.computed:
         event.set()
     with pytest.raises(RuntimeError, match="illegal memory"):
@@ -301,12 +327,12 @@ def test_a_fault_of_the_device_ends_all_that_is_in_flight(started: Any) -> None:
     with pytest.raises(EngineDead, match="illegal memory"):
         handles[1].result()
     with pytest.raises(EngineDead):
-        executor.submit(StepPlan(2, ()))
+        executor.submit(StepPlan(step=2, chunks=()))
 
 
 def test_a_result_that_is_asked_for_after_the_end(started: Any) -> None:
     executor, device = started(2)
-    handle = executor.submit(StepPlan(0, ()))
+    handle = executor.submit(StepPlan(step=0, chunks=()))
     assert device.begun[0].wait(120)
     executor.shutdown()
     with pytest.raises(EngineDead, match="stopped"):

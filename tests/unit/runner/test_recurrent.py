@@ -208,16 +208,20 @@ def runner():
 
 
 def admit(slot, *ids, restore=0):
-    return Admit(slot, f"r{slot}", 0, ids, len(ids), GREEDY, restore=restore)
+    return Admit(
+        slot=slot, id=f"r{slot}", epoch=0, known_ids=ids, num_prompt=len(ids), sampling=GREEDY, restore=restore
+    )
 
 
 def run(runner, *chunks, admits=(), releases=()):
     """Chunks are (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
     made = tuple(
-        Chunk(slot, f"r{slot}", 0, start, count, samples, save=sum(save))
+        Chunk(slot=slot, id=f"r{slot}", epoch=0, start=start, count=count, samples=samples, save=sum(save))
         for slot, start, count, samples, *save in chunks
     )
-    return [row.token_ids for row in runner.execute(StepPlan(0, made, admits, releases)).rows]
+    return [
+        row.token_ids for row in runner.execute(StepPlan(step=0, chunks=made, admits=admits, releases=releases)).rows
+    ]
 
 
 def test_the_group_is_described(runner):

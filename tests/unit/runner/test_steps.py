@@ -115,7 +115,14 @@ class Driver:
 
     def admit(self, request: Request, slot: int) -> Admit:
         request.slot, request.known = slot, len(request.prompt)
-        return Admit(slot, request.id, 0, request.prompt, len(request.prompt), request.sampling)
+        return Admit(
+            slot=slot,
+            id=request.id,
+            epoch=0,
+            known_ids=request.prompt,
+            num_prompt=len(request.prompt),
+            sampling=request.sampling,
+        )
 
     def chunk(self, request: Request, budget: int) -> Chunk:
         start = request.computed
@@ -126,7 +133,15 @@ class Driver:
         wanted = -(-request.computed // BLOCK) - request.blocks
         request.blocks += wanted
         blocks = tuple(tuple(next(self.free) for _ in range(wanted)) for _ in range(self.groups))
-        return Chunk(request.slot, request.id, 0, start, count, samples, (), blocks)
+        return Chunk(
+            slot=request.slot,
+            id=request.id,
+            epoch=0,
+            start=start,
+            count=count,
+            samples=samples,
+            new_blocks=blocks,
+        )
 
     def run(self, requests: Sequence[Request]) -> None:
         """Admit all, run them to their last token, and release them."""
@@ -138,14 +153,14 @@ class Driver:
                 if budget:
                     chunks.append(self.chunk(request, budget))
                     budget -= chunks[-1].count
-            plans.append(StepPlan(self.step, tuple(chunks), admits))
+            plans.append(StepPlan(step=self.step, chunks=tuple(chunks), admits=admits))
             admits, self.step = (), self.step + 1
         by_slot = {request.slot: request for request in requests}
         for plan, result in [(plan, self.runner.execute(plan)) for plan in plans]:
             for chunk, row in zip(plan.chunks, result.rows, strict=True):
                 by_slot[chunk.slot].rows.append(row)
                 by_slot[chunk.slot].tokens += row.token_ids
-        self.runner.execute(StepPlan(self.step, (), releases=tuple(by_slot)))
+        self.runner.execute(StepPlan(step=self.step, chunks=(), releases=tuple(by_slot)))
         self.runner.check()
 
 
@@ -338,33 +353,90 @@ def test_preempted_request_goes_on_with_the_same_samples(reference: LlamaForCaus
     Driver(_runner(model)).run([whole])
     known = (*whole.prompt, *whole.tokens[:5])
     runner, blocks = _runner(model), tuple(range(1, 9))
-    admit = Admit(2, "again", 1, known, len(whole.prompt), whole.sampling)
-    result = runner.execute(StepPlan(0, (Chunk(2, "again", 1, 0, len(known), True, (), (blocks,)),), (admit,)))
+    admit = Admit(slot=2, id="again", epoch=1, known_ids=known, num_prompt=len(whole.prompt), sampling=whole.sampling)
+    result = runner.execute(
+        StepPlan(
+            step=0,
+            chunks=(
+                Chunk(
+                    slot=2,
+                    id="again",
+                    epoch=1,
+                    start=0,
+                    count=len(known),
+                    samples=True,
+                    new_blocks=(blocks,),
+                ),
+            ),
+            admits=(admit,),
+        )
+    )
     assert result.rows[0].token_ids == (whole.tokens[5],)
     assert result.rows[0].epoch == 1
 
 
 def test_admission_in_the_step_that_releases_the_slot(runner: ModelRunner, reference: LlamaForCausalLM) -> None:
-    first, second = (Admit(0, name, 0, _prompt(n), n, _greedy()) for name, n in (("a", 9), ("b", 4)))
-    runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 9, True, (), ((1, 2, 3),)),), (first,)))
-    plan = StepPlan(1, (Chunk(0, "b", 0, 0, 4, True, (), ((3,),)),), (second,), releases=(0,))
+    first, second = (
+        Admit(slot=0, id=name, epoch=0, known_ids=_prompt(n), num_prompt=n, sampling=_greedy())
+        for name, n in (("a", 9), ("b", 4))
+    )
+    runner.execute(
+        StepPlan(
+            step=0,
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=((1, 2, 3),)),),
+            admits=(first,),
+        )
+    )
+    plan = StepPlan(
+        step=1,
+        chunks=(Chunk(slot=0, id="b", epoch=0, start=0, count=4, samples=True, new_blocks=((3,),)),),
+        admits=(second,),
+        releases=(0,),
+    )
     assert list(runner.execute(plan).rows[0].token_ids) == _expected(reference, _prompt(4), 1)
 
 
 def test_ids_that_the_host_appends_are_used(runner: ModelRunner, reference: LlamaForCausalLM) -> None:
     prompt = _prompt(9)
-    admit = Admit(0, "a", 0, prompt[:5], 5, _greedy())
-    runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 4, False, (), ((1,),)),), (admit,)))
-    chunk = Chunk(0, "a", 0, 4, 5, True, prompt[5:], ((2, 3),))
-    assert list(runner.execute(StepPlan(1, (chunk,))).rows[0].token_ids) == _expected(reference, prompt, 1)
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=prompt[:5], num_prompt=5, sampling=_greedy())
+    runner.execute(
+        StepPlan(
+            step=0,
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=4, samples=False, new_blocks=((1,),)),),
+            admits=(admit,),
+        )
+    )
+    chunk = Chunk(slot=0, id="a", epoch=0, start=4, count=5, samples=True, new_ids=prompt[5:], new_blocks=((2, 3),))
+    assert list(runner.execute(StepPlan(step=1, chunks=(chunk,))).rows[0].token_ids) == _expected(reference, prompt, 1)
 
 
 def test_the_last_position_of_the_context(runner: ModelRunner) -> None:
     request = Request(_prompt(MAX_LEN - 3), _greedy(4))
     request_blocks = tuple(range(1, MAX_LEN // BLOCK + 1))
-    admit = Admit(0, "a", 0, request.prompt, len(request.prompt), request.sampling)
-    plans = [StepPlan(0, (Chunk(0, "a", 0, 0, MAX_LEN - 3, True, (), (request_blocks,)),), (admit,))]
-    plans += [StepPlan(n, (Chunk(0, "a", 0, MAX_LEN - 4 + n, 1, True),)) for n in (1, 2, 3)]
+    admit = Admit(
+        slot=0, id="a", epoch=0, known_ids=request.prompt, num_prompt=len(request.prompt), sampling=request.sampling
+    )
+    plans = [
+        StepPlan(
+            step=0,
+            chunks=(
+                Chunk(
+                    slot=0,
+                    id="a",
+                    epoch=0,
+                    start=0,
+                    count=MAX_LEN - 3,
+                    samples=True,
+                    new_blocks=(request_blocks,),
+                ),
+            ),
+            admits=(admit,),
+        )
+    ]
+    plans += [
+        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=MAX_LEN - 4 + n, count=1, samples=True),))
+        for n in (1, 2, 3)
+    ]
     assert [len(runner.execute(plan).rows[0].token_ids) for plan in plans] == [1, 1, 1, 1]
 
 
@@ -398,11 +470,22 @@ def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> N
     prompt = tuple(t for t in _prompt(12) if t != bad)[:9]
     model.embed_tokens.weight[bad] = float("nan")
     runner = _runner(model)
-    admit = Admit(0, "a", 0, (*prompt[:8], bad), 9, _greedy())
-    result = runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 9, True, (), blocks),), (admit,)))
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=(*prompt[:8], bad), num_prompt=9, sampling=_greedy())
+    result = runner.execute(
+        StepPlan(
+            step=0,
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=blocks),),
+            admits=(admit,),
+        )
+    )
     assert result.rows[0].error is not None
-    clean = Admit(1, "b", 0, prompt[:6], 6, _greedy())
-    plan = StepPlan(1, (Chunk(1, "b", 0, 0, 6, True, (), ((3, 1),)),), (clean,), releases=(0,))
+    clean = Admit(slot=1, id="b", epoch=0, known_ids=prompt[:6], num_prompt=6, sampling=_greedy())
+    plan = StepPlan(
+        step=1,
+        chunks=(Chunk(slot=1, id="b", epoch=0, start=0, count=6, samples=True, new_blocks=((3, 1),)),),
+        admits=(clean,),
+        releases=(0,),
+    )
     assert list(runner.execute(plan).rows[0].token_ids) == _expected(reference, prompt[:6], 1)
 
 
@@ -411,24 +494,52 @@ def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> N
 def test_an_id_outside_the_vocabulary_ends_its_request_alone(
     runner: ModelRunner, reference: LlamaForCausalLM, token: int
 ) -> None:
-    bad = Admit(0, "a", 0, (1, token, 2), 3, _greedy())
-    good = Admit(1, "b", 0, _prompt(6), 6, _greedy())
-    chunks = (Chunk(0, "a", 0, 0, 3, True, (), ((1,),)), Chunk(1, "b", 0, 0, 6, True, (), ((2, 3),)))
-    rows = runner.execute(StepPlan(0, chunks, (bad, good))).rows
+    bad = Admit(slot=0, id="a", epoch=0, known_ids=(1, token, 2), num_prompt=3, sampling=_greedy())
+    good = Admit(slot=1, id="b", epoch=0, known_ids=_prompt(6), num_prompt=6, sampling=_greedy())
+    chunks = (
+        Chunk(slot=0, id="a", epoch=0, start=0, count=3, samples=True, new_blocks=((1,),)),
+        Chunk(slot=1, id="b", epoch=0, start=0, count=6, samples=True, new_blocks=((2, 3),)),
+    )
+    rows = runner.execute(StepPlan(step=0, chunks=chunks, admits=(bad, good))).rows
     assert "vocabulary" in str(rows[0].error)
     assert list(rows[1].token_ids) == _expected(reference, _prompt(6), 1)
 
 
 def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
-    admit = Admit(0, "a", 0, _prompt(9), 9, _greedy())
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=_prompt(9), num_prompt=9, sampling=_greedy())
     with pytest.raises(RuntimeError, match="no block"):
-        runner.execute(StepPlan(0, (Chunk(0, "a", 0, 0, 9, True, (), ((1,),)),), (admit,)))
+        runner.execute(
+            StepPlan(
+                step=0,
+                chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=((1,),)),),
+                admits=(admit,),
+            )
+        )
     with pytest.raises(RuntimeError, match="no request was admitted"):
-        runner.execute(StepPlan(0, (Chunk(3, "x", 0, 0, 1, True, (), ((1,),)),)))
+        runner.execute(
+            StepPlan(
+                step=0,
+                chunks=(Chunk(slot=3, id="x", epoch=0, start=0, count=1, samples=True, new_blocks=((1,),)),),
+            )
+        )
     with pytest.raises(IndexError):
-        runner.execute(StepPlan(0, (), (Admit(99, "a", 0, (1,), 1, _greedy()),)))
+        runner.execute(
+            StepPlan(
+                step=0,
+                chunks=(),
+                admits=(Admit(slot=99, id="a", epoch=0, known_ids=(1,), num_prompt=1, sampling=_greedy()),),
+            )
+        )
     with pytest.raises(IndexError):
-        runner.execute(StepPlan(0, (), (Admit(0, "a", 0, (1,) * (MAX_LEN + 1), 1, _greedy()),)))
+        runner.execute(
+            StepPlan(
+                step=0,
+                chunks=(),
+                admits=(
+                    Admit(slot=0, id="a", epoch=0, known_ids=(1,) * (MAX_LEN + 1), num_prompt=1, sampling=_greedy()),
+                ),
+            )
+        )
 
 
 def test_the_check_sees_a_written_null_block(runner: ModelRunner) -> None:

@@ -86,12 +86,12 @@ def test_a_message_too_large_for_memory_is_lost_for_its_own_request_alone(tmp_pa
     engine = EngineSocket(path)
     client = ClientSocket(path, b"one")
     client._decoder, client._delta = Short(client._decoder, 200), Short(client._delta, 200)  # type: ignore[assignment]
-    small, last = RequestDelta("small", (1,)), RequestDelta("small", (2,))
+    small, last = RequestDelta(id="small", token_ids=(1,)), RequestDelta(id="small", token_ids=(2,))
     try:
         client.send(Cancel(()))
         while not engine.receive(0.1):
             pass
-        engine.send(b"one", Deltas((RequestDelta("large", (7,) * 1000), small), EngineStats(running=2)))
+        engine.send(b"one", Deltas((RequestDelta(id="large", token_ids=(7,) * 1000), small), EngineStats(running=2)))
         engine.send(b"one", Deltas((last,)))
         found: list[Any] = []
         while Deltas((last,)) not in found:

@@ -26,7 +26,7 @@ def test_two_steps_in_flight() -> None:
     executor = ExampleExecutor()
     executor.start(Config(), OneExecutor(FakeExecutor((CacheGroup("full", 16),))))  # type: ignore[arg-type]
     executor.init_cache(4)
-    first, second = executor.submit(StepPlan(0, ())), executor.submit(StepPlan(1, ()))
+    first, second = executor.submit(StepPlan(step=0, chunks=())), executor.submit(StepPlan(step=1, chunks=()))
     assert (second.result().step, first.result().step) == (1, 0)
     assert second.result() is second.result()
     assert (first.done(), second.done(), executor._steps) == (True, True, 2)

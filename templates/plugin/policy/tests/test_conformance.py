@@ -8,7 +8,16 @@ class TestConformance(PolicyKit):
 
 
 def view(name: str, arrival: float, prompt: int) -> RequestView:
-    return RequestView(name, arrival, 1, 0, prompt, prompt, 0, 0)
+    return RequestView(
+        id=name,
+        arrival=arrival,
+        sequence=1,
+        priority=0,
+        num_prompt=prompt,
+        num_known=prompt,
+        num_computed=0,
+        num_preemptions=0,
+    )
 
 
 def test_short_prompts_go_first_until_long_ones_have_waited() -> None:

@@ -57,16 +57,39 @@ def tokens(folder: Path, backend: str) -> list[int]:
         executor.start(config, discover())
         executor.init_cache(20)
         prompts = tuple(range(5, 30)), tuple(range(40, 44))
-        admits = tuple(Admit(slot, "ab"[slot], 0, ids, len(ids), greedy) for slot, ids in enumerate(prompts))
+        admits = tuple(
+            Admit(slot=slot, id="ab"[slot], epoch=0, known_ids=ids, num_prompt=len(ids), sampling=greedy)
+            for slot, ids in enumerate(prompts)
+        )
         for step in range(7):
             first = (0, 20, 25)[step] if step < 3 else 23 + step
             count, samples = {0: (20, False), 1: (5, True)}.get(step, (1, True))
-            chunks = [Chunk(0, "a", 0, first, count, samples, (), ((1, 2),) if step == 0 else ())]
+            chunks = [
+                Chunk(
+                    slot=0,
+                    id="a",
+                    epoch=0,
+                    start=first,
+                    count=count,
+                    samples=samples,
+                    new_blocks=((1, 2),) if step == 0 else (),
+                )
+            ]
             if step:
                 start, other = (0, 4) if step == 1 else (2 + step, 1)
-                chunks.append(Chunk(1, "b", 0, start, other, True, (), ((3,),) if step == 1 else ()))
+                chunks.append(
+                    Chunk(
+                        slot=1,
+                        id="b",
+                        epoch=0,
+                        start=start,
+                        count=other,
+                        samples=True,
+                        new_blocks=((3,),) if step == 1 else (),
+                    )
+                )
             due = admits[:1] if step == 0 else admits[1:] if step == 1 else ()
-            result = executor.submit(StepPlan(step, tuple(chunks), due)).result()
+            result = executor.submit(StepPlan(step=step, chunks=tuple(chunks), admits=due)).result()
             made += [token for row in result.rows for token in row.token_ids]
     finally:
         executor.shutdown()

@@ -155,6 +155,6 @@ def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
 
     monkeypatch.setattr(worker.platform.memory(), "guard", guard)
     monkeypatch.setattr(worker.model_runner, "compute", lambda plan: Late())
-    step = worker.begin(StepPlan(1, ()))
+    step = worker.begin(StepPlan(step=1, chunks=()))
     with pytest.raises(EngineDead, match="a step does not fit"):
         worker.end(step)

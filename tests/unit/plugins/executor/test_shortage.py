@@ -60,14 +60,22 @@ class Small:
         self.tried.append(len(plan.chunks))
         if sum(chunk.count for chunk in plan.chunks) > self.room:
             raise StepTooLarge("too large")
-        return Done(tuple(RowResult(chunk.id, chunk.epoch, (int(chunk.id),)) for chunk in plan.chunks))
+        return Done(
+            tuple(RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(int(chunk.id),)) for chunk in plan.chunks)
+        )
 
     def trim(self) -> None:
         self.trimmed += 1
 
 
 def plan(*counts: int) -> StepPlan:
-    return StepPlan(7, tuple(Chunk(row, str(row), 0, 0, count, True, (), ()) for row, count in enumerate(counts)))
+    return StepPlan(
+        step=7,
+        chunks=tuple(
+            Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, samples=True, new_blocks=())
+            for row, count in enumerate(counts)
+        ),
+    )
 
 
 def failed(step: Step) -> list[str]:

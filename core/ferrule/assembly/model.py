@@ -172,7 +172,9 @@ def build(choice: Choice) -> Model:
         quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
         if not any(quantized):
             raise ConfigError(
-                f"--quantization: the model implementation {choice.implementation} has no layer that can be quantized."
+                f"--quantization {choice.quantization}: the model implementation {choice.implementation} has no layer "
+                "that it quantizes.",
+                "" if method.config else "Leave --quantization out to serve the checkpoint's weights as they are.",
             )
     return model
 

@@ -8,7 +8,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "errors", "env_vllm", "env", "log", "waiting"),
+    ("types", "alike", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
     ("config", "checkpoint", "mistral_params", "rotary", "small_files"),
     ("schema",),
@@ -32,6 +32,7 @@ LAYERS = (
 NO_TORCH = frozenset(
     {
         "types",
+        "alike",
         "errors",
         "env_vllm",
         "env",

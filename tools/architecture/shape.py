@@ -22,6 +22,7 @@ SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "assemb
 MAX_SERVING = 6_500
 BUDGETS = MappingProxyType(
     {
+        "ferrule.alike": 60,
         "ferrule.errors": 120,
         "ferrule.env": 250,
         "ferrule.env_vllm": 350,  # a table

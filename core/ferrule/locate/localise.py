@@ -6,13 +6,13 @@ import glob
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from ferrule.checkpoint import config_file, read
+from ferrule.alike import alike
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
@@ -263,7 +263,7 @@ def _folders(parent: Path) -> list[str]:
 
 def _meant(path: Path) -> str:
     """Folders beside a missing one whose names are close to its own."""
-    close = get_close_matches(path.name, _folders(path.parent))
+    close = alike(path.name, _folders(path.parent))
     return "Did you mean " + " or ".join(str(path.parent / name) for name in close) + "?" if close else ""
 
 

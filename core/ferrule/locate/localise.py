@@ -11,8 +11,8 @@ from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
-from ferrule.checkpoint import config_file, read
 from ferrule.alike import alike
+from ferrule.checkpoint import config_file, read
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository

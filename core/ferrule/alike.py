@@ -9,6 +9,7 @@ from itertools import takewhile
 
 _ALIKE = 0.75  # of two words' letters, in order: one slip in four letters, two in eight
 _SHORT = 2  # letters of a word, where the share says little
+_ABBREVIATED = 4  # letters that may stand for a word which begins with them
 _SHARED = 2  # words that names have in common where one only has words more
 _LONGEST = 64  # characters of a name that is compared
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W_A-Z]+")
@@ -49,9 +50,9 @@ def _in_common(one: list[str], other: list[str]) -> int:
 
 
 def _same_word(one: str, other: str) -> bool:
-    """Whether one may be the other with a slip: some other letters, two that are swapped, or one more."""
+    """Whether one may be the other, or its beginning, with a slip: other letters, two that are swapped, one more."""
     short, long = sorted((len(one), len(other)))
-    if one == other or sorted(one) == sorted(other):
+    if sorted(one) == sorted(other) or (short >= _ABBREVIATED and other.startswith(one)):
         return True
     if short <= _SHORT:
         return long == short + 1 and _matched(one, other) == short

@@ -24,6 +24,7 @@ _FIELDS = sorted(ChatBody.model_fields)
         ("top_kk", "top_k"),
         ("frequence_penalty", "frequency_penalty"),
         ("steam", "stream"),
+        ("temp", "temperature"),
     ],
 )
 def test_a_misspelt_field_is_recognised(written: str, meant: str) -> None:

@@ -9,6 +9,7 @@ from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, one_worker, remarks, resolve
+from ferrule.launch.resources import check_memory
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
 
 _logger = log.get("launch")
@@ -39,10 +40,12 @@ def reload_log(config: Config) -> None:
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
-    Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched, and no plugin
-    is loaded but one of the launcher's that has options.
+    Raises ConfigError, PluginError, also for options of a plugin that cannot be used, and StartupError where the
+    system gives too little memory. Nothing is fetched, and no plugin is loaded but one of the launcher's that has
+    options.
     """
     open_log(config, area)
+    check_memory()
     chosen = configured(plugins, config.plugins, config.env)
     unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself
     for notice in (*notices, *chosen.problems, *unused):

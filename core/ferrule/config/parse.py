@@ -15,7 +15,6 @@ import msgspec
 
 from ferrule import env as environment
 from ferrule.config import help as helptext
-from ferrule.config.file import read_file
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
 from ferrule.config.suffixes import split_suffixes
@@ -321,6 +320,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     files = [item for item in (*items, *variables) if item.match.spec.name == "config"]
     path = next((item.raw for item in files), None)
     if path is not None and not opens(files[0].match.spec, path):
+        # imported here, because it brings yaml: most starts have no file
+        from ferrule.config.file import read_file
+
         try:
             draft.apply(read_file(str(path), schema))
         except ConfigError as error:

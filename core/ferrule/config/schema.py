@@ -79,6 +79,9 @@ class Item:
     raw: Any
     origin: str  # "command line", "serve.yaml:3", …
     label: str  # how an error names it: "--port", "serve.yaml:3: port", …
+    inner: Mapping[tuple[str, ...], str] = dataclasses.field(
+        default_factory=dict
+    )  # path of a key → "serve.yaml:4"
 
 
 class Schema:

@@ -52,7 +52,7 @@ def _items(path: str, schema: Schema, root: MappingNode) -> list[Item]:
             problems.append(f"{place}: a configuration file cannot name another.")
         else:
             inner = {keys: f"{path}:{at}" for keys, at in keys_of(node, match.path)}
-            items.append(Item(match, _raw(match.spec, node), place, f"{place}: {key}", inner))
+            items.append(Item(match, _raw(match.spec, node), place, f"{place}: {key}", {match.path: place, **inner}))
         lines.setdefault(name, line)
     if problems:
         raise ConfigError("\n".join(problems))

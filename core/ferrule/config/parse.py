@@ -41,7 +41,7 @@ class Parsed:
 def config_sections() -> Mapping[str, type]:
     """Key → class of every section of `Config`."""
     hints = get_type_hints(Config)
-    return {field.name: hints[field.name] for field in fields(Config) if field.name != "env"}
+    return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places")}
 
 
 @cache
@@ -207,6 +207,7 @@ class _Draft:
     def __init__(self, schema: Schema) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
+        self.places: dict[str, str] = {}  # see `Config`
         self.problems: list[str] = []
         self.notices: list[str] = []
         self.replaced: list[str] = []  # notices about options that are
@@ -239,6 +240,14 @@ class _Draft:
             merged = item.match.path and earlier != item.origin
             self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
             self._labels[name] = item.label
+            self._place(item)
+
+    def _place(self, item: Item) -> None:
+        name = item.match.spec.name
+        changed = ".".join((name, *item.match.path))
+        for path in [path for path in self.places if path == changed or path.startswith(f"{changed}.")]:
+            del self.places[path]
+        self.places |= {".".join((name, *path)): place for path, place in item.places.items()}
 
     def _meant(self, item: Item) -> Iterator[Item]:
         """The item without words behind a colon, which are options too; or what replaces it. Raises ValueError."""
@@ -336,7 +345,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
     core = {field.name: made.pop(field.name) for field in fields(Config) if field.name in made}
     env = msgspec.structs.replace(env, options={}, notices=(), missing=())
-    return Parsed(config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(notices))
+    return Parsed(
+        config=Config(**core, env=env, places=draft.places), extra=made, origins=draft.origins, notices=tuple(notices)
+    )
 
 
 def _from_environment(schema: Schema, env: Environment) -> list[Item]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ferrule import log
 from ferrule.config import Config, Resolved
+from ferrule.config.places import placed
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, one_worker, remarks, resolve
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
@@ -42,6 +43,11 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched, and no plugin
     is loaded but one of the launcher's that has options.
     """
+    with placed(config):
+        return _prepare(config, notices, plugins, area)
+
+
+def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     open_log(config, area)
     chosen = configured(plugins, config.plugins, config.env)
     unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself

@@ -40,6 +40,7 @@ _LENGTHS = (
     "max_sequence_length",
     "max_seq_length",
 )
+READ = frozenset({*_OUTER, *_LENGTHS, "model_max_length"})  # of any model: by this module, and who asks it
 SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 _UNSTATED_LENGTH = 2048
 
@@ -66,9 +67,16 @@ class Values(dict[str, Any]):
         )
 
 
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with some other values. It still knows its file, and which of its keys were asked for."""
+    made = copy.copy(config) if isinstance(config, dict) else dict(config)
+    made.update(changes)
+    return made
+
+
 def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with an architecture's `names` as common names too, and `defaults` for keys it lacks."""
-    complete = copy.copy(config) if isinstance(config, dict) else dict(config)
+    complete = changed(config, {})
     for own, common in names.items():
         if config.get(own) is not None:
             complete[common] = config[own]

@@ -39,10 +39,12 @@ _WITHOUT_EFFECT = frozenset(
         *("time_step_min", "time_step_max", "time_step_floor", "time_step_init_scheme", "rescale_prenorm_residual"),
         *("use_mamba_kernels", "use_mambapy", "chunk_size", "mamba_chunk_size", "chunk_size_feed_forward"),
         *("num_nextn_predict_layers", "mtp_layers_block_type", "mtp_num_hidden_layers", "altup_coef_clip"),
+        "first_k_dense_replace",  # beside `mlp_layer_types`
         # of kernels of Megatron, which compute the same
         *("masked_softmax_fusion", "bias_dropout_fusion", "attention_softmax_in_fp32", "softmax_in_fp32"),
         *("scale_attention_softmax_in_fp32", "skip_bias_add", "skip_bias_add_qkv", "offset_alibi"),
-        *("use_associative_scan", "moe_shared_expert_overlap"),
+        *("use_associative_scan", "moe_shared_expert_overlap", "fused_add_norm", "pad_vocab_size_multiple"),
+        *("pad_key_length", "validate_runner_input", "inference_runner", "use_cache_quantization", "use_cache_kernel"),
         # of Qwen 1 beyond its `seq_length`, where a server's context ends; of MPT, which has no such table
         *("use_dynamic_ntk", "use_logn_attn", "learned_pos_emb"),
     }
@@ -54,17 +56,33 @@ _KINDS = re.compile(
 # What nothing reads because no published file has another value.
 _USUAL: Mapping[str, Any] = MappingProxyType(
     {
+        "layer_switch": 4,
         "mamba_ssm_cache_dtype": "float32",
+        "mlp_type": "default",
         "moe_norm_min": 1e-12,
         "no_bias": True,
+        "norm_type": "layer_norm",
         "order_of_interleaved_layers": "local_attn_first",
         "position_embedding_type": "rope_gptj",
+        "rms_norm": True,
         "rotary": True,
+        "scale_attn_weights": True,
+        "topk_method": "noaux_tc",
         "use_embedding_sharing": True,
         "use_gated_activation": True,
         "use_parallel_block": True,
         "use_parallel_embedding": True,
     }
+)
+# Some files have one setting under several names.
+_NAMES = (
+    frozenset({"hidden_act", "hidden_activation", "activation_function"}),
+    frozenset({"rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "norm_epsilon"}),
+    frozenset({"hidden_size", "d_model", "n_embd", "n_embed"}),
+    frozenset({"num_hidden_layers", "n_layer", "num_layers"}),
+    frozenset({"num_attention_heads", "n_head", "n_heads"}),
+    frozenset({"intermediate_size", "d_inner", "n_inner"}),
+    frozenset({"num_experts_per_tok", "experts_per_token"}),
 )
 
 
@@ -86,7 +104,10 @@ class Watched(Values):
 
     def _says_something(self, key: str) -> bool:
         value = self.raw[key]
-        return (value is True or value not in _SAYS_NOTHING) and value != _USUAL.get(key)
+        if (value is not True and value in _SAYS_NOTHING) or value == _USUAL.get(key):
+            return False
+        others = next((names for names in _NAMES if key in names), frozenset()) & self._asked & self.raw.keys()
+        return not any(self.raw[other] == value or isinstance(value, str) for other in others)
 
     def get(self, key: str, default: Any = None) -> Any:
         self._asked.add(key)

@@ -14,6 +14,7 @@ from ferrule.assembly.model import check_model, outline
 from ferrule.checkpoint import read
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
+from ferrule.errors import CheckpointError
 from ferrule.launch import cli
 from ferrule.plugin import Plugins, discover
 from ferrule.unread import Watched
@@ -110,3 +111,17 @@ def test_the_log_of_a_start_and_what_ferrule_models_says(
     assert said == [f"{tmp_path}/config.json: nothing reads 'attention_temperature_scale', 'norm_twice', 'vocab_bias'"]
     assert cli.main(["models", str(tmp_path)]) == 0
     assert "nothing reads 'attention_temperature_scale', 'norm_twice', 'vocab_bias'" in capsys.readouterr().out
+
+
+def test_a_setting_under_several_names_is_named_where_they_differ(tmp_path: Path, plugins: Plugins) -> None:
+    values = json.loads((tiny.path() / "config.json").read_text())
+    same = {"d_model": values["hidden_size"], "layer_norm_eps": values["rms_norm_eps"], "activation_function": "gelu"}
+    assert unread(tmp_path, {**values, **same}, plugins) == ""
+    assert unread(tmp_path, {**values, "layer_norm_eps": 0.5}, plugins).endswith("nothing reads 'layer_norm_eps'")
+
+
+def test_scores_of_experts_that_a_model_does_not_have(tmp_path: Path, plugins: Plugins) -> None:
+    values = written("deepseek_v3", tmp_path)
+    assert unread(tmp_path, {**values, "scoring_func": "sigmoid", "topk_method": "noaux_tc"}, plugins) == ""
+    with pytest.raises(CheckpointError, match="'scoring_func' 'softmax' is not supported; this model has sigmoid"):
+        unread(tmp_path, {**values, "scoring_func": "softmax"}, plugins)

@@ -10,7 +10,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "alike", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
-    ("config", "checkpoint", "mistral_params", "rotary", "small_files"),
+    ("config", "checkpoint", "mistral_params", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -43,6 +43,8 @@ NO_TORCH = frozenset(
         "mistral_params",
         "rotary",
         "small_files",
+        "unread",
+        "yaml_text",
         "schema",
         "sampling_params",
         "structured_outputs",

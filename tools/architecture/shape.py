@@ -32,6 +32,8 @@ BUDGETS = MappingProxyType(
         "ferrule.mistral_params": 140,
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.small_files": 50,
+        "ferrule.unread": 120,  # half of it a table
+        "ferrule.yaml_text": 150,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,

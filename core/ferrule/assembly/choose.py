@@ -12,6 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.checkpoint import Values
 from ferrule.config import LoadConfig, Resolved
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
@@ -23,6 +24,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.plugin import load_first
+from ferrule.unread import Watched
 
 _log = Log("worker")
 _BESIDE = ("quantize_config.json", "quant_config.json")  # where tools kept settings before config.json had them
@@ -51,6 +53,17 @@ class Choice:
     load_options: Mapping[str, Any]  # of `WeightSource.tensors`
     cache_scales: CacheScales
     load_timeout: float = 0.0  # seconds without a tensor after which loading is given up; 0: never
+
+    @property
+    def unread(self) -> str:
+        """A sentence on keys of config.json that the model has not asked for; empty where there are none.
+
+        Complete once the model has its weights. Of the library's classes it is not known what they read.
+        """
+        config = self.context.config
+        if self.implementation == "transformers" or not isinstance(config, Watched) or not config.unread:
+            return ""
+        return f"{config.file}: nothing reads {', '.join(map(repr, config.unread))}"
 
 
 class Chooser:
@@ -109,7 +122,7 @@ class Chooser:
         checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)
         checkpoints.check_sizes(checkpoint, model.config_names)
         context = BuildContext(
-            config=checkpoint,
+            config=Watched(checkpoint) if isinstance(checkpoint, Values) else checkpoint,
             dtype=device.platform.dtype(config.model.dtype, checkpoint),
             device=device.platform.device(),
             block_size=config.cache.block_size,

@@ -32,9 +32,11 @@ from ferrule.interfaces.model import BuildContext, Model, Packable
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
+from ferrule.log import Log
 from ferrule.types import ModelInfo
 from ferrule.waiting import Progress, waiting
 
+_log = Log("worker")
 _TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 
@@ -84,6 +86,8 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
             note = fill(model, choice, open_weights())
             chooser.notes += [note] if note else []
             pack(model)
+    if choice.unread:
+        _log.warning("%s", choice.unread)
     context = choice.context
     info = ModelInfo(
         architecture=choice.architecture,

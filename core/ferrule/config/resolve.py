@@ -197,6 +197,8 @@ def _contradictions(config: Config) -> list[str]:
         problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
     if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():
         problems.append(f"{_named('admin_key')} is empty: give a key, or leave it out.")
+    if config.frontend.uds == "":  # the kernel would make up a name
+        problems.append("--uds is empty: name the file of the socket, or leave it out.")
     if config.cache.cache_scope == "key" and not (config.frontend.api_key or config.frontend.api_key_file):
         problems.append("--cache-scope key needs API keys: --api-key or --api-key-file.")
     if model.logits_processor_pattern is not None:

@@ -79,6 +79,8 @@ class Item:
     raw: Any
     origin: str  # "command line", "serve.yaml:3", …
     label: str  # how an error names it: "--port", "serve.yaml:3: port", …
+    # path of a key in a file's value, () for the value itself → "serve.yaml:4"
+    places: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)
 
 
 class Schema:

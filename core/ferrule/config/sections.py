@@ -6,6 +6,7 @@ form in which a value is written. A value that is left open here is None; `ferru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -501,7 +502,11 @@ class LimitsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it."""
+    """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it.
+
+    `places` tells where options stand whose values a configuration file gave, and the keys in these values:
+    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
@@ -515,3 +520,4 @@ class Config:
     plugins: PluginConfig = field(default_factory=PluginConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     env: Environment = field(default_factory=Environment)
+    places: Mapping[str, str] = field(default_factory=dict)

@@ -13,6 +13,7 @@ from typing import BinaryIO
 import msgspec
 
 from ferrule import log
+from ferrule.config.places import place
 from ferrule.env import before_numpy
 from ferrule.errors import FerruleError, StartupError, exit_status
 from ferrule.hooks import HookRunner, open_hooks
@@ -101,6 +102,8 @@ def main(argv: list[str]) -> int:
         told = as_startup_error(error) or (error if isinstance(error, FerruleError) else None)
         if told is None or boot.config.observability.debug:
             raise
+        if isinstance(told, StartupError):
+            place(told, boot.config.places)
         report(told)
         status = exit_status(told)
         return status

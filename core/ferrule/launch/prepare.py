@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ferrule import log
 from ferrule.config import Config, Resolved
+from ferrule.config.places import placed
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import check_names, one_worker, remarks, resolve
 from ferrule.launch.resources import check_memory
@@ -44,6 +45,11 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     system gives too little memory. Nothing is fetched, and no plugin is loaded but one of the launcher's that has
     options.
     """
+    with placed(config):
+        return _prepare(config, notices, plugins, area)
+
+
+def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     open_log(config, area)
     check_memory()
     chosen = configured(plugins, config.plugins, config.env)

@@ -167,6 +167,7 @@ def read_rules(
         max_model_len=info.max_model_len,
         context=capacity(scheduler_limits(config, info, client.num_blocks)),
         max_logprobs=config.model.max_logprobs,
+        logits_mode=mode if (mode := config.model.logprobs_mode).endswith("_logits") else None,
         eos_ids=tuple(token for token in eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,

@@ -47,7 +47,7 @@ from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
-from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
+from ferrule.frontend.text.detokenize import Detokenizer, offsets, open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
@@ -115,6 +115,9 @@ class FrontendService(Operations, Service):
             return f"token_id:{token_id}".encode()
         piece = self.tokenizer.piece(token_id, False)
         return self.tokenizer.decode([token_id], skip_special_tokens=False).encode() if piece is None else piece
+
+    def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        return [0] * len(ids) if self.tokenizer is None else offsets(self.tokenizer, ids, text)
 
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         arrival = self._clock()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -133,6 +134,11 @@ class Tokens(ABC):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; part of a character where its text is U+FFFD."""
         return self.token_text(token_id).encode()
+
+    def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        """Where the tokens of a prompt begin in its text, in characters. By default each is as long as it is shown."""
+        lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
+        return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
 
 
 class Administration(ABC):

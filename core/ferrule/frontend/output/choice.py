@@ -186,8 +186,8 @@ class Choice:
             shown = ids[:-1]
         text, offsets = "", []
         for number, token in enumerate(shown, 1):
-            offsets.append(self._num_characters)
             piece = self._detokenizer.feed(token)
+            offsets.append(self._num_characters + self._detokenizer.begin)
             self._num_characters += len(piece)
             if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
                 text += piece
@@ -195,9 +195,10 @@ class Choice:
             text += self._stops.feed(piece)
             if self._stops.matched is not None:
                 return text, number, tuple(offsets)
+        rest = "" if delta.finish is None else self._detokenizer.finish()
+        self._num_characters += len(rest)
         offsets += [self._num_characters] * (len(ids) - len(shown))
         if delta.finish is not None:
-            rest = self._detokenizer.finish()
             if self._stops is not None:
                 rest = self._stops.feed(rest)
                 if self._stops.matched is None:

@@ -70,6 +70,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
+    stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
 
 

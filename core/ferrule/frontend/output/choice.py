@@ -94,20 +94,17 @@ class Choice:
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
         text, count, offsets = self._read(delta)
-        finish = delta.finish
-        reason: int | str | None = self._reason(delta)
-        matched = self._stops.matched if self._stops is not None else None
-        if matched is not None:
-            finish, reason = FinishReason.STOP, matched
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self._num_tokens += count
         self._num_parsed += len(text)
         self.score += sum(entry.logprob for entry in logprobs)
-        self.finish = finish
-        events = self.parse.feed(text, ids)
+        events = self.parse.feed(text, ids, self._num_tokens > self.request.sampling.min_tokens)
         answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
-        if self.done:
+        if delta.finish is not None or self._matched() is not None:
             events += self.parse.finish()
+        matched = self._matched()
+        reason = self._reason(delta) if matched is None else matched
+        self.finish = finish = delta.finish if matched is None else FinishReason.STOP
         if self.answer_tokens is not None and answer is not None:
             if self.done:
                 answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
@@ -171,6 +168,11 @@ class Choice:
             prompt_notes=self.prompt_notes,
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
+
+    def _matched(self) -> str | None:
+        """The stop string that has ended the answer."""
+        stops = self._stops or self.parse.stops
+        return None if stops is None else stops.matched
 
     def _reason(self, delta: RequestDelta) -> int | None:
         """The stop token's id when the request named it; the end of sequence is not reported."""

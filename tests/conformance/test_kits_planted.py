@@ -29,7 +29,7 @@ from ferrule.interfaces.http import JSON, Access, CurrentRequest, Router, Router
 from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
+from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import SamplingParams
@@ -598,6 +598,11 @@ class LogprobsAfterProcessing(DefaultSampler):
         return Sampled(found.tokens, found.finite, shown, found.errors)
 
 
+class ForgetsTheMode(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits, replace(batch, logprobs_mode=LogprobsMode.RAW_LOGPROBS))
+
+
 class Push(LogitsProcessor):
     """Good: makes one token likelier."""
 
@@ -1008,6 +1013,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"
     yield "sampler", HidesNaN, "test_rows_that_are_not_finite"
     yield "sampler", LogprobsAfterProcessing, "test_logprobs_are_those_of_the_model"
+    yield "sampler", ForgetsTheMode, "test_logprobs_of_each_mode"
     yield "logits_processor", Push, "test_wrong_arguments_are_a_value_error"
     yield "logits_processor", CountsInTheClass, "test_requests_share_nothing"
     yield "logits_processor", CountsInTheClass, "test_it_works_in_a_batch"

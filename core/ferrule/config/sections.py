@@ -67,6 +67,12 @@ class ModelConfig:
         common=True,
     )
     max_logprobs: int = opt(20, "Most logprobs that a request may ask for.", ge=-1)
+    logprobs_mode: str = opt(
+        "raw_logprobs",
+        "What logprobs are: log-probabilities or logits, of the model (raw), or as tokens are drawn from them, after "
+        "penalties, biases, bans, temperature, top_k, top_p and min_p (processed). Those of prompts are always raw.",
+        choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+    )
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")
     skip_tokenizer_init: bool = opt(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: tuple[str, ...] = opt(

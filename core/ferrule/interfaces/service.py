@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -69,6 +70,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
+    stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
 
 
@@ -133,6 +135,11 @@ class Tokens(ABC):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; part of a character where its text is U+FFFD."""
         return self.token_text(token_id).encode()
+
+    def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        """Where the tokens of a prompt begin in its text, in characters. By default each is as long as it is shown."""
+        lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
+        return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
 
 
 class Administration(ABC):

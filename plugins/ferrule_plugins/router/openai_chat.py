@@ -94,6 +94,7 @@ class Chat:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             beam=beam(body),
             thought_tokens=body.include_reasoning,
+            stop_in_reasoning=body.stop_in_reasoning,
             streamed=body.stream,
         )
 

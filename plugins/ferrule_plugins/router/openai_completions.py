@@ -205,8 +205,8 @@ class _Writer:
         if self._logprobs is None:
             return
         choice["logprobs"] = lists = _no_logprobs()
-        offset = 0
-        for token_id, entry in zip(ids, output.prompt_logprobs or (), strict=True):
+        offsets = asked.service.text_offsets(ids, choice["text"])
+        for offset, token_id, entry in zip(offsets, ids, output.prompt_logprobs or (), strict=True):
             if entry is None:
                 lists["text_offset"].append(offset)
                 lists["tokens"].append(asked.token(token_id))
@@ -214,7 +214,6 @@ class _Writer:
                 lists["top_logprobs"].append(None)
             else:
                 self._add_logprob(lists, offset, entry)
-            offset += len(asked.service.token_text(token_id))
 
     def _add_logprob(self, lists: CompletionLogprobs, offset: int, entry: TokenLogprobs) -> None:
         token = self._asked.token(entry.token_id)

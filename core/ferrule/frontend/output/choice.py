@@ -94,20 +94,17 @@ class Choice:
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
         text, count, offsets = self._read(delta)
-        finish = delta.finish
-        reason: int | str | None = self._reason(delta)
-        matched = self._stops.matched if self._stops is not None else None
-        if matched is not None:
-            finish, reason = FinishReason.STOP, matched
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self._num_tokens += count
         self._num_parsed += len(text)
         self.score += sum(entry.logprob for entry in logprobs)
-        self.finish = finish
-        events = self.parse.feed(text, ids)
+        events = self.parse.feed(text, ids, self._num_tokens > self.request.sampling.min_tokens)
         answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
-        if self.done:
+        if delta.finish is not None or self._matched() is not None:
             events += self.parse.finish()
+        matched = self._matched()
+        reason = self._reason(delta) if matched is None else matched
+        self.finish = finish = delta.finish if matched is None else FinishReason.STOP
         if self.answer_tokens is not None and answer is not None:
             if self.done:
                 answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
@@ -172,6 +169,11 @@ class Choice:
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
 
+    def _matched(self) -> str | None:
+        """The stop string that has ended the answer."""
+        stops = self._stops or self.parse.stops
+        return None if stops is None else stops.matched
+
     def _reason(self, delta: RequestDelta) -> int | None:
         """The stop token's id when the request named it; the end of sequence is not reported."""
         return delta.stop_reason if delta.stop_reason in self.named_stop_ids else None
@@ -186,8 +188,8 @@ class Choice:
             shown = ids[:-1]
         text, offsets = "", []
         for number, token in enumerate(shown, 1):
-            offsets.append(self._num_characters)
             piece = self._detokenizer.feed(token)
+            offsets.append(self._num_characters + self._detokenizer.begin)
             self._num_characters += len(piece)
             if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
                 text += piece
@@ -195,9 +197,10 @@ class Choice:
             text += self._stops.feed(piece)
             if self._stops.matched is not None:
                 return text, number, tuple(offsets)
+        rest = "" if delta.finish is None else self._detokenizer.finish()
+        self._num_characters += len(rest)
         offsets += [self._num_characters] * (len(ids) - len(shown))
         if delta.finish is not None:
-            rest = self._detokenizer.finish()
             if self._stops is not None:
                 rest = self._stops.feed(rest)
                 if self._stops.matched is None:

@@ -25,8 +25,8 @@ class Goal:
 
 
 def _tests(*nodes: str, slow: bool = False) -> Command:
-    """pytest with these files or tests; with `slow` also those of `make test-slow`."""
-    return ("pytest", *(("-m", "slow or not slow") if slow else ()), *nodes)
+    """pytest with these files or tests, of which it shows what victims saw; with `slow` also those of `make test-slow`."""
+    return ("pytest", "-rfEP", *(("-m", "slow or not slow") if slow else ()), *nodes)
 
 
 def _driver(name: str, *words: str) -> Command:

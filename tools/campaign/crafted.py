@@ -107,7 +107,8 @@ def problem_of(case: Case, answer: bytes) -> str:
     if not status:
         return "no answer"
     if status >= 500 or (case.statuses and status not in case.statuses):
-        return f"answered {status}: {answer.partition(b'\r\n\r\n')[2][:160]!r}"
+        _, _, body = answer.partition(b"\r\n\r\n")
+        return f"answered {status}: {body[:160]!r}"
     return f"the answer has {case.never!r}" if case.never in answer.replace(b'": ', b'":') else ""
 
 

@@ -25,7 +25,7 @@ class Goal:
 
 
 def _tests(*nodes: str, slow: bool = False) -> Command:
-    """pytest with these files or tests, of which it shows what victims saw; with `slow` also those of `make test-slow`."""
+    """pytest with these files or tests, with what they print of victims; with `slow` also those of `make test-slow`."""
     return ("pytest", "-rfEP", *(("-m", "slow or not slow") if slow else ()), *nodes)
 
 

@@ -25,7 +25,8 @@ from tools.campaign.victim import BOUND
 
 _KEY = "sk-crafted-91c4"
 _AUTHORISED = b"authorization: Bearer " + _KEY.encode() + b"\r\n"
-_PATIENCE = 120.0  # seconds for an answer
+_PATIENCE = 60.0  # seconds for an answer, after which the client leaves
+_CACHE = {"FERRULE_CPU_KVCACHE_SPACE": "0.5"}  # GiB: with less, a victim would be preempted by 128 long answers
 _CHOICES = (1, 16, 128)
 _NESTED = 60  # levels
 
@@ -141,7 +142,7 @@ def main(argv: Sequence[str]) -> int:
     args = [*QUIET, "--api-key", _KEY, "--enable-request-id-headers", "--public-metrics"]
     with tempfile.TemporaryDirectory(prefix="crafted-") as folder:
         work = partial(measure, cases=chosen)
-        return verdict(*attacked(work, args, Path(folder) / "log", strict_limits(), _KEY))
+        return verdict(*attacked(work, args, Path(folder) / "log", {**strict_limits(), **_CACHE}, _KEY))
 
 
 if __name__ == "__main__":

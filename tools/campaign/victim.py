@@ -3,7 +3,7 @@
 It streams one long greedy answer after another, and measures the longest gap between two pieces of an answer. Each
 answer must end whole and be what the first one was. It is a process of its own, so that what an attacker computes does
 not count. It says what it has seen, as a line of JSON, and waits: once it has had a first answer, and then each time
-that a line comes on its standard input. Another line lets it go on; the end of the input ends it.
+that a byte comes on its standard input. Another byte lets it go on; the end of the input ends it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import http.client
 import json
+import os
 import select
 import subprocess
 import sys
@@ -167,7 +168,7 @@ class Victim:
         pipe = self._process.stdin
         assert pipe is not None
         with contextlib.suppress(BrokenPipeError):  # then it does not answer either
-            pipe.write(b"\n")
+            pipe.write(b".")
             pipe.flush()
 
 
@@ -197,13 +198,13 @@ def main(argv: Sequence[str]) -> int:
     while True:
         streams.close()  # the server may close what is idle while the victim waits
         print(msgspec.json.encode(seen).decode(), flush=True)
-        if not sys.stdin.readline():
+        if not os.read(0, 1):
             return 0
         seen = Seen()
         streams.one(seen)
-        while not select.select([sys.stdin], [], [], 0)[0]:
+        while not select.select([0], [], [], 0)[0]:
             streams.one(seen)
-        if not sys.stdin.readline():
+        if not os.read(0, 1):
             return 0
 
 

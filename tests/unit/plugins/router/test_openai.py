@@ -324,6 +324,26 @@ async def test_a_failed_request_is_a_500_or_an_event() -> None:
         assert site.service.open == 0
 
 
+async def test_a_request_whose_constraint_cannot_be_followed_is_a_400_or_an_event() -> None:
+    """The engine blames the client for it, in the middle of an answer."""
+    message = "The constraint on the output takes too long to follow: simplify its repetitions."
+
+    def blamed(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+        good, _ = failing(request, index, ids)
+        return [good, Output(index=index, finish=FinishReason.ERROR, error=message, invalid=True)]
+
+    for call in (Site().complete, Site().chat):
+        site: Site = call.__self__  # type: ignore[attr-defined]
+        site.service.script = blamed
+        error = error_of(await call(), 400)
+        assert (error["message"], error["type"]) == (message, "BadRequestError")
+        streamed = await call(stream=True)
+        assert "[DONE]" not in streamed.text
+        assert message in streamed.text
+        assert '"code":400' in streamed.text
+        assert site.service.open == 0
+
+
 async def test_infinite_logprobs_are_json() -> None:
     site = Site()
 

@@ -54,7 +54,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt, Service
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -102,7 +102,10 @@ class FrontendService(Operations, Service):
         return dict(self._reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return list((await self._reader.read(prompt)).ids)
+        return list((await self.read(prompt)).ids)
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        return await self._reader.read(prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._reader.detokenize(ids)
@@ -156,11 +159,6 @@ class FrontendService(Operations, Service):
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
-
-    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
-        """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
-        found = await self._reader.read(prompt)
-        return list(found.ids), found.text
 
     # ---------------------------------------------------------------------------------------- the server's side
 

@@ -49,6 +49,14 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
 
 
+class ReadPrompt(Struct, frozen=True):
+    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Generate(Struct, frozen=True, kw_only=True):
     """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major.
 
@@ -121,6 +129,10 @@ class Tokens(ABC):
     @abstractmethod
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
         """Ids of a prompt, off the event loop, under the limits."""
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        """Read a prompt as `tokenize` does, and tell its text and notes, too. Raises RequestError."""
+        return ReadPrompt(tuple(await self.tokenize(prompt)))
 
     @abstractmethod
     async def detokenize(self, ids: Sequence[int]) -> str:

@@ -24,7 +24,7 @@ from ferrule_plugins.router.openai_answers import (
     ToolCall,
     UsageInfo,
 )
-from ferrule_plugins.router.openai_fields import echo_of, role_of
+from ferrule_plugins.router.openai_fields import echo_of, extended, role_of
 from ferrule_plugins.router.openai_params import (
     Asked,
     Meter,
@@ -238,9 +238,7 @@ class _Writer:
     def _see_prompt(self, output: Output) -> None:
         if output.prompt_ids is None or output.index:
             return
-        if output.prompt_notes:
-            told = self._extension["warnings"] if self._extension is not None else []
-            self._extension = {"warnings": [*told, *output.prompt_notes]}
+        self._extension = extended(self._extension, output.prompt_notes)
         if self._asked.token_ids:
             self._prompt["prompt_token_ids"] = list(output.prompt_ids)
         if self._prompt_text and output.prompt_text is not None:

@@ -115,7 +115,7 @@ def _milliseconds(name: str, doc: str) -> Metric:
 
 
 def prompt_tokens(stats: RequestStats) -> int:
-    """The prompt's tokens, which count with the first token of the choice."""
+    """Return the prompt's tokens, which count with the first token of the choice."""
     return stats.prompt_tokens if stats.generation_tokens else 0
 
 

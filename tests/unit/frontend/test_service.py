@@ -154,6 +154,20 @@ async def test_a_conversation_is_rendered(folder: Path) -> None:
     assert engine.requests[0].sampling.max_tokens == 256 - len("<user>Hi<assistant>")
 
 
+async def test_what_a_template_does_not_show_is_told_with_the_ids(folder: Path) -> None:
+    chat = ChatPrompt(messages=({"role": "user", "content": "Hi"}, {"role": "tool", "content": "no"}))
+    only_users = {"chat_template": "{% for m in messages if m.role == 'user' %}<{{ m.content }}>{% endfor %}"}
+    note = "messages[1].content: the chat template does not show it to the model."
+    async with serving(folder, FakeEngine(), frontend=only_users) as service:
+        read = await service.read(chat)
+        assert (bytes(read.ids), read.text, read.notes) == (b"<Hi>", "<Hi>", (note,))
+        (answer,) = await answers(service, Generate(prompts=(chat,), params=SamplingParams(max_tokens=1)))
+        assert answer.prompt_notes == read.notes
+    async with serving(folder, FakeEngine(), frontend=only_users | {"strict_requests": True}) as service:
+        with pytest.raises(RequestError, match=re.escape(note)):
+            await service.tokenize(chat)
+
+
 async def test_ids_need_no_text(folder: Path) -> None:
     async with serving(folder, FakeEngine(), model={"skip_tokenizer_init": True}) as service:
         (answer,) = await answers(service, ask([5, 6], max_tokens=3))

@@ -251,7 +251,7 @@ class Ledger:
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
-    """The figures of a choice. A phase in which it was ended lasted until then."""
+    """Return the figures of a choice. A phase in which it was ended lasted until then."""
 
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0

@@ -37,7 +37,7 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
+from ferrule.frontend.guided.constraint import Constraints, Parsers, constraint_param, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.operations import Operations
 from ferrule.frontend.output.answer_tokens import AnswerTokens
@@ -287,6 +287,7 @@ class FrontendService(Operations, Service):
         account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
+        choice.constraint = constraint_param(request) if engine_request.grammar is not None else None
         choice.prompt_text, choice.prompt_notes = prompt.text, prompt.notes
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop

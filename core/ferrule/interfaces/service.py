@@ -108,10 +108,12 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
     invalid: bool = False
+    param: str | None = None  # with `invalid`: the field that is to blame, where one is known
 
     def failure(self) -> RequestError | RequestFailed:
         """What to raise when `finish` is ERROR."""
-        return (RequestError if self.invalid else RequestFailed)(self.error or "The request failed.")
+        message = self.error or "The request failed."
+        return RequestError(message, self.param) if self.invalid else RequestFailed(message)
 
 
 class Health(Struct, frozen=True, kw_only=True):

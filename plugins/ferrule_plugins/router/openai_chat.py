@@ -55,7 +55,7 @@ class Chat:
         request = self._request(body)
         asked = Asked.of("chatcmpl", body, info, request, self._ctx)
         try:
-            with named_by(body):
+            with named_by(asked):
                 outputs = await service.generate(request)
         except RequestError as error:
             # The service knows the values under the names of SamplingParams.
@@ -213,7 +213,7 @@ class _Writer:
         """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
         self._meter.see(output)
         index = output.index
-        finish = finish_of(output)
+        finish = finish_of(output, self._asked)
         pieces = []
         if not self._begun[index]:
             self._begun[index] = True

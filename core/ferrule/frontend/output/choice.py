@@ -47,6 +47,7 @@ class Choice:
         self.finish: FinishReason | None = None  # as the client was told
         self.last: RequestDelta | None = None  # the engine's last word
         self.ended = False  # nothing more comes from the engine
+        self.constraint: str | None = None  # the field that it comes from
         self.prompt_text: str | None = None
         self.prompt_notes: tuple[str, ...] = ()
         self.named_stop_ids: frozenset[int] = frozenset()
@@ -135,6 +136,7 @@ class Choice:
             error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
             usage=self._usage(),
             invalid=delta.invalid,
+            param=self.constraint if delta.invalid else None,
         )
 
     def _answer(

@@ -74,16 +74,9 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     @property
     def plain(self) -> bool:
         """True when logits need no change before sampling."""
-        return not (
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.min_tokens
-            or self.logit_bias
-            or self.allowed_token_ids
-            or self.bad_words
-            or self.processors
-        )
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        barred = self.min_tokens or self.allowed_token_ids or self.bad_words
+        return not (penalties or barred or self.logit_bias or self.processors)
 
 
 # What output may look like, as a tree. A guided-decoding backend compiles it; texts are those that the client sees.
@@ -376,7 +369,11 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
     restarts: int = 0  # engines that have died and were followed by another; counters go on over them
-    buffered_bytes: int = 0  # that API processes keep for their clients; the engine does not know
+    # What follows is counted by the API processes, and 0 where the engine says it.
+    buffered_bytes: int = 0  # that they keep for their clients
+    choice_prompt_tokens: int = 0  # of choices with a first token; those of a beam search once, not for each step
+    choice_prompt_cached: int = 0  # those of them that came from the prefix cache
+    choice_generation_tokens: int = 0  # read by a client or not, of engines that have died too
 
     @property
     def cache_usage(self) -> float:

@@ -37,7 +37,7 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
+from ferrule.frontend.guided.constraint import Constraints, Parsers, constraint_param, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.operations import Operations
 from ferrule.frontend.output.answer_tokens import AnswerTokens
@@ -54,7 +54,7 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt, Service
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -102,7 +102,10 @@ class FrontendService(Operations, Service):
         return dict(self._reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return list((await self._reader.read(prompt)).ids)
+        return list((await self.read(prompt)).ids)
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        return await self._reader.read(prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._reader.detokenize(ids)
@@ -161,11 +164,6 @@ class FrontendService(Operations, Service):
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
-
-    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
-        """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
-        found = await self._reader.read(prompt)
-        return list(found.ids), found.text
 
     # ---------------------------------------------------------------------------------------- the server's side
 
@@ -297,6 +295,7 @@ class FrontendService(Operations, Service):
         account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
+        choice.constraint = constraint_param(request) if engine_request.grammar is not None else None
         choice.prompt_text, choice.prompt_notes = prompt.text, prompt.notes
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop

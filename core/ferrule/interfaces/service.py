@@ -50,6 +50,14 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
 
 
+class ReadPrompt(Struct, frozen=True):
+    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Generate(Struct, frozen=True, kw_only=True):
     """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major.
 
@@ -102,10 +110,12 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
     invalid: bool = False
+    param: str | None = None  # with `invalid`: the field that is to blame, where one is known
 
     def failure(self) -> RequestError | RequestFailed:
         """What to raise when `finish` is ERROR."""
-        return (RequestError if self.invalid else RequestFailed)(self.error or "The request failed.")
+        message = self.error or "The request failed."
+        return RequestError(message, self.param) if self.invalid else RequestFailed(message)
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -123,6 +133,10 @@ class Tokens(ABC):
     @abstractmethod
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
         """Ids of a prompt, off the event loop, under the limits."""
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        """Read a prompt as `tokenize` does, and tell its text and notes, too. Raises RequestError."""
+        return ReadPrompt(tuple(await self.tokenize(prompt)))
 
     @abstractmethod
     async def detokenize(self, ids: Sequence[int]) -> str:

@@ -439,6 +439,32 @@ def test_a_constraint_that_gets_slow_after_it_was_loaded_anew_is_not_tried_again
     assert follow(grammars, 0, 1) == ({1: 2}, {0: SLOW})
 
 
+def test_new_constraints_wait_while_threads_that_were_left_behind_work(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrule.runner.follower._MOST_LEFT", 2)
+    grammars.prepare(grammar_of("known")).result(60)
+    grammars.apply((), [admit(0, "slow"), admit(1, "slower"), admit(2, "")])
+    assert follow(grammars, 0, 1, 2) == (dict.fromkeys(range(3), 0), {})
+    assert follow(grammars, 0, 1, 2) == ({2: 1}, {0: SLOW, 1: SLOW})
+    waiting = grammars.prepare(grammar_of("new"))
+    assert grammars.prepare(grammar_of("known")).done()
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    assert follow(grammars, 2) == ({2: 2}, {})
+    STOPPED.set()
+    waiting.result(60)
+
+
+def test_constraints_that_wait_do_not_outlive_the_runner(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.runner.follower._MOST_LEFT", 0)
+    waiting = grammars.prepare(grammar_of("new"))
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    grammars.close()
+    waiting.result(60)
+
+
 def test_a_constraint_that_is_too_complex_is_the_clients_fault(grammars: Grammars) -> None:
     grammars.apply((), [admit(0, "complex"), admit(1, "fill"), admit(2, "")])
     pending = grammars.masks([chunk(0), chunk(1), chunk(2)], 1)

@@ -25,7 +25,7 @@ from ferrule.frontend.text.infill import infill
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Prompt
+from ferrule.interfaces.service import ChatPrompt, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Embeds, TokenSampling
@@ -50,14 +50,6 @@ class Prepared(Struct, frozen=True):
     def weight(self) -> int:
         """What the prompt counts in the queue, in tokens: embeddings by their bytes."""
         return max(len(self.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
-
-
-class Reading(Struct, frozen=True):
-    """The ids of a prompt, its text if it had one, and what of a conversation it does not show."""
-
-    ids: tuple[int, ...]
-    text: str | None = None
-    notes: tuple[str, ...] = ()
 
 
 class PromptReader:
@@ -108,7 +100,7 @@ class PromptReader:
             embeds = replace(embeds, tokens=len(ids), data=data)
         return Prepared(ids, None, sampling, embeds, digest)
 
-    async def read(self, prompt: Prompt | ChatPrompt) -> Reading:
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Raises RequestError."""
         notes: tuple[str, ...] = ()
         if isinstance(prompt, ChatPrompt):
@@ -116,20 +108,20 @@ class PromptReader:
             written = await self.renderer.encode(prompt, encoder)
             if written is not None:
                 text = decode(encoder.tokenizer, written, skip_special_tokens=False)
-                return Reading(self._known(written, param), text)
+                return ReadPrompt(self._known(written, param), text)
             rendered = await self.renderer.write(prompt)
             text, notes = rendered.text, rendered.notes
         elif prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
                 raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
-            return Reading(check_ids(prompt.ids, self.rules, "prompt"))
+            return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt"))
         else:
             encoder, param = self._need_encoder(), "prompt"
             text = check_text(prompt.text, self.max_characters, param)
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
         ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
-        return Reading(self._known(ids, param), text, notes)
+        return ReadPrompt(self._known(ids, param), text, notes)
 
     def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if ids and max(ids) >= self.rules.vocab_size:

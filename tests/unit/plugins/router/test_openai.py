@@ -500,6 +500,25 @@ async def test_models() -> None:
     assert (await site.http.get("/v1/models/alias")).json()["object"] == "model"
 
 
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+async def test_a_constraint_that_the_engine_refuses_is_named_as_the_client_does(
+    given: dict[str, Any], param: str
+) -> None:
+    site = Site()
+    refused = Output(index=0, finish=FinishReason.ERROR, error="no", invalid=True, param="structured_outputs")
+    site.service.script = lambda request, index, ids: [refused]
+    for call in (site.complete, site.chat):
+        assert error_of(await call(**given))["param"] == param
+        assert f'"param":"{param}"' in (await call(**given, stream=True)).text
+
+
 async def test_tokenize_and_back() -> None:
     site = Site()
     answer = (await site.http.post("/tokenize", json={"prompt": "ab", "return_token_strs": True})).json()

@@ -385,7 +385,8 @@ class WithTheDefaults(Scheduler):
         try:
             self.inner.add(request, now)
         except ValueError as error:
-            assert "already here" in str(error), f"the gate does not admit such a request: {error}"
+            if "already here" not in str(error):
+                raise AssertionError(f"the gate does not admit such a request: {error}") from error
             raise
 
     def cancel(self, ids, reason, now):

@@ -116,7 +116,8 @@ def test_mp_with_one_worker_is_uni() -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["--scheduler-cls", "my.module.Scheduler"], "name the file of the class with --plugin scheduler=FILE.py"),
+        (["--scheduler-cls", "my/scheduler.py"], "Name a file with --plugin scheduler=my/scheduler.py."),
+        (["--prefix-caching-hash-algo", "md5"], "sha256_cbor"),
         (["--compilation-config", '{"level": 7}'], "--compilation-config: level 7 does not exist; use 0, 1, 2 or 3."),
         (["--compilation-config", '{"levle": 2}'], "--compilation-config has no key 'levle'. Did you mean 'level'?"),
         (["--compilation-config.mode", "high"], "--compilation-config: level 'high' does not exist"),

@@ -166,6 +166,8 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
     found = []
     if one_worker(config, plugins) is not config:
         found.append("--distributed-executor-backend mp: there is one worker, in the engine's process: uni is used.")
+    if config.model.code_revision is not None and not config.model.trust_remote_code:
+        found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
     return found
@@ -201,6 +203,11 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--served-model-name has the same name twice.")
     if any(not name.strip() for name in model.served_model_name):
         problems.append("--served-model-name has an empty name.")
+    if model.trust_remote_code and model.code_revision not in (None, model.revision):
+        problems.append(
+            f"--code-revision {model.code_revision}: code is fetched with the weights, of which --revision is "
+            f"{model.revision or 'not given'}. Give both the same revision."
+        )
     if any(not key.strip() for key in config.frontend.api_key):
         problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
     if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():

@@ -29,6 +29,11 @@ class ModelConfig:
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
     trust_remote_code: bool = opt(False, "Allow Python code that a checkpoint brings to run.")
+    code_revision: str | None = opt(
+        None,
+        "Branch, tag or commit of that code. It is fetched with the weights, so it must be the same as --revision; "
+        "without --trust-remote-code no code is fetched.",
+    )
     dtype: str = opt(
         "auto",
         "Type of weights and activations. auto: float16 for float32 and float16 checkpoints, else bfloat16, where the "

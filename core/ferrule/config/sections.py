@@ -30,6 +30,11 @@ class ModelConfig:
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
     trust_remote_code: bool = opt(False, "Allow Python code that a checkpoint brings to run.")
+    code_revision: str | None = opt(
+        None,
+        "Branch, tag or commit of that code. It is fetched with the weights, so it must be the same as --revision; "
+        "without --trust-remote-code no code is fetched.",
+    )
     dtype: str = opt(
         "auto",
         "Type of weights and activations. auto: float16 for float32 and float16 checkpoints, else bfloat16, where the "
@@ -161,7 +166,12 @@ class CacheConfig:
         choices=("auto", "global", "key"),
         server=True,
     )
-    prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
+    prefix_caching_hash_algo: str = opt(
+        "sha256",
+        "Hash of cache blocks. xxhash (XXH3, 128 bits) and builtin (Python's) are quicker, and without protection "
+        "against made-up collisions; names with _cbor hash canonical CBOR. xxhash and _cbor need ferrule[hashes].",
+        choices=("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+    )
     kv_cache_dtype: str = opt(
         "auto",
         "Type of cache entries; auto: the model's; fp8 is fp8_e4m3. Of 8 bits, twice the tokens fit.",
@@ -216,7 +226,7 @@ class SchedulerConfig:
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
     scheduler_cls: str = opt(
         "default",
-        "Scheduler plugin.",
+        "Scheduler plugin, by its name or as the import path of a class, package.module.Class.",
         kind="scheduler",
         opens=("None", "vllm.core.scheduler.Scheduler"),
         foreign=("vllm.core.scheduler.Scheduler",),
@@ -441,7 +451,9 @@ class PluginConfig:
     plugins_allow: tuple[str, ...] = opt((), "Only these: kind:name or a distribution.", nargs="+")
     plugins_deny: tuple[str, ...] = opt((), "Never these: kind:name or a distribution; wins over allow.", nargs="+")
     plugins_prefer: tuple[str, ...] = opt((), "kind:name=distribution, where two offer one name.", nargs="+")
-    plugin: tuple[str, ...] = opt((), "kind=file.py: a plugin from a file.", nargs="+", append=True)
+    plugin: tuple[str, ...] = opt(
+        (), "kind=file.py: a plugin from a file; or kind=package.module.Class.", nargs="+", append=True
+    )
     plugin_config: dict[str, Any] = opt(
         {},
         "Options of a plugin, kind:name={...}; --help=kind:name shows which it has.",

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.places import placed
 from ferrule.config.plugins import configured
-from ferrule.config.resolve import check_names, one_worker, remarks, resolve
+from ferrule.config.resolve import check_names, one_worker, remarks, resolve, with_scheduler
+from ferrule.errors import ConfigError
 from ferrule.launch.resources import check_memory
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
 
@@ -60,10 +62,23 @@ def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str
     for remark in remarks(resolved, chosen):
         _logger.warning("%s", remark)
     resolved = one_worker(resolved, chosen)
+    chosen = with_scheduler(resolved, chosen)
     chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
+    _check_packages(resolved.cache.prefix_caching_hash_algo)
     for id in chosen.options:
         kind, _, name = id.partition(":")
         chosen.find(kind, name)
     check_plugins(chosen, (), Component.LAUNCHER)
     return resolved, chosen
+
+
+def _check_packages(hash_algo: str) -> None:
+    """Raise ConfigError where a package that `--prefix-caching-hash-algo` needs is not installed."""
+    needed = [package for part, package in (("cbor", "cbor2"), ("xxhash", "xxhash")) if part in hash_algo]
+    missing = " and ".join(package for package in needed if find_spec(package) is None)
+    if missing:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo {hash_algo} needs {missing}, which is not installed.",
+            "pip install 'ferrule[hashes]' installs what it needs.",
+        )

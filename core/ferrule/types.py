@@ -135,11 +135,16 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included. `others` stop it, too; `without` does not stand before it."""
+    """Any text up to the first `stop`, which is included. `others` stop it, too; `without` does not stand before it.
+
+    `least` and `most`: characters in front of the stop; None: any number.
+    """
 
     stop: str
     others: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
 
 
 class Anything(Struct, frozen=True, tag="anything"):

@@ -94,15 +94,12 @@ class LiteralCall(HeadedCall):
             return Json(schema)
         if kinds != {"string"}:
             return None
-        if demands == {"type"}:
-            return Series((Fixed(quote), Until(quote)))
         values = schema.get("enum", [schema.get("const")])
         if demands <= {"type", "enum", "const"} and argument_schemas.all_valid(values, schema):
             plain = [value for value in values if quote not in value]
             return OneOf(tuple(Fixed(quote + value + quote) for value in plain)) if plain else None
         if demands <= {"type", "minLength", "maxLength"}:
-            length = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
-            return Series((Fixed(quote), Regex(rf"[^\n{quote[0]}]{length}"), Fixed(quote)))
+            return Series((Fixed(quote), Until(quote, least=schema.get("minLength", 0), most=schema.get("maxLength"))))
         return None
 
     def _array(self, schema: dict[str, Any], depth: int) -> Form | None:

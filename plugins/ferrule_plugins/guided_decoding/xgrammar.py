@@ -176,7 +176,7 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
         case Json(schema):
             return GrammarFormat(grammar=_json(schema, spec))
         case Regex(pattern):
-            return GrammarFormat(grammar=str(xgrammar.Grammar.from_regex(whole(pattern))))
+            return _regex(whole(pattern))
         case Rules(source):
             return GrammarFormat(grammar=_rules(source))
         case OneOf(()):
@@ -187,8 +187,8 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
             return SequenceFormat(elements=[_format(part, spec) for part in parts])
         case Repeated():
             return _repeated(form, _format(form.part, spec))
-        case Until(stop, others, without):
-            return TagFormat(begin="", content=AnyTextFormat(excludes=list(without)), end=[stop, *others])
+        case Until():
+            return _until(form)
         case Anything():
             return AnyTextFormat()
         case Triggered():
@@ -204,6 +204,45 @@ def _repeated(form: Repeated, part: Format) -> Format:
     most = -1 if form.most is None else form.most - 1
     whole = SequenceFormat(elements=[part, RepeatFormat(min=max(0, form.least - 1), max=most, content=again)])
     return whole if form.least else OptionalFormat(content=whole)
+
+
+def _until(form: Until) -> Format:
+    """The library cannot count characters and look for an end at once.
+
+    So none of those that are counted begins an end. But it may where the next one does not go on with it: the two are
+    counted as one, of which at most half as many may come.
+    """
+    stops = [form.stop, *form.others]
+    if form.most is None and not form.least:
+        return TagFormat(begin="", content=AnyTextFormat(excludes=list(form.without)), end=stops)
+    if form.most is not None and form.most < form.least:
+        raise ValueError(f"{form.least} to {form.most} characters")
+    ends = (*stops, *form.without)
+    begin, behind = {end[0] for end in ends}, {end[1] for end in ends if len(end) > 1}
+    broken = begin - {end for end in ends if len(end) == 1}
+    other = f"[^{_class(begin)}]"
+    either = f"(?:{other}|[{_class(broken)}][^{_class(begin | behind)}])" if broken else other
+    if form.most is None:
+        return SequenceFormat(
+            elements=[_regex(f"{either}{{{form.least}}}"), _until(Until(form.stop, form.others, form.without))]
+        )
+    texts = [_regex(f"{other}{{{form.least},{form.most}}}")]
+    if form.least <= form.most // 2:
+        texts.append(_regex(f"{either}{{{form.least},{form.most // 2}}}"))
+    return SequenceFormat(
+        elements=[OrFormat(elements=texts), OrFormat(elements=[ConstStringFormat(value=stop) for stop in stops])]
+    )
+
+
+def _regex(pattern: str) -> Format:
+    return GrammarFormat(grammar=str(xgrammar.Grammar.from_regex(pattern)))
+
+
+def _class(characters: set[str]) -> str:
+    """Inside the brackets of a pattern."""
+    return "".join(
+        f"\\u{ord(one):04x}" if one < " " else f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters)
+    )
 
 
 def _triggered(form: Triggered, spec: GrammarSpec) -> Format:

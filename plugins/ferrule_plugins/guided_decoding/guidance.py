@@ -48,6 +48,9 @@ _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
 _IN_REFERENCES = "%/#!$&'()*+,;=:@?-._~"  # what is not escaped
 _JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\s+|[{}\[\]:,]|[^"\s{}\[\]:,]+|"', re.DOTALL)
+# Of characters by their number, the library writes control characters alone: where a model began to write é as \\u00e9,
+# it got another character. So none is begun, unless one stands in the schema.
+_ESCAPES, _CONTROL = 'nrbtf\\"', "\\u00"
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -235,6 +238,7 @@ class _Writer:
             found = closed(found)
         found = mapped(mapped(found, _plain_keywords), _folded)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+        options["json_allowed_escapes"] = _ESCAPES + ("u" if _CONTROL in json.dumps(schema, ensure_ascii=False) else "")
         if space := spaces.pattern(self._spec, schema):
             options["whitespace_pattern"] = space
         return {**found, "x-guidance": options}

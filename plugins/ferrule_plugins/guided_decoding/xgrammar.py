@@ -287,7 +287,7 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     text = json.dumps(mapped(found, numbered))
     grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=True, strict_mode=False))
     grammar = _with_space(grammar, spec, schema)
-    grammar = _LENGTH.sub("(mended_character)", grammar)
+    grammar = _LENGTH.sub("mended_character", grammar)
     grammar = _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar)
     grammar = _PATTERN.sub(r"\1root", grammar)
     return "\n".join((grammar, _ADDED, *(_pattern_rules(number, pattern) for number, pattern in enumerate(patterns))))
@@ -337,7 +337,7 @@ def _known_numbers(schema: dict[str, Any]) -> str | None:
 _SPACE = re.compile(r'"(?:\\.|[^"\\])*"|\(=\(\[ \\n\\r\\t\]\*|(\[ \\n\\r\\t\]\*)')
 _AFTER_SPACE = r'after_space_ ::= ["{}\[\],:\-0-9] | "true" | "false" | "null"'
 # The library counts raw control characters, which JSON does not allow, and none that are escaped.
-_LENGTH = re.compile(re.escape(r"([^\"\\\r\n])"))
+_LENGTH = re.compile(re.escape(r"[^\"\\\r\n]"))
 _PATTERN = re.compile(r'Regex\("(pattern\d+_)", json_string=true\)')
 _RULE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\b(root\w*)')
 # Properties that the schema does not name may have any other name, and an escape could spell one that it names.

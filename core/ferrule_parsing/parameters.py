@@ -36,7 +36,8 @@ class Parameters(HeadedCall):
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
     `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
     with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
-    `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
+    `quotes`: what may stand around a value; the first one ends a spelling of `behind_key`, and the value then ends at the
+    second one in front of `end_value`. `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
     """
 
     key: str
@@ -48,6 +49,7 @@ class Parameters(HeadedCall):
     gap: str = "\n"
     unclosed: bool = True
     undeclared_json: bool = False
+    quotes: tuple[str, str] = ("", "")
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -184,16 +186,16 @@ class _ParametersReader(HeadedReader):
         """In front of an argument, or of the end."""
         if not reader.past_space():
             return False
-        key = reader.take(self._syntax.key)
+        key = reader.take_any(_keys(self._syntax))
         end: bool | None = False
-        if key is False:
+        if key == "":
             end = reader.take(self._syntax.end) if self._syntax.end else True
         if key:
             self._state = self._in_key
         elif end:
             self._close(out)
             self.done = True
-        elif key is False and end is False:
+        elif key == "" and end is False:
             self._fail(out)
         return bool(key)
 
@@ -230,8 +232,17 @@ class _ParametersReader(HeadedReader):
         out.arguments((", " if self._given else "{") + encode_basestring(self._key) + ": ")
         self._given.add(self._key)
         self._begun, self._break, self._value, self._nested = False, "", [], None
-        self._values = None if self._exact else ValueReader(self._tags, self._given, self._properties)
-        self._end = (self._syntax.padding if self._exact and self._limits(self._key) else "") + self._syntax.end_value
+        quoted = bool(self._syntax.quotes[0]) and (spelling or "").endswith(self._syntax.quotes[0])
+        sure = self._exact or quoted
+        self._values = None if sure else ValueReader(self._tags, self._given, self._properties)
+        before = (
+            self._syntax.quotes[1]
+            if quoted
+            else self._syntax.padding
+            if self._exact and self._limits(self._key)
+            else ""
+        )
+        self._end = before + self._syntax.end_value
         if self._kinds == _STRING:
             out.arguments('"')
         self._state = self._in_string if self._kinds == _STRING else self._in_value
@@ -325,6 +336,12 @@ def _spellings(syntax: Parameters) -> dict[str, bool | None]:
         words = text.split()
         found |= {" ".join(words[at:]): string for at in range(1, len(words)) if words[at].startswith("<")}
     return found
+
+
+@lru_cache(maxsize=64)
+def _keys(syntax: Parameters) -> Tags:
+    """What a key begins with: the space in it may be missing."""
+    return Tags(*{syntax.key, syntax.key.replace(" ", "")})
 
 
 @lru_cache(maxsize=64)

@@ -35,7 +35,7 @@ PARSERS = {
 }
 ENDS = (
     *("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", "<escape>", '<|"|>'),
-    *("<|close|>argument<|sep|>", "<|tool_arg:end|>"),
+    *("<|close|>argument<|sep|>", "<|tool_arg:end|>", "</param>"),
     *('"', "}", "]", "\n"),
 )
 MARKS = sorted({text for parser in PARSERS.values() for text in (*parser.special_tokens, *ENDS)})
@@ -444,3 +444,31 @@ def test_an_enforced_string_that_may_be_null_is_read_as_it_is(schema: dict[str, 
     parser, _ = made("qwen3_coder", (function("f", properties={"a": schema}, required=["a"]),), "required")
     found = fold(parser, list(TAGGED["qwen3_coder"].format(text)))
     assert json.loads(found.calls[0].arguments) == {"a": text}
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_the_tags_of_minicpm5_may_lack_their_space(space: str) -> None:
+    text = f'So: <function{space}name="now"><param{space}name="a">1</param></function>.'
+    found = fold(PARSERS["minicpm5"](TOOLS), list(text))
+    assert [(call.name, call.arguments) for call in found.calls] == [("now", '{"a": "1"}')]
+
+
+_NOW = '<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"now{_NOW}<|content_model_end_sampling|>", "", 1),
+        (f"{_NOW}<|message_model|>now{_NOW}", "", 2),
+        ("<|content_text|>Five.<|end_message|><|content_model_end_sampling|>", "Five.", 0),
+        (f"<|content_text|>I ask.<|end_message|><|message_model|>now{_NOW}", "I ask.", 1),
+        (f"now{_NOW}<|message_model|><|content_text|>Done.<|end_message|>", "Done.", 1),
+        ("Just this. <|message_model|>now", "Just this. now", 0),
+        ("now", "now", 0),
+    ],
+)
+def test_messages_of_inkling_name_their_kind(text: str, content: str, calls: int) -> None:
+    for step in (1, 7, len(text)):
+        found = fold(PARSERS["inkling"](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
+        assert (found.content, [call.name for call in found.calls]) == (content, ["now"] * calls)

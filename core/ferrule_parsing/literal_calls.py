@@ -46,13 +46,19 @@ class LiteralCall(HeadedCall):
 
     def _members(self, schema: dict[str, Any], depth: int = 0) -> Form | None:
         """The arguments, or the members of an object at some depth."""
+        each = [self._way(one, depth) for one in argument_schemas.ways(schema)]
+        ways = tuple(one for one in each if one is not None)
+        return None if not ways or len(ways) < len(each) else ways[0] if len(ways) == 1 else OneOf(ways)
+
+    def _way(self, schema: dict[str, Any], depth: int) -> Form | None:
         found = argument_schemas.arguments(schema)
         if found is None:
             return None
         assign, separator = self.literals.assign, self.literals.separator
         if not found and schema.get("additionalProperties") is not False:
-            value = Json(True) if self.literals.escapes else self._value({"type": "string"}, depth)
-            return Repeated(Series((_ANY_NAME, Fixed(assign), value or Json(True))), separator)
+            others = argument_schemas.others(schema) or ({} if self.literals.escapes else {"type": "string"})
+            value = self._value(others, depth)
+            return None if value is None else Repeated(Series((_ANY_NAME, Fixed(assign), value)), separator)
         members: list[tuple[Form, bool]] = []
         for one in found:
             value = self._value(one.schema, depth)

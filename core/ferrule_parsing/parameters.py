@@ -36,8 +36,9 @@ class Parameters(HeadedCall):
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
     `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
     with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
-    `quotes`: what may stand around a value; the first one ends a spelling of `behind_key`, and the value then ends at the
-    second one in front of `end_value`. `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
+    `quotes`: what may stand around a value; the first one ends a spelling of `behind_key`, and the value then ends at
+    the second one in front of `end_value`.
+    `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
     """
 
     key: str
@@ -60,18 +61,24 @@ class Parameters(HeadedCall):
 
     def form(self, function: EnforcedFunction) -> Form | None:
         head = self.head.form(function.name)
-        found = argument_schemas.arguments(function.schema)
-        if head is None or found is None:
+        each = [self._members(one) for one in argument_schemas.ways(function.schema)]
+        ways = tuple(one for one in each if one is not None)
+        if head is None or not ways or len(ways) < len(each):
             return None
-        if not found and function.schema.get("additionalProperties") is not False:
-            members: Form | None = Repeated(self._any(), "", 0, None)
-        else:
-            forms = [(self._argument(one), one.required) for one in found]
-            whole = [(form, required) for form, required in forms if form is not None]
-            members = argument_schemas.listed(whole, "") if len(whole) == len(forms) else None
-        if members is None:
-            return None
+        members = ways[0] if len(ways) == 1 else OneOf(ways)
         return Series((*head, Fixed(self.gap), members, *((Fixed(self.end + self.behind),) if self.end else ())))
+
+    def _members(self, schema: dict[str, Any]) -> Form | None:
+        found = argument_schemas.arguments(schema)
+        if found is None:
+            return None
+        if not found and schema.get("additionalProperties") is not False:
+            others = argument_schemas.others(schema)
+            value = self._any() if others is None else self._argument(argument_schemas.Argument("", others, False))
+            return None if value is None else Repeated(value, "", 0, None)
+        forms = [(self._argument(one), one.required) for one in found]
+        whole = [(form, required) for form, required in forms if form is not None]
+        return argument_schemas.listed(whole, "") if len(whole) == len(forms) else None
 
     def _any(self) -> Form:
         behind = next((text for text, string in self.behind_key if string is not False), self.behind_key[0][0])
@@ -86,7 +93,7 @@ class Parameters(HeadedCall):
         values = [self._value(one) for one in _distinct(every)]
         whole = [value for value in values if value is not None]
         return (
-            Series((Fixed(self.key + name), OneOf(tuple(whole)), Fixed(self.gap)))
+            Series((Fixed(self.key), Fixed(name) if name else _ANY_KEY, OneOf(tuple(whole)), Fixed(self.gap)))
             if len(whole) == len(values)
             else None
         )

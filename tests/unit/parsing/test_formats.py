@@ -472,3 +472,45 @@ def test_messages_of_inkling_name_their_kind(text: str, content: str, calls: int
     for step in (1, 7, len(text)):
         found = fold(PARSERS["inkling"](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
         assert (found.content, [call.name for call in found.calls]) == (content, ["now"] * calls)
+
+
+OPEN = [
+    {"$ref": "#/$defs/a", "$defs": {"a": {**N, "required": ["n"]}}},
+    {
+        "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"m": {"type": "integer"}}, "required": ["m"]}],
+        "$defs": {"a": N},
+    },
+    {"anyOf": [{"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {**N, "required": ["s"]}]},
+    {**N, "anyOf": [{"required": ["n"]}, {"required": ["s"]}]},
+    {"additionalProperties": {"type": "integer"}},
+    {"additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "boolean"}}},
+]
+
+
+@pytest.mark.parametrize("schema", OPEN, ids=range(len(OPEN)))
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v32", "gemma4", "pythonic", "minicpm5"])
+def test_open_roots_are_enforced_in_the_format(backend: Guidance, name: str, schema: dict[str, Any]) -> None:
+    tools = (function("f", **schema),)
+    for seed in range(3):
+        parser, spec = made(name, tools, "required", parallel_tool_calls=False)
+        assert isinstance(parser, PARSERS[name])
+        assert spec is not None
+        assert checked(parser, tools, generated(backend, name, spec, seed, length=20), size=7).calls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [N, {"additionalProperties": False}]},
+        {"allOf": [N, {"properties": {"n": {"type": "string"}}}]},
+        {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"properties": {"n": {"type": "string"}}}]},
+        {"anyOf": [N, {"type": "null"}]},
+        {"oneOf": [N, {"properties": {"n": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/a", "$defs": CHAIN},
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+def test_roots_that_a_format_cannot_say_are_enforced_as_json(name: str, schema: dict[str, Any]) -> None:
+    parser, _ = made(name, (function("f", **schema),), "required")
+    assert not isinstance(parser, PARSERS[name])

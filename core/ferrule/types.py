@@ -128,11 +128,13 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included. `others` stop it, too; `without` does not stand before it."""
+    """Any text up to the first of `stop` and `others`, with `least` to `most` characters and no `without` before it."""
 
     stop: str
     others: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
 
 
 class Anything(Struct, frozen=True, tag="anything"):
@@ -149,9 +151,7 @@ class Tag(Struct, frozen=True):
 
 class Triggered(Struct, frozen=True, tag="triggered"):
     """Any text, in which each of the `triggers` is the beginning of one of `tags`. Each tag begins with one of them.
-
-    No trigger begins with another one. `most`: so many tags, behind which the text ends; None: any number.
-    """
+    No trigger begins with another one. `most`: so many tags, behind which the text ends; None: any number."""
 
     triggers: tuple[str, ...]
     tags: tuple[Tag, ...]

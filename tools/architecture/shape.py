@@ -47,7 +47,7 @@ BUDGETS = MappingProxyType(
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
-        "ferrule_parsing": 2_400,
+        "ferrule_parsing": 2_500,
     }
 )
 

@@ -28,10 +28,8 @@ from msgspec.structs import replace
 
 from ferrule.config import Config
 from ferrule.errors import CheckpointError, ConfigError, OverloadedError
-from ferrule.small_files import read_small
 from ferrule.wire.board import MAX_CALLERS, OPEN, SPENT, SPENT_IN, Board, caller_cell
 
-_MAX_FILE = 1 << 20  # bytes
 _MINUTE = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
@@ -201,19 +199,20 @@ CALLER: ContextVar[Visit | None] = ContextVar("ferrule.caller", default=None)
 
 def read_file(file: Path) -> list[Caller]:
     """The keys of a file. Raises ConfigError; no message has a key in it."""
-    import yaml
+    # imported here, because it brings yaml: most servers have no such file
+    from ferrule.yaml_text import YamlError, read_yaml, value_of
 
     where = f"--api-key-file {file}"
     try:
-        content = yaml.safe_load(read_small(file, _MAX_FILE, "file of keys"))
+        root = read_yaml(file, "file of keys")
     except OSError as error:
         raise ConfigError(f"{where} cannot be read: {error.strerror}.") from None
     except CheckpointError as error:
         raise ConfigError(f"--api-key-file: {error.message}") from None
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        line = getattr(getattr(error, "problem_mark", None), "line", None)
-        place = "" if line is None else f", line {line + 1}"
-        raise ConfigError(f"{where} is not valid YAML{place}.") from None
+    except YamlError as error:
+        place = "" if error.line is None else f", line {error.line}"
+        raise ConfigError(f"{where}{place}: {error.problem}.") from None
+    content = None if root is None else value_of(root)
     if not isinstance(content, dict):
         raise ConfigError(f"{where} must have an entry for each key: NAME: KEY.")
     return [_caller(name, entry, where) for name, entry in content.items()]

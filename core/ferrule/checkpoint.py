@@ -40,6 +40,7 @@ _LENGTHS = (
     "max_sequence_length",
     "max_seq_length",
 )
+READ = frozenset({*_OUTER, *_LENGTHS, "model_max_length"})  # of any model: by this module, and who asks it
 SAMPLING = ("repetition_penalty", "temperature", "top_k", "top_p", "min_p", "max_new_tokens")
 _UNSTATED_LENGTH = 2048
 
@@ -66,9 +67,16 @@ class Values(dict[str, Any]):
         )
 
 
+def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration with some other values. It still knows its file, and which of its keys were asked for."""
+    made = copy.copy(config) if isinstance(config, dict) else dict(config)
+    made.update(changes)
+    return made
+
+
 def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
     """The configuration with an architecture's `names` as common names too, and `defaults` for keys it lacks."""
-    complete = copy.copy(config) if isinstance(config, dict) else dict(config)
+    complete = changed(config, {})
     for own, common in names.items():
         if config.get(own) is not None:
             complete[common] = config[own]
@@ -90,13 +98,20 @@ def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: s
     too. `form` is that of `config_file`; what is in Mistral's comes out as a ``config.json`` would. Raises
     CheckpointError.
     """
-    file = config_file(folder, form)
+    try:
+        return _read(config_file(folder, form), dict(overrides or {}))
+    except CheckpointError as error:
+        if overrides:
+            raise CheckpointError(f"With --hf-overrides: {error.message}", error.hint) from None
+        raise
+
+
+def _read(file: Path, changes: Mapping[str, Any]) -> Values:
     outer = read_json(file)
     if file.name == mistral_params.FILE:
         outer = mistral_params.translated(outer, file)
     elif not outer.get("quantization_config"):
         outer.update(_older_settings(outer) or _modelopt_settings(file.with_name(_MODELOPT)))
-    changes = dict(overrides or {})
     _override(outer, changes)
     raw = _text_part(outer)
     if raw is not outer:
@@ -324,7 +339,6 @@ def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | 
     `overrides` (``--override-generation-config``) win, and are all there is without a folder. Other keys of the file
     are not sampling values and are left.
     """
-    file = Path(folder or "--override-generation-config") / "generation_config.json"
     source = {**(generation(folder) if folder else {}), **(overrides or {})}
     defaults: dict[str, Any] = {}
     for key in SAMPLING:
@@ -332,7 +346,9 @@ def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | 
         if value is None:
             continue
         if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise CheckpointError(f"{file}: {key!r} must be a number, not {value!r}.")
+            given = folder is None or key in (overrides or {})
+            where = "--override-generation-config" if given else Path(folder or "") / "generation_config.json"
+            raise CheckpointError(f"{where}: {key!r} must be a number, not {value!r:.80}.")
         defaults["max_tokens" if key == "max_new_tokens" else key] = value
     return defaults
 

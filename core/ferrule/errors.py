@@ -25,7 +25,8 @@ another tenant's data.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from difflib import get_close_matches
+
+from ferrule.alike import alike
 
 
 class FerruleError(Exception):
@@ -153,7 +154,7 @@ class StepTooLarge(EngineDead):
 
 def nearest(name: str, choices: Iterable[str]) -> str:
     """Return ``" Did you mean 'x'?"`` for the closest choice, or an empty string."""
-    match = get_close_matches(name, list(choices), n=1, cutoff=0.6)
+    match = alike(name, choices, most=1)
     return f" Did you mean '{match[0]}'?" if match else ""
 
 

@@ -14,6 +14,7 @@ import logging
 import os
 import queue
 import re
+import select
 import sys
 import threading
 import time
@@ -131,10 +132,13 @@ def flush(timeout: float = _FLUSH_SECONDS) -> None:
 
 
 def last_words(text: str, timeout: float = 1.0) -> None:
-    """Write to stderr what a process says before it exits. A pipe that nobody reads takes `timeout` seconds of it."""
+    """Write to stderr what a process says before it exits. A pipe that nobody reads takes `timeout` seconds of it.
 
-    def write() -> None:
-        data = text.encode("utf-8", "backslashreplace")
+    Where no thread can be started, that is as much as a pipe takes at once.
+    """
+
+    def write(most: int | None = None) -> None:
+        data = text.encode("utf-8", "backslashreplace")[:most]
         with contextlib.suppress(OSError):
             while data:
                 data = data[os.write(descriptor, data) :]
@@ -146,8 +150,13 @@ def last_words(text: str, timeout: float = 1.0) -> None:
         sys.stderr.write(text)
         return
     thread = threading.Thread(target=write, name="last-words", daemon=True)
-    thread.start()
-    thread.join(timeout)
+    try:
+        thread.start()
+    except RuntimeError:
+        if select.select((), (descriptor,), (), timeout)[1]:
+            write(select.PIPE_BUF)
+    else:
+        thread.join(timeout)
 
 
 def escape(text: str) -> str:

@@ -74,16 +74,9 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     @property
     def plain(self) -> bool:
         """True when logits need no change before sampling."""
-        return not (
-            self.presence_penalty
-            or self.frequency_penalty
-            or self.repetition_penalty != 1.0
-            or self.min_tokens
-            or self.logit_bias
-            or self.allowed_token_ids
-            or self.bad_words
-            or self.processors
-        )
+        penalties = self.presence_penalty or self.frequency_penalty or self.repetition_penalty != 1.0
+        barred = self.min_tokens or self.allowed_token_ids or self.bad_words
+        return not (penalties or barred or self.logit_bias or self.processors)
 
 
 # What output may look like, as a tree. A guided-decoding backend compiles it; texts are those that the client sees.
@@ -135,11 +128,13 @@ class Repeated(Struct, frozen=True, tag="repeated"):
 
 
 class Until(Struct, frozen=True, tag="until"):
-    """Any text up to the first `stop`, which is included. `others` stop it, too; `without` does not stand before it."""
+    """Any text up to the first of `stop` and `others`, with `least` to `most` characters and no `without` before it."""
 
     stop: str
     others: tuple[str, ...] = ()
     without: tuple[str, ...] = ()
+    least: int = 0
+    most: int | None = None
 
 
 class Anything(Struct, frozen=True, tag="anything"):
@@ -156,9 +151,7 @@ class Tag(Struct, frozen=True):
 
 class Triggered(Struct, frozen=True, tag="triggered"):
     """Any text, in which each of the `triggers` is the beginning of one of `tags`. Each tag begins with one of them.
-
-    No trigger begins with another one. `most`: so many tags, behind which the text ends; None: any number.
-    """
+    No trigger begins with another one. `most`: so many tags, behind which the text ends; None: any number."""
 
     triggers: tuple[str, ...]
     tags: tuple[Tag, ...]
@@ -373,7 +366,11 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
     restarts: int = 0  # engines that have died and were followed by another; counters go on over them
-    buffered_bytes: int = 0  # that API processes keep for their clients; the engine does not know
+    # What follows is counted by the API processes, and 0 where the engine says it.
+    buffered_bytes: int = 0  # that they keep for their clients
+    choice_prompt_tokens: int = 0  # of choices with a first token; those of a beam search once, not for each step
+    choice_prompt_cached: int = 0  # those of them that came from the prefix cache
+    choice_generation_tokens: int = 0  # read by a client or not, of engines that have died too
 
     @property
     def cache_usage(self) -> float:

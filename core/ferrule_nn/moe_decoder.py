@@ -16,6 +16,8 @@ from ferrule_nn.configuration import need
 from ferrule_nn.decoder import Decoder
 from ferrule_nn.moe import MoE, MoESpec
 
+_SCORES = ("softmax", "sigmoid")  # some files have the name of a method for the choice here
+
 
 def read_routing(ctx: BuildContext, renormalise: bool = False, **changes: Any) -> Routing:
     """The router under the names that most config.json files use.
@@ -30,9 +32,15 @@ def read_routing(ctx: BuildContext, renormalise: bool = False, **changes: Any) -
         "renormalise": bool(c.get("norm_topk_prob", renormalise)),
     }
     try:
-        return Routing(**{**given, **changes})
+        routing = Routing(**{**given, **changes})
     except ValueError as error:
         raise CheckpointError(f"config.json: {error}") from None
+    stated = c.get("scoring_func")
+    if stated in _SCORES and stated != routing.scores:
+        raise CheckpointError(
+            f"config.json: 'scoring_func' {stated!r} is not supported; this model has {routing.scores}."
+        )
+    return routing
 
 
 def read_grouped_routing(ctx: BuildContext, **changes: Any) -> Routing:

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ferrule.checkpoint import changed
 from ferrule.errors import CheckpointError
 from ferrule.types import PromptBorder
 
@@ -67,7 +68,7 @@ class RopeConfig:
         It is not scaled unless the file says so for these layers; `theta` is meant where the file has none for them.
         """
         own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
-        return cls.of({**config, "rope_parameters": {"rope_theta": theta, **own}}, head_dim)
+        return cls.of(changed(config, {"rope_parameters": {"rope_theta": theta, **own}}), head_dim)
 
     @property
     def dim(self) -> int:

@@ -16,6 +16,7 @@ _OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$d
 _ELSEWHERE = ("$defs", "definitions")
 _MOST = 1 << 20  # of anything that is counted
 _MOST_ROOTS = 256  # schemas at the root of one, by references and combinations
+_DEEPEST = 8  # references and combinations in one another, at the root
 _MOST_OPTIONAL = 64  # arguments none of which must be there, with separators: the form grows with their square
 
 
@@ -42,6 +43,75 @@ def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
             return None
         found.append(Argument(name, {**shared, **whole} if "$ref" in json.dumps(whole) else whole, name in required))
     return tuple(sorted(found, key=lambda one: not one.required))
+
+
+def ways(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Plain object schemas, of which arguments are to fit one: what references and combinations at the root lead to.
+
+    None, an empty list, when this cannot be said so, or an argument has other types in one of them.
+    """
+    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    found = _ways(schema, shared, 0) or []
+    return [{**shared, **one} for one in found] if len(found) < 2 or _alike(found) else []
+
+
+def others(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of arguments that are not named, which stands for itself. None where it says nothing."""
+    found = schema.get("additionalProperties")
+    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    return {**shared, **found} if isinstance(found, dict) else None
+
+
+def _ways(schema: Mapping[str, Any], shared: dict[str, Any], depth: int) -> list[dict[str, Any]] | None:
+    own = {key: value for key, value in schema.items() if key not in ("$ref", "allOf", "anyOf", *_ELSEWHERE)}
+    parts: list[Any] = [[_resolve({**shared, **schema})]] if "$ref" in schema else []
+    parts += [[one] for one in schema.get("allOf", [])] if isinstance(schema.get("allOf", []), list) else [[None]]
+    parts += [schema["anyOf"]] if "anyOf" in schema else []
+    found: list[dict[str, Any]] = [own]
+    for options in parts:
+        plain = isinstance(options, list) and all(isinstance(one, dict) for one in options)
+        each = [_ways(one, shared, depth + 1) for one in options] if plain and depth < _DEEPEST else [None]
+        inner = [way for one in each for way in one or ()]
+        both = [_both(one, other) for one in found for other in inner] if len(found) * len(inner) < _MOST_ROOTS else []
+        found = [one for one in both if one is not None]
+        if None in each or not found or len(found) < len(both):
+            return None
+    return found
+
+
+def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
+    """A schema that says what two say. None where one closes what the other one names, or both describe a name."""
+    named = [schema.get("properties", {}) for schema in (one, other)]
+    required = [schema.get("required", []) for schema in (one, other)]
+    well = all(isinstance(part, dict) for part in named) and all(isinstance(part, list) for part in required)
+    if not well or not _agree(*named) or _closes(one, other) or _closes(other, one):
+        return None
+    found = {**one, **other, "properties": {**named[0], **named[1]}, "required": [*required[0], *required[1]]}
+    return {key: value for key, value in found.items() if value or key not in ("properties", "required")}
+
+
+def _closes(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether what one object says of names that it does not have concerns the other one."""
+    said = one.get("additionalProperties", True) is not True
+    names = set(_object(other, "properties")) - set(_object(one, "properties"))
+    return said and (bool(names) or other.get("additionalProperties", True) != one["additionalProperties"] is not False)
+
+
+def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Whether the names that two objects share mean the same in both."""
+    return all(value == other[name] for name, value in one.items() if name in other)
+
+
+def _alike(schemas: list[dict[str, Any]]) -> bool:
+    """Whether each argument has the same types in all, so that a text between tags can be read without the others."""
+    kinds: dict[str, tuple[frozenset[str], bool]] = {}
+    for schema in schemas:
+        for name, value in _object(schema, "properties").items():
+            inner = value if isinstance(value, dict) else {}
+            found = types(inner), not {"minLength", "maxLength"}.isdisjoint(inner)
+            if kinds.setdefault(name, found) != found:
+                return False
+    return True
 
 
 def described(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:

@@ -101,8 +101,8 @@ def words_of(text: str) -> tuple[str, ...]:
 
 
 class HeadReader:
-    """Reads one head. `known`: the only names that are accepted, None: all. `follow`: what must follow a name that
-    nothing else ends."""
+    """Reads one head. `known`: the only names that are accepted, None: all. `follow`: what must follow a head
+    that does not end with the first spelling of `behind`."""
 
     def __init__(self, head: CallHead, known: frozenset[str] | None, follow: str = "") -> None:
         self.failed = False
@@ -128,7 +128,7 @@ class HeadReader:
         if ended is None:
             self.failed = behind.failed
             return None
-        if not ended and self._follow:
+        if self._follow and ended != self._head.behind[0]:
             if not reader.past_space():
                 return None
             self.failed = not reader.text.startswith(self._follow, reader.at)

@@ -46,13 +46,19 @@ class LiteralCall(HeadedCall):
 
     def _members(self, schema: dict[str, Any], depth: int = 0) -> Form | None:
         """The arguments, or the members of an object at some depth."""
+        each = [self._way(one, depth) for one in argument_schemas.ways(schema)]
+        ways = tuple(one for one in each if one is not None)
+        return None if not ways or len(ways) < len(each) else ways[0] if len(ways) == 1 else OneOf(ways)
+
+    def _way(self, schema: dict[str, Any], depth: int) -> Form | None:
         found = argument_schemas.arguments(schema)
         if found is None:
             return None
         assign, separator = self.literals.assign, self.literals.separator
         if not found and schema.get("additionalProperties") is not False:
-            value = Json(True) if self.literals.escapes else self._value({"type": "string"}, depth)
-            return Repeated(Series((_ANY_NAME, Fixed(assign), value or Json(True))), separator)
+            others = argument_schemas.others(schema) or ({} if self.literals.escapes else {"type": "string"})
+            value = self._value(others, depth)
+            return None if value is None else Repeated(Series((_ANY_NAME, Fixed(assign), value)), separator)
         members: list[tuple[Form, bool]] = []
         for one in found:
             value = self._value(one.schema, depth)
@@ -94,15 +100,12 @@ class LiteralCall(HeadedCall):
             return Json(schema)
         if kinds != {"string"}:
             return None
-        if demands == {"type"}:
-            return Series((Fixed(quote), Until(quote)))
         values = schema.get("enum", [schema.get("const")])
         if demands <= {"type", "enum", "const"} and argument_schemas.all_valid(values, schema):
             plain = [value for value in values if quote not in value]
             return OneOf(tuple(Fixed(quote + value + quote) for value in plain)) if plain else None
         if demands <= {"type", "minLength", "maxLength"}:
-            length = f"{{{schema.get('minLength', 0)},{schema.get('maxLength', '')}}}"
-            return Series((Fixed(quote), Regex(rf"[^\n{quote[0]}]{length}"), Fixed(quote)))
+            return Series((Fixed(quote), Until(quote, least=schema.get("minLength", 0), most=schema.get("maxLength"))))
         return None
 
     def _array(self, schema: dict[str, Any], depth: int) -> Form | None:

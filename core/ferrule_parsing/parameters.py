@@ -21,6 +21,8 @@ from ferrule_parsing.reader import Reader, Tags
 from ferrule_parsing.tagged_values import ValueReader, ValueTags
 
 _LONGEST = 256  # characters of a key
+_STRING = frozenset(("string",))
+_LENGTHS = frozenset(("minLength", "maxLength"))
 _ANY_KEY = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 
@@ -34,6 +36,8 @@ class Parameters(HeadedCall):
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
     `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
     with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
+    `quotes`: what may stand around a value; the first one ends a spelling of `behind_key`, and the value then ends at
+    the second one in front of `end_value`.
     `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
     """
 
@@ -46,6 +50,7 @@ class Parameters(HeadedCall):
     gap: str = "\n"
     unclosed: bool = True
     undeclared_json: bool = False
+    quotes: tuple[str, str] = ("", "")
 
     @property
     def marks(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -56,18 +61,24 @@ class Parameters(HeadedCall):
 
     def form(self, function: EnforcedFunction) -> Form | None:
         head = self.head.form(function.name)
-        found = argument_schemas.arguments(function.schema)
-        if head is None or found is None:
+        each = [self._members(one) for one in argument_schemas.ways(function.schema)]
+        ways = tuple(one for one in each if one is not None)
+        if head is None or not ways or len(ways) < len(each):
             return None
-        if not found and function.schema.get("additionalProperties") is not False:
-            members: Form | None = Repeated(self._any(), "", 0, None)
-        else:
-            forms = [(self._argument(one), one.required) for one in found]
-            whole = [(form, required) for form, required in forms if form is not None]
-            members = argument_schemas.listed(whole, "") if len(whole) == len(forms) else None
-        if members is None:
-            return None
+        members = ways[0] if len(ways) == 1 else OneOf(ways)
         return Series((*head, Fixed(self.gap), members, *((Fixed(self.end + self.behind),) if self.end else ())))
+
+    def _members(self, schema: dict[str, Any]) -> Form | None:
+        found = argument_schemas.arguments(schema)
+        if found is None:
+            return None
+        if not found and schema.get("additionalProperties") is not False:
+            others = argument_schemas.others(schema)
+            value = self._any() if others is None else self._argument(argument_schemas.Argument("", others, False))
+            return None if value is None else Repeated(value, "", 0, None)
+        forms = [(self._argument(one), one.required) for one in found]
+        whole = [(form, required) for form, required in forms if form is not None]
+        return argument_schemas.listed(whole, "") if len(whole) == len(forms) else None
 
     def _any(self) -> Form:
         behind = next((text for text, string in self.behind_key if string is not False), self.behind_key[0][0])
@@ -79,10 +90,12 @@ class Parameters(HeadedCall):
         every = argument_schemas.options(argument.schema)
         if broken or len(name) > _LONGEST or every is None or ("string" in kinds and kinds & {"array", "object"}):
             return None
-        values = [self._value(one) for one in every]
+        values = [self._value(one) for one in _distinct(every)]
         whole = [value for value in values if value is not None]
         return (
-            Series((Fixed(self.key + name), OneOf(tuple(whole)), Fixed(self.gap))) if len(whole) == len(every) else None
+            Series((Fixed(self.key), Fixed(name) if name else _ANY_KEY, OneOf(tuple(whole)), Fixed(self.gap)))
+            if len(whole) == len(values)
+            else None
         )
 
     def _value(self, schema: dict[str, Any]) -> Form | None:
@@ -105,18 +118,24 @@ class Parameters(HeadedCall):
             texts = [value for value in values if isinstance(value, str) and _plain(value, self.end_value)]
             return OneOf(tuple(Fixed(text + end) for text in texts)) if texts and kinds == {"string"} else None
         if demands <= {"type", "minLength", "maxLength"}:
-            return Series((Regex(_of_length(schema, self.end_value[0])), Fixed(end)))
+            return Until(end, least=schema.get("minLength", 0), most=schema.get("maxLength"))
         return None
 
 
-def _of_length(schema: dict[str, Any], end: str) -> str:
-    """A pattern for strings of the length that a schema demands, without `end`, and no line break at their edges."""
-    least, most = schema.get("minLength", 0), schema.get("maxLength")
-    edge, inside = rf"[^\n{end}]", f"[^{end}]"
-    if most is not None and most < 2:
-        return f"{edge}{{{least},{most}}}"
-    long = f"{edge}{inside}{{{max(0, least - 2)},{'' if most is None else most - 2}}}{edge}"
-    return long if least > 1 else f"(?:{edge}|{long}){'' if least else '?'}"
+def _limited(schema: Mapping[str, Any]) -> bool:
+    """Whether a schema limits the length of strings. Under a constraint such a value ends with the padding and the tag,
+    and may hold the tag alone."""
+    return not _LENGTHS.isdisjoint(schema)
+
+
+def _distinct(schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The schemas, without those of strings that any string may take the place of."""
+    free = any(argument_schemas.keywords(one) <= {"type"} and _is_string(one) for one in schemas)
+    return [one for one in schemas if not (free and _limited(one) and _is_string(one))]
+
+
+def _is_string(schema: Mapping[str, Any]) -> bool:
+    return argument_schemas.types(schema) <= _STRING
 
 
 def _plain(text: str, end: str) -> bool:
@@ -140,6 +159,7 @@ class _ParametersReader(HeadedReader):
         self._given: set[str] = set()
         self._key = ""
         self._tags = _value_tags(syntax, (), ())
+        self._end = syntax.end_value  # of a value that a constraint wrote
         self._values: ValueReader | None = None  # of the value that is being read
         self._behind_key = Spellings()
         self._kinds: frozenset[str] = frozenset()
@@ -173,16 +193,16 @@ class _ParametersReader(HeadedReader):
         """In front of an argument, or of the end."""
         if not reader.past_space():
             return False
-        key = reader.take(self._syntax.key)
+        key = reader.take_any(_keys(self._syntax))
         end: bool | None = False
-        if key is False:
+        if key == "":
             end = reader.take(self._syntax.end) if self._syntax.end else True
         if key:
             self._state = self._in_key
         elif end:
             self._close(out)
             self.done = True
-        elif key is False and end is False:
+        elif key == "" and end is False:
             self._fail(out)
         return bool(key)
 
@@ -219,7 +239,17 @@ class _ParametersReader(HeadedReader):
         out.arguments((", " if self._given else "{") + encode_basestring(self._key) + ": ")
         self._given.add(self._key)
         self._begun, self._break, self._value, self._nested = False, "", [], None
-        self._values = None if self._exact else ValueReader(self._tags, self._given, self._properties)
+        quoted = bool(self._syntax.quotes[0]) and (spelling or "").endswith(self._syntax.quotes[0])
+        sure = self._exact or quoted
+        self._values = None if sure else ValueReader(self._tags, self._given, self._properties)
+        before = (
+            self._syntax.quotes[1]
+            if quoted
+            else self._syntax.padding
+            if self._exact and self._limits(self._key)
+            else ""
+        )
+        self._end = before + self._syntax.end_value
         if self._kinds == _STRING:
             out.arguments('"')
         self._state = self._in_string if self._kinds == _STRING else self._in_value
@@ -229,10 +259,18 @@ class _ParametersReader(HeadedReader):
         """The types that a value may have; empty when all."""
         if string:
             return _STRING
-        schema = self._properties.get(key, self._others)
+        schema = self._schema_of(key)
         undeclared = frozenset[str]() if self._syntax.undeclared_json else _STRING
-        kinds = argument_schemas.types({**self._definitions, **schema}) if isinstance(schema, dict) else undeclared
+        kinds = undeclared if schema is None else argument_schemas.types(schema)
         return kinds if string is None else kinds - _STRING
+
+    def _limits(self, key: str) -> bool:
+        """Whether a constraint limits the length of a value."""
+        return any(map(_limited, _distinct(argument_schemas.options(self._schema_of(key) or {}) or [])))
+
+    def _schema_of(self, key: str) -> dict[str, Any] | None:
+        schema = self._properties.get(key, self._others)
+        return {**self._definitions, **schema} if isinstance(schema, dict) else None
 
     def _in_string(self, reader: Reader, out: CallWriter) -> bool:
         text, tag = self._until_end(reader)
@@ -246,10 +284,10 @@ class _ParametersReader(HeadedReader):
         self._values, self._state = None, self._between
 
     def _in_value(self, reader: Reader, out: CallWriter) -> bool:
-        if self._exact and not self._begun:
+        if self._exact and not self._begun and self._kinds and "string" not in self._kinds:
             if not reader.past_space():
                 return False
-            if reader.text[reader.at] in '"[{':
+            if reader.text[reader.at] in "[{":
                 self._nested = ObjectReader()
                 self._nested.feed('{"":')
             self._begun = True
@@ -280,7 +318,7 @@ class _ParametersReader(HeadedReader):
     def _until_end(self, reader: Reader) -> tuple[str, bool]:
         """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
         if self._values is None:
-            text, tag = reader.until(_one_tag(self._syntax.end_value))
+            text, tag = reader.until(_one_tag(self._end))
             ended = bool(tag)
         else:
             text, ended = self._values.read(reader)
@@ -289,13 +327,12 @@ class _ParametersReader(HeadedReader):
         if not self._begun and text:
             self._begun = True
             text = text.removeprefix("\n")
+        if self._end != self._syntax.end_value and self._values is None:
+            return text, ended
         text = self._break + text
         self._break = "\n" if text.endswith("\n") else ""
         text = text.removesuffix("\n")
         return text, ended
-
-
-_STRING = frozenset(("string",))
 
 
 @lru_cache(maxsize=64)
@@ -306,6 +343,12 @@ def _spellings(syntax: Parameters) -> dict[str, bool | None]:
         words = text.split()
         found |= {" ".join(words[at:]): string for at in range(1, len(words)) if words[at].startswith("<")}
     return found
+
+
+@lru_cache(maxsize=64)
+def _keys(syntax: Parameters) -> Tags:
+    """What a key begins with: the space in it may be missing."""
+    return Tags(*{syntax.key, syntax.key.replace(" ", "")})
 
 
 @lru_cache(maxsize=64)

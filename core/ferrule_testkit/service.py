@@ -11,7 +11,7 @@ from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
 from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, Service, Usage
+from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, ReadPrompt, Service, Usage
 from ferrule.interfaces.stats import HttpStats
 from ferrule.types import CacheGroup, FinishReason, ModelInfo, TokenLogprobs
 
@@ -85,6 +85,7 @@ class ScriptedService(Service):
         self.failure: BaseException | None = None  # raised after the first output
         self.refusal: FerruleError | None = None  # raised by generate
         self.defaults: dict[str, Any] = {}
+        self.notes: tuple[str, ...] = ()  # of every prompt that is read
         self.pace: Callable[[], Any] = lambda: asyncio.sleep(0)
 
     def resolve(self, model: str | None) -> str:
@@ -97,6 +98,9 @@ class ScriptedService(Service):
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
         return list(self._ids(prompt))
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        return ReadPrompt(self._ids(prompt), notes=self.notes)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         if any(not 0 <= token < VOCAB for token in ids):

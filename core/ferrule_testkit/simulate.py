@@ -177,32 +177,37 @@ class World:
         )
 
     def add(self, request: EngineRequest) -> bool:
-        """Add a request; one that cannot run must be refused. False when it was."""
-        num_prompt = len(request.prompt_ids)
-        limit = min(num_prompt + request.sampling.max_tokens, self.limits.max_model_len)
-        fits = num_prompt < limit and footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
-        if not self.limits.chunked_prefill:
-            fits = fits and limit - 1 <= self.limits.max_num_batched_tokens
-        fits = fits and request.id not in self.ledger.live
+        """Add a request that can run, as the gate does; one whose id is here must be refused. False when it was not."""
+        if not self._can_run(request):
+            return False
+        known = request.id in self.ledger.live
         self.scopes[request.id] = scope_of(request)
         try:
             self.scheduler.add(request, self.clock.now)
         except ValueError as error:
-            if fits:
+            if not known:
                 raise Violation(f"I10: {request.id} was refused: {error}") from error
             return False
-        if not fits:
-            raise Violation(f"I10: {request.id} was admitted and can never run")
+        if known:
+            raise Violation(f"I10: {request.id} was admitted twice")
         self.ledger.add(request, solo(self.model, request, self.limits.max_model_len))
         return True
+
+    def _can_run(self, request: EngineRequest) -> bool:
+        """The gate lets through only what the cache, and a step where prompts go whole, can hold."""
+        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, self.limits.max_model_len)
+        whole = self.limits.chunked_prefill or limit - 1 <= self.limits.max_num_batched_tokens
+        fits = footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
+        return whole and fits and len(request.prompt_ids) < limit
 
     def cancel(self, ids: list[str], reason: FinishReason) -> None:
         self.ledger.cancelled(ids, reason, self.scheduler.cancel(ids, reason, self.clock.now))
 
     def pause(self, id: str, paused: bool) -> None:
-        """The client stops to read a request's output, or reads again."""
+        """The client stops to read a request's output, or reads again: nothing changes where the default is used."""
         self.scheduler.pause(id, paused, self.clock.now)
-        self.ledger.pause(id, paused)
+        if self._overrides("pause"):
+            self.ledger.pause(id, paused)
 
     def fail(self, id: str) -> None:
         """From now on the device returns error rows for this request."""
@@ -280,11 +285,18 @@ class World:
             self.check()
         if self.scheduler.schedule(self.clock.now) is not None:
             raise Violation("I4: a plan without a request")
-        if not self.scheduler.reset_cache() and self.limits.prefix_caching:
+        forgotten = self.scheduler.reset_cache()
+        if not self._overrides("reset_cache"):
+            return
+        if not forgotten and self.limits.prefix_caching:
             raise Violation("I4: prefixes are held without a request")
         stats = self.scheduler.stats()
         if stats.blocks_cached or stats.snapshots:
             raise Violation("I4: prefixes are left after a reset")
+
+    def _overrides(self, method: str) -> bool:
+        """Whether the scheduler has its own of a method with a default, which is safe and promises less."""
+        return getattr(type(self.scheduler), method) is not getattr(Scheduler, method)
 
 
 @dataclass

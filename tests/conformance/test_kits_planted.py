@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import math
 import os
 import subprocess
@@ -9,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,6 +23,7 @@ from fastapi import APIRouter
 
 from ferrule import schema
 from ferrule.engine.cache import KVCacheManager, PrefixHit
+from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, ConfigError, EngineDead
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
@@ -28,8 +31,8 @@ from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, Router, RouterContext, needs
-from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled
-from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
+from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled
+from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import StepPlan
@@ -370,6 +373,46 @@ class BudgetOfNothing(FcfsPolicy):
         return limit // (1 + running)
 
 
+class WithTheDefaults(Scheduler):
+    """The seven methods that must be written, asked for nothing that the documentation rules out."""
+
+    def __init__(self, limits, policy, plugins=None):
+        super().__init__(limits, policy, plugins)
+        self.inner = DefaultScheduler(limits, policy)
+
+    def add(self, request, now):
+        try:
+            self.inner.add(request, now)
+        except ValueError as error:
+            if "already here" not in str(error):
+                raise AssertionError(f"the gate does not admit such a request: {error}") from error
+            raise
+
+    def cancel(self, ids, reason, now):
+        return self.inner.cancel(ids, reason, now)
+
+    def schedule(self, now):
+        return self.inner.schedule(now)
+
+    def commit(self, plan, result, now):
+        return self.inner.commit(plan, result, now)
+
+    def has_work(self):
+        return self.inner.has_work()
+
+    def stats(self):
+        return self.inner.stats()
+
+    def check(self):
+        self.inner.check()
+
+
+class AddsTwice(WithTheDefaults):
+    def add(self, request, now):
+        with suppress(ValueError):
+            super().add(request, now)
+
+
 # ------------------------------------------------------------------------------------------ KV cache
 
 
@@ -595,6 +638,11 @@ class LogprobsAfterProcessing(DefaultSampler):
         asking = [row for row, each in enumerate(batch.rows) if each.sampling.logprobs is not None]
         shown = logits[asking].log_softmax(-1) if asking else None
         return Sampled(found.tokens, found.finite, shown, found.errors)
+
+
+class ForgetsTheMode(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits, replace(batch, logprobs_mode=LogprobsMode.RAW_LOGPROBS))
 
 
 class Push(LogitsProcessor):
@@ -869,6 +917,53 @@ class ExitsItself(Command):
         os._exit(3)
 
 
+class OnSubCommands(Command):
+    """The way of argparse's manual: sub-commands, each with its function, and SystemExit for help and errors."""
+
+    summary = "Work with numbers."
+
+    def run(self, argv, plugins):
+        parser = argparse.ArgumentParser(prog="ferrule numbers", description=self.summary)
+        commands = parser.add_subparsers(required=True)
+        add = commands.add_parser("add", help="add numbers")
+        add.add_argument("number", nargs="*", type=int)
+        add.set_defaults(func=self.add)
+        args = parser.parse_args(argv)
+        return args.func(args)
+
+    def add(self, args):
+        print(sum(args.number))
+        return 0
+
+
+class OnSubCommandsInFull(OnSubCommands):
+    conformance: ClassVar = {"arguments": ("add",)}
+
+
+class HeavySubCommands(OnSubCommands):
+    def run(self, argv, plugins):
+        import numpy  # noqa: F401
+
+        return super().run(argv, plugins)
+
+
+class ExitsWithAWord(Command):
+    summary = "Odd."
+
+    def run(self, argv, plugins):
+        sys.exit("usage")
+
+
+class HidesTheFlag(Command):
+    summary = "Odd."
+
+    def run(self, argv, plugins):
+        if list(argv) not in (["-h"], ["--help"]):
+            raise ConfigError("These arguments are wrong.")
+        print("usage")
+        return 0
+
+
 # ------------------------------------------------------------------------------------------ hooks
 
 
@@ -960,6 +1055,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "scheduler", BUGS["stale-epoch-accepted"], "test_random_work_with_three_steps_in_flight"
     yield "scheduler", BUGS["priority-inverted"], "test_the_order_of_the_policy"
     yield "scheduler", BUGS["oldest-preempted"], "test_chaos_and_preemption"
+    yield "scheduler", AddsTwice, "test_random_work_one_step_at_a_time"
     yield "platform", RefusesNow, "test_refusal_is_an_answer"
     yield "platform", SlowToRefuse, "test_refusal_is_cheap"
     yield "platform", AnyType, "test_unknown_types_are_refused"
@@ -978,6 +1074,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"
     yield "sampler", HidesNaN, "test_rows_that_are_not_finite"
     yield "sampler", LogprobsAfterProcessing, "test_logprobs_are_those_of_the_model"
+    yield "sampler", ForgetsTheMode, "test_logprobs_of_each_mode"
     yield "logits_processor", Push, "test_wrong_arguments_are_a_value_error"
     yield "logits_processor", CountsInTheClass, "test_requests_share_nothing"
     yield "logits_processor", CountsInTheClass, "test_it_works_in_a_batch"
@@ -1006,6 +1103,10 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "command", TracebackForFlags, "test_an_unknown_flag_is_one_block"
     yield "command", FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
     yield "command", ExitsItself, "test_help_is_an_answer"
+    yield "command", ExitsItself, "test_help_is_quick"
+    yield "command", HeavySubCommands, "test_help_is_quick"
+    yield "command", ExitsWithAWord, "test_help_is_an_answer"
+    yield "command", HidesTheFlag, "test_an_unknown_flag_is_named"
     yield "hooks", Misspelt, "test_no_hook_is_misspelt"
     yield "hooks", OtherParameters, "test_signatures_fit"
     yield "hooks", StumblesOverStrangers, "test_it_hears_everything"
@@ -1045,6 +1146,9 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("router", Echo),
         ("executor", WithAWorker),
         ("hooks", Hooks),
+        ("command", OnSubCommands),
+        ("command", OnSubCommandsInFull),
+        ("scheduler", WithTheDefaults),
     ],
 )
 def test_the_good_ones_that_faults_were_planted_in_keep_every_promise(kind: str, plugin: type) -> None:

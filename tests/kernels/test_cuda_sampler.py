@@ -13,7 +13,7 @@ import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, SampleRow
+from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled, SampleRow
 from ferrule.types import TokenSampling
 from ferrule_plugins.platform import cuda_stage
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
@@ -127,8 +127,11 @@ def _sample(chosen: Any, monkeypatch: pytest.MonkeyPatch, logits: torch.Tensor, 
     return DefaultSampler(Found()).sample(logits, batch)
 
 
-def test_tokens_and_logprobs_are_those_of_torch(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    batch, logits = _batch(device), _logits(device)
+@pytest.mark.parametrize("mode", LogprobsMode)
+def test_tokens_and_logprobs_are_those_of_torch(
+    mode: LogprobsMode, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch, logits = replace(_batch(device), logprobs_mode=mode), _logits(device)
     ours = _sample(Cold(), monkeypatch, logits.clone(), batch)
     wanted = _sample(chooser.TorchChooser(), monkeypatch, logits.clone(), batch)
     assert torch.equal(ours.tokens, wanted.tokens)
@@ -182,7 +185,17 @@ def test_rows_that_are_not_finite_leave_their_neighbours_alone(
 def test_a_step_waits_for_nothing(
     rows: list[tuple[dict[str, Any], bytes | None]], device: torch.device, triton_chooser: None
 ) -> None:
+    _check_waits(rows, device, LogprobsMode.RAW_LOGPROBS)
+
+
+@pytest.mark.parametrize("mode", [mode for mode in LogprobsMode if mode.processed or not mode.normalised])
+def test_no_mode_of_logprobs_waits(mode: LogprobsMode, device: torch.device, triton_chooser: None) -> None:
+    _check_waits(ROWS, device, mode)
+
+
+def _check_waits(rows: list[tuple[dict[str, Any], bytes | None]], device: torch.device, mode: LogprobsMode) -> None:
     sampler, batch, logits = DefaultSampler(Found()), _batch(device, rows), _logits(device, len(rows))
+    batch = replace(batch, logprobs_mode=mode)
     batch = replace(batch, transfers=PinnedTransfers(pinned=device.type == "cuda"))
     with no_waits():
         for _ in range(2):  # the second one finds what the first has made

@@ -73,8 +73,10 @@ def test_keys_of_options_and_of_the_file(tmp_path: Path) -> None:
         ("'a b': secret", "a name has"),
         ("a: secret\nb: secret", "the same key: a, b"),
         ("key-1: secret", "the same name: key-1"),
-        ("a: [secret", "not valid YAML, line"),
-        ("a: secret\x00", "not valid YAML"),
+        ("secret: 1\nsecret: 2", ", line 2: a key is given twice, first in line 1."),
+        ("a: !secret x", ", line 1: a tag that is not in YAML 1.2's core schema."),
+        ("a: [secret", ", line 1: not YAML."),
+        ("a: secret\x00", ": not YAML."),
     ],
 )
 def test_a_file_that_cannot_be_used(tmp_path: Path, text: str, says: str) -> None:

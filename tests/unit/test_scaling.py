@@ -132,13 +132,13 @@ def test_no_step_takes_keys_and_a_place_in_the_queue_is_found_by_halving() -> No
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """The number of tokens in each block that was hashed."""
     seen: list[int] = []
-    plain = hashing.HASHERS["sha256"]
+    plain = hashing.HASHERS["sha256"]()
 
     def counting(parent: bytes, tokens: Sequence[int]) -> bytes:
         seen.append(len(tokens))
         return plain(parent, tokens)
 
-    monkeypatch.setitem(hashing.HASHERS, "sha256", counting)
+    monkeypatch.setitem(hashing.HASHERS, "sha256", lambda: counting)
     return seen
 
 

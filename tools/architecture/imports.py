@@ -8,9 +8,9 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "errors", "env_vllm", "env", "log", "waiting"),
+    ("types", "alike", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
-    ("config", "checkpoint", "mistral_params", "rotary", "small_files"),
+    ("config", "checkpoint", "mistral_params", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -32,6 +32,7 @@ LAYERS = (
 NO_TORCH = frozenset(
     {
         "types",
+        "alike",
         "errors",
         "env_vllm",
         "env",
@@ -42,6 +43,8 @@ NO_TORCH = frozenset(
         "mistral_params",
         "rotary",
         "small_files",
+        "unread",
+        "yaml_text",
         "schema",
         "sampling_params",
         "structured_outputs",

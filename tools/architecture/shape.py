@@ -22,6 +22,7 @@ SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "assemb
 MAX_SERVING = 6_500
 BUDGETS = MappingProxyType(
     {
+        "ferrule.alike": 60,
         "ferrule.errors": 120,
         "ferrule.env": 250,
         "ferrule.env_vllm": 350,  # a table
@@ -31,6 +32,8 @@ BUDGETS = MappingProxyType(
         "ferrule.mistral_params": 140,
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.small_files": 50,
+        "ferrule.unread": 120,  # half of it a table
+        "ferrule.yaml_text": 150,
         "ferrule.schema": 500,
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
@@ -44,7 +47,7 @@ BUDGETS = MappingProxyType(
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
-        "ferrule_parsing": 2_400,
+        "ferrule_parsing": 2_500,
     }
 )
 

@@ -15,15 +15,18 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Sequence
+from functools import partial
 from math import inf
 from pathlib import Path
 
-from ferrule_testkit import server as servers
 from tools.campaign.liveness import COMPLETIONS, request
 from tools.campaign.running import (
     QUIET,
     SETTLES,
+    Figures,
     Stream,
+    Target,
+    attacked,
     growths,
     metric,
     options,
@@ -32,7 +35,6 @@ from tools.campaign.running import (
     reference,
     sizes,
     strict_limits,
-    tracebacks,
     verdict,
 )
 
@@ -48,7 +50,7 @@ def stream(body: object, request_id: str = "") -> bytes:
     return head + b"\r\n" + (f"x-request-id: {request_id}\r\n".encode() if request_id else b"") + rest
 
 
-async def burst(server: servers.Server, count: int) -> tuple[str, list[str]]:
+async def burst(server: Target, count: int) -> Figures:
     """`count` streams that are reset together."""
     port, problems = server.port, []
     watched = await Stream.open(port, stream(_LONG))
@@ -76,7 +78,7 @@ async def burst(server: servers.Server, count: int) -> tuple[str, list[str]]:
     return f"{count} aborted in {1000 * aborting:.0f} ms, longest gap {watched.gap:.2f} s (bound {_GAP:g})", problems
 
 
-async def races(port: int, count: int) -> tuple[str, list[str]]:
+async def races(port: int, count: int) -> Figures:
     """Requests with one id, of which each is aborted after some of its events, often while it ends."""
     expected = await Stream.open(port, stream(_SHORT))
     await expected.read()
@@ -101,7 +103,7 @@ async def races(port: int, count: int) -> tuple[str, list[str]]:
     return f"{seen['aborted']} of {count} races aborted", problems
 
 
-async def attack(server: servers.Server, count: int, num_races: int) -> tuple[str, list[str]]:
+async def attack(server: Target, count: int, num_races: int) -> Figures:
     port = server.port
     await races(port, 200)  # to warm up
     _, problems = await burst(server, count)
@@ -124,13 +126,9 @@ async def attack(server: servers.Server, count: int, num_races: int) -> tuple[st
 def main(argv: Sequence[str]) -> int:
     count, num_races = (200, 500) if options("aborts", __doc__, argv) else (2000, 10_000)
     args = [*QUIET, "--max-num-seqs", "32", "--max-waiting-requests", "3000", "--enable-request-id-headers"]
-    with (
-        tempfile.TemporaryDirectory(prefix="aborts-") as folder,
-        servers.running(args, Path(folder) / "log", strict_limits()) as server,
-    ):
-        figures, problems = asyncio.run(attack(server, count, num_races))
-        problems += tracebacks(server)
-    return verdict(figures, problems)
+    with tempfile.TemporaryDirectory(prefix="aborts-") as folder:
+        work = partial(attack, count=count, num_races=num_races)
+        return verdict(*attacked(work, args, Path(folder) / "log", strict_limits()))
 
 
 if __name__ == "__main__":

@@ -48,6 +48,16 @@ def poisoned(name: str, value: float) -> Callable[[Path], Sequence[str]]:
     return prepare
 
 
+def growing_texts(folder: Path) -> Sequence[str]:
+    """The embedded model with a tokenizer that makes a thousand million letters of one."""
+    model = _copy(folder, {})
+    file = model / "tokenizer.json"
+    tenfold = {"type": "Replace", "pattern": {"String": "o"}, "content": "o" * 10}
+    changed = {"normalizer": {"type": "Sequence", "normalizers": [tenfold] * 9}}
+    file.write_text(json.dumps(json.loads(file.read_text(encoding="utf-8")) | changed), encoding="utf-8")
+    return [str(model)]
+
+
 def with_args(*args: str) -> Callable[[Path], Sequence[str]]:
     return lambda folder: args
 
@@ -88,6 +98,7 @@ MODELS = (
     Case("inf-weight", r"layers\.1\.", poisoned("model.layers.1.self_attn.q_proj.weight", math.inf)),
     Case("nan-norm", r"norm\.weight", poisoned("model.norm.weight", math.nan)),
     Case("nan-embedding", "embed|lm_head", poisoned("model.embed_tokens.weight", math.nan)),
+    Case("growing-texts", r"tokenizer\.json", growing_texts),
     Case("blocks", "num-gpu-blocks-override", with_args("--num-gpu-blocks-override", str(10**12))),
     Case("blocks-gib", "num-gpu-blocks-override", with_args("--num-gpu-blocks-override", str(10**7))),
     Case("seqs", "max-num-seqs", with_args("--max-num-seqs", str(10**9))),

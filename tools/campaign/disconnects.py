@@ -16,14 +16,17 @@ import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ferrule_testkit import server as servers
 from tools.campaign.liveness import COMPLETIONS, request
 from tools.campaign.running import (
     QUIET,
     SETTLES,
+    Figures,
+    Target,
+    attacked,
     growths,
     options,
     post,
@@ -32,9 +35,7 @@ from tools.campaign.running import (
     reset,
     sizes,
     strict_limits,
-    tracebacks,
     verdict,
-    victim,
 )
 
 _AT_ONCE = 50  # more than run at a time, so that some are in the queue
@@ -97,8 +98,7 @@ async def leave(port: int, number: int, rng: random.Random, seen: Seen) -> None:
         reset(writer) if way == "rst" else writer.close()
 
 
-async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:
-    """The figures, and what is wrong."""
+async def attack(server: Target, count: int) -> Figures:
     seen, rng, port = Seen(), random.Random(5), server.port
     places = asyncio.Semaphore(_AT_ONCE)
 
@@ -110,8 +110,7 @@ async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:
     await quiet(server)
     await post(port, {"prompt": "x", "max_tokens": 1})
     before, expected = sizes(server), await reference(port)
-    async with victim(port) as watched:
-        await asyncio.gather(*(one(number) for number in range(count)))
+    await asyncio.gather(*(one(number) for number in range(count)))
     took, left = await quiet(server)
     if left:
         seen.problems.append(f"left behind: {left}")
@@ -121,10 +120,8 @@ async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:
         seen.problems.append("the reference answer is another one")
     await asyncio.sleep(6.0)  # connections and threads that are kept for a while
     grown, wrong = growths(before, sizes(server))
-    seen.problems += [*wrong, *watched.problems]
-    print(
-        f"left: {dict(sorted(seen.left.items()))}, {seen.answered} of them answered; victim: {watched.answers} streams"
-    )
+    seen.problems += wrong
+    print(f"left: {dict(sorted(seen.left.items()))}, {seen.answered} of them answered")
     figures = f"{count} clients left, all given back after {took:.1f} s (bound {SETTLES:.0f}); {grown}"
     return figures, seen.problems
 
@@ -132,13 +129,8 @@ async def attack(server: servers.Server, count: int) -> tuple[str, list[str]]:
 def main(argv: Sequence[str]) -> int:
     count = 100 if options("disconnects", __doc__, argv) else 1000
     args = [*QUIET, "--max-num-seqs", str(_RUNNING), "--max-num-batched-tokens", "256"]
-    with (
-        tempfile.TemporaryDirectory(prefix="disconnects-") as folder,
-        servers.running(args, Path(folder) / "log", strict_limits()) as server,
-    ):
-        figures, problems = asyncio.run(attack(server, count))
-        problems += tracebacks(server)
-    return verdict(figures, problems)
+    with tempfile.TemporaryDirectory(prefix="disconnects-") as folder:
+        return verdict(*attacked(partial(attack, count=count), args, Path(folder) / "log", strict_limits()))
 
 
 if __name__ == "__main__":

@@ -25,8 +25,8 @@ class Goal:
 
 
 def _tests(*nodes: str, slow: bool = False) -> Command:
-    """pytest with these files or tests; with `slow` also those of `make test-slow`."""
-    return ("pytest", *(("-m", "slow or not slow") if slow else ()), *nodes)
+    """pytest with these files or tests, with what they print of victims; with `slow` also those of `make test-slow`."""
+    return ("pytest", "-rfEP", *(("-m", "slow or not slow") if slow else ()), *nodes)
 
 
 def _driver(name: str, *words: str) -> Command:
@@ -37,6 +37,7 @@ _API = "tests/unit/api/"
 _E2E = "tests/e2e/"
 _FRONTEND = "tests/unit/frontend/"
 _LOADS = ("burst", "bodies", "prompts", "overload")
+_CONSTRAINTS = (_tests(f"{_FRONTEND}guided/test_compiler.py", "tests/conformance/test_kits_guided_decoding.py"),)
 
 HOSTILE = (
     Goal(
@@ -68,8 +69,9 @@ HOSTILE = (
     Goal(
         "G-H5",
         "constraints that explode, for every backend",
-        "400 within 6 s, only the child dies",
-        (_tests(f"{_FRONTEND}guided/test_compiler.py", "tests/conformance/test_kits_guided_decoding.py"),),
+        "400 within 6 s, only the child dies; alone and for 128 choices, no 5xx",
+        (*_CONSTRAINTS, _driver("crafted", "n=16")),
+        (*_CONSTRAINTS, _driver("crafted", "constraint")),
     ),
     Goal(
         "G-H6",
@@ -117,7 +119,7 @@ HOSTILE = (
         "G-H16",
         "raw HTTP: smuggling, odd Host, chunks, headers, pipelining",
         "400, 413, 431 or closed",
-        (_tests(f"{_API}test_server.py"),),
+        (_tests(f"{_API}test_server.py"), _driver("crafted", "trailers")),
     ),
     Goal(
         "G-H17",
@@ -215,7 +217,12 @@ OVERLOAD = (
         "they survive, and a client's end arrives",
         (_tests(f"{_E2E}frame/test_nginx.py"),),
     ),
-    Goal("G-O12", "the maximum of everything at once", "200 or 429", (_tests("tests/simulate/test_runs.py"),)),
+    Goal(
+        "G-O12",
+        "the maximum of everything at once",
+        "200 or 429; over a limit 400",
+        (_tests("tests/simulate/test_runs.py"), _driver("crafted", "logprobs")),
+    ),
 )
 
 FAULTS = (
@@ -266,7 +273,7 @@ FAULTS = (
         "G-F9",
         "unusable places and models",
         "it serves, or says why in a line",
-        (_driver("starts", "nofile", "no-", "read-only", "foreign", "stderr", "full"),),
+        (_driver("starts", "growing", "nofile", "no-", "read-only", "foreign", "stderr", "full"),),
         (_driver("starts"),),
     ),
     Goal("G-F10", "a full pipe, a slow scraper", "steps go on", (_tests(f"{_E2E}launch/test_logs.py", slow=True),)),

@@ -16,22 +16,23 @@ import time
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ferrule_testkit import server as servers
 from tools.campaign.liveness import request
 from tools.campaign.running import (
     QUIET,
+    Figures,
+    Target,
+    attacked,
     growths,
     options,
     quiet,
     say,
     sizes,
     strict_limits,
-    tracebacks,
     verdict,
-    victim,
 )
 
 _CLIENTS = 16
@@ -212,35 +213,29 @@ async def attack(port: int, grammar: Grammar, count: int, seen: Seen) -> None:
     await asyncio.gather(*(client() for _ in range(_CLIENTS)))
 
 
-async def measure(server: servers.Server, count: int) -> tuple[str, list[str]]:
-    """The figures, and what is wrong."""
-    _, document = await say(server.port, request("/openapi.json"))
+async def measure(target: Target, count: int) -> Figures:
+    _, document = await say(target.port, request("/openapi.json"))
     routes = routes_of(json.loads(document))
-    async with victim(server.port) as watched:
-        await attack(server.port, Grammar(routes, 1), max(500, count // 50), Seen())  # to warm up
-        before, seen, began = sizes(server), Seen(), time.monotonic()
-        await attack(server.port, Grammar(routes, 2), count, seen)
-        seconds = time.monotonic() - began
-    _, left = await quiet(server)
+    await attack(target.port, Grammar(routes, 1), max(500, count // 50), Seen())  # to warm up
+    before, seen, began = sizes(target), Seen(), time.monotonic()
+    await attack(target.port, Grammar(routes, 2), count, seen)
+    seconds = time.monotonic() - began
+    _, left = await quiet(target)
     await asyncio.sleep(6.0)  # connections that are kept for a while
-    grown, wrong = growths(before, sizes(server))
+    grown, wrong = growths(before, sizes(target))
     by_status = Counter({status: 0 for _, status in seen.statuses})
     for (_, status), number in seen.statuses.items():
         by_status[status] += number
-    print(f"{len(routes)} routes, {seconds:.0f} s, victim: {watched.answers} streams; by status {dict(by_status)}")
-    problems = [*seen.problems, *watched.problems, *wrong, *([f"left behind: {left}"] if left else [])]
+    print(f"{len(routes)} routes, {seconds:.0f} s; by status {dict(by_status)}")
+    problems = [*seen.problems, *wrong, *([f"left behind: {left}"] if left else [])]
     return f"{seen.statuses.total()} hostile requests: {seen.bad} x 5xx; {grown} (bound 5 % + 64 MiB)", problems
 
 
 def main(argv: Sequence[str]) -> int:
     count = 2_000 if options("hostile", __doc__, argv) else 100_000
-    with (
-        tempfile.TemporaryDirectory(prefix="hostile-") as folder,
-        servers.running([*QUIET, "--max-model-len", "256"], Path(folder) / "log", strict_limits()) as server,
-    ):
-        figures, problems = asyncio.run(measure(server, count))
-        problems += tracebacks(server)
-    return verdict(figures, problems)
+    with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
+        args = [*QUIET, "--max-model-len", "256"]
+        return verdict(*attacked(partial(measure, count=count), args, Path(folder) / "log", strict_limits()))
 
 
 if __name__ == "__main__":

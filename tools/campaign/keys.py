@@ -19,23 +19,24 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ferrule_testkit import server as servers
 from tools.campaign.liveness import COMPLETIONS, request
-from tools.campaign.running import options, quiet, simulated, strict_limits, tracebacks, verdict
+from tools.campaign.running import Figures, Target, attacked, options, quiet, simulated, strict_limits, verdict
 
 _STEP = 0.01  # seconds of a step
 _MOST = 4  # requests of the key that floods
 _MINUTE = 1500  # tokens of the key that has a budget
 _CLIENTS = 64
 _SPENDERS = 4
-_KEYS = {"flood": "sk-flood-5e8f0", "short": "sk-short-77ab1", "budget": "sk-budget-03cd9"}
+_KEYS = {"flood": "sk-flood-5e8f0", "short": "sk-short-77ab1", "budget": "sk-budget-03cd9", "victim": "sk-victim-c21d4"}
 _FILE = {
     "flood": {"key": _KEYS["flood"], "max_requests": _MOST},
     "short": {"key": _KEYS["short"]},
     "budget": {"key": _KEYS["budget"], "tokens_per_minute": _MINUTE},
+    "victim": {"key": _KEYS["victim"]},
 }
 _SLOWER = 3.0  # times the time to the first token alone, at most, and a step
 _SHORT = {"prompt": "one two three", "max_tokens": 4, "ignore_eos": True, "seed": 7}
@@ -203,8 +204,7 @@ async def caches(port: int, count: int, seen: Seen) -> str:
     return f"cached tokens across keys {others} (bound 0), own prompts found {own} of {2 * count}"
 
 
-async def measure(server: servers.Server, quick: bool) -> tuple[str, list[str]]:
-    """The figures, and what is wrong."""
+async def measure(server: Target, quick: bool) -> Figures:
     seen, port = Seen(), server.port
     if (status := (await ask(port, "sk-wrong", _SHORT)).status) != 401:
         seen.problems.append(f"a wrong key is answered {status}")
@@ -225,10 +225,8 @@ def main(argv: Sequence[str]) -> int:
         (folder / "keys.yaml").write_text(json.dumps(_FILE), encoding="utf-8")
         args = [*simulated(_STEP), "--api-key-file", str(folder / "keys.yaml"), "--api-server-count", "2"]
         args += ["--enable-prompt-tokens-details", "--public-metrics", "--max-num-seqs", "16"]
-        with servers.running(args, folder / "log", strict_limits()) as server:
-            figures, problems = asyncio.run(measure(server, quick))
-            problems += tracebacks(server)
-    return verdict(figures, problems)
+        work = partial(measure, quick=quick)
+        return verdict(*attacked(work, args, folder / "log", strict_limits(), _KEYS["victim"]))
 
 
 if __name__ == "__main__":

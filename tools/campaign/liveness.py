@@ -33,6 +33,8 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from multiprocessing.connection import Connection
 
+from tools.campaign.victim import beside
+
 _EVERY = 0.05  # seconds between two probes
 _PATIENCE = 60.0  # seconds; an answer that takes longer counts as this
 _HEALTHY = 90.0
@@ -212,14 +214,16 @@ def serving(python: str, *options: str) -> Iterator[int]:
         process.wait(60)
 
 
-def measure(python: str, load: str) -> tuple[Figures, Figures, str]:
-    """Seconds of the probes, and of the answers to the load, of a new server; and its metrics after the load."""
+def measure(python: str, load: str) -> tuple[Figures, Figures, str, list[str]]:
+    """Seconds of the probes, and of the answers to the load, of a new server; its metrics after the load; and what a
+    victim beside the load met.
+    """
     options = ("--max-waiting-requests", str(QUEUE)) if load == "overload" else ()
     with serving(python, *options) as port:
-        with sampling(port) as probes:
+        with beside(port) as victim, sampling(port) as probes:
             answers = asyncio.run(_awaited(LOADS[load](port)))
         metrics = asyncio.run(read(port, "/metrics"))
-    return probes, answers, metrics
+    return probes, answers, metrics, victim.seen.problems
 
 
 def stalls(metrics: str) -> str:
@@ -272,9 +276,10 @@ def main() -> int:
     figures: list[str] = []
     for load in [options.load] if options.load else LOADS:
         for number, python in enumerate(options.pythons or [sys.executable]):
-            probes, answers, metrics = measure(python, load)
+            probes, answers, metrics, broken = measure(python, load)
             show(f"{load} [{number}]", probes)
             show(f"{load} [{number}] load", answers)
+            failures += broken
             if options.limit_ms is not None:
                 failures += [f"{load}: {problem}" for problem in problems(probes, options.limit_ms)]
             high, bare = (ranked_ms(probes.get(path, []))[1] for path in ("/health", BARE))

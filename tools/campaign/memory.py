@@ -17,12 +17,13 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from ferrule_testkit import server as servers
+from tools.campaign.running import QUIET, Figures, Target, attacked, verdict
+from tools.campaign.soak import MIB
 
-MIB = 1 << 20
 Statuses = Counter[str]
 
 # Connections, MiB that each sends, seconds for which it is kept up, and the most MiB that the process may take for all
@@ -164,28 +165,32 @@ async def watched(attack: Attack, name: str, pid: int) -> Cost:
     return Cost((peak - before) / MIB, (resident(pid) - before) / MIB, slowest * 1000)
 
 
+async def measure(target: Target, names: Sequence[str], quick: bool) -> Figures:
+    """One attack after the other."""
+    said, problems = [], []
+    for name in names:
+        count, mib, seconds, bound = ATTACKS[name]
+        attack = Attack(target.port, count // 4 if quick and count > 4 else count, int(mib * MIB), seconds)
+        cost = await watched(attack, name, target.children()["api"])
+        print(
+            f"{name}: {dict(sorted(attack.statuses.items()))}, memory +{cost.rise:.0f} MiB (at most {bound}), "
+            f"+{cost.rest:.0f} MiB afterwards; slowest /health {cost.slowest:.0f} ms",
+            flush=True,
+        )
+        if cost.rise > bound:
+            problems.append(f"{name}: memory +{cost.rise:.0f} MiB, at most {bound}")
+        said.append(f"{name} +{cost.rise:.0f} of {bound} MiB")
+    return "; ".join(said), problems
+
+
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.campaign.memory", description=__doc__)
     parser.add_argument("attacks", nargs="*", metavar="ATTACK", help=f"of {', '.join(ATTACKS)}; default: all")
     parser.add_argument("--quick", action="store_true", help="fewer connections")
     args = parser.parse_args(argv)
-    said, missed = [], 0
+    work = partial(measure, names=args.attacks or tuple(ATTACKS), quick=args.quick)
     with tempfile.TemporaryDirectory(prefix="memory-") as folder:
-        options = ["--disable-log-requests", "--disable-uvicorn-access-log"]
-        with servers.running(options, Path(folder) / "log", {"FERRULE_BODY_TIMEOUT": "30"}) as server:
-            for name in args.attacks or ATTACKS:
-                count, mib, seconds, bound = ATTACKS[name]
-                attack = Attack(server.port, count // 4 if args.quick and count > 4 else count, int(mib * MIB), seconds)
-                cost = asyncio.run(watched(attack, name, server.children()["api"]))
-                print(
-                    f"{name}: {dict(sorted(attack.statuses.items()))}, memory +{cost.rise:.0f} MiB (at most {bound}), "
-                    f"+{cost.rest:.0f} MiB afterwards; slowest /health {cost.slowest:.0f} ms",
-                    flush=True,
-                )
-                missed += cost.rise > bound
-                said.append(f"{name} +{cost.rise:.0f} of {bound} MiB")
-    print("; ".join(said))
-    return 1 if missed else 0
+        return verdict(*attacked(work, QUIET, Path(folder) / "log", {"FERRULE_BODY_TIMEOUT": "30"}))
 
 
 if __name__ == "__main__":

@@ -16,12 +16,15 @@ import asyncio
 import contextlib
 import json
 import sys
+import tempfile
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
-from tools.campaign.liveness import CHAT, ranked_ms, request, serving
-from tools.campaign.running import options, simulated, verdict
+from tools.campaign.liveness import CHAT, ranked_ms, request
+from tools.campaign.running import Figures, Target, attacked, options, simulated, strict_limits, verdict
 
 _SEATS = 32  # --max-num-seqs, and --max-waiting-requests
 _STEP = 0.02  # seconds
@@ -105,8 +108,8 @@ def _high_ms(seconds: Sequence[float]) -> float:
     return ranked_ms(seconds)[1]
 
 
-async def run(port: int, seconds: float) -> tuple[str, list[str]]:
-    """The figures, and what was wrong."""
+async def run(target: Target, seconds: float) -> Figures:
+    port = target.port
     rest = await at_rest(port)
     began = time.perf_counter()
     full = [answer for answer in await closed(port, min(seconds, 30.0)) if answer.status == 200]
@@ -138,8 +141,9 @@ async def run(port: int, seconds: float) -> tuple[str, list[str]]:
 def main(argv: Sequence[str]) -> int:
     seconds = 30.0 if options("overload", __doc__, argv) else 300.0
     room = ("--max-num-seqs", str(_SEATS), "--max-waiting-requests", str(_SEATS))
-    with serving(sys.executable, *room, *simulated(_STEP)) as port:
-        return verdict(*asyncio.run(run(port, seconds)))
+    with tempfile.TemporaryDirectory(prefix="overload-") as folder:
+        args = [*room, *simulated(_STEP)]
+        return verdict(*attacked(partial(run, seconds=seconds), args, Path(folder) / "log", strict_limits()))
 
 
 if __name__ == "__main__":

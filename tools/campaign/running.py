@@ -1,5 +1,5 @@
-"""What drivers share that attack a running server: plain HTTP over a socket, a reference answer, a victim stream, and
-what processes take.
+"""What drivers share that attack a running server: plain HTTP over a socket, a reference answer, a victim beside every
+attack, and what processes take.
 """
 
 from __future__ import annotations
@@ -12,14 +12,16 @@ import resource
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import inf
+from pathlib import Path
 from typing import Any
 
 from ferrule_testkit import server as servers
 from tools.campaign.liveness import COMPLETIONS, request
 from tools.campaign.soak import MIB, Size, settled, size_of
+from tools.campaign.victim import Victim, beside
 
 QUIET = ("--disable-log-requests", "--disable-uvicorn-access-log")
 SETTLES = 5.0  # seconds after the last client in which everything is given back
@@ -30,6 +32,36 @@ _REFERENCE = {"prompt": "one two three", "max_tokens": 24, "temperature": 0, "se
 _LINGER = struct.pack("ii", 1, 0)  # closing sends an RST
 
 Answer = tuple[int, bytes]  # status and body; 0 without an answer
+Figures = tuple[str, list[str]]  # what a driver measured, in a line, and what is wrong
+
+
+@dataclass
+class Target(servers.Server):
+    """A server with a victim."""
+
+    victim: Victim
+
+
+def attacked(
+    attack: Callable[[Target], Awaitable[Figures]],
+    args: Sequence[str],
+    log: Path,
+    env: Mapping[str, str],
+    key: str = "",
+) -> Figures:
+    """Start a server, attack it beside a victim, and end it. Every attack on a server that must survive it goes
+    through here. What the victim met is wrong, too, and so is a traceback in the log. `key`: the victim's API key.
+    """
+    with servers.running(args, log, env) as server:
+        with beside(server.port, key) as victim:
+            target = Target(server.process, server.port, server.log, victim)
+            figures, problems = asyncio.run(_awaited(attack(target)))
+        problems = [*problems, *victim.seen.problems, *tracebacks(server)]
+    return figures, problems
+
+
+async def _awaited(work: Awaitable[Figures]) -> Figures:
+    return await work
 
 
 def simulated(step_seconds: float = 0.0) -> tuple[str, ...]:
@@ -82,6 +114,12 @@ def tracebacks(server: servers.Server) -> list[str]:
 
 async def say(port: int, message: bytes, patience: float = _PATIENCE) -> Answer:
     """Send bytes on a new connection, and read until the server closes it."""
+    head, _, body = (await exchange(port, message, patience)).partition(b"\r\n\r\n")
+    return (int(head[9:12]) if head[9:12].isdigit() else 0), body
+
+
+async def exchange(port: int, message: bytes, patience: float = _PATIENCE) -> bytes:
+    """All that comes back, with its head; empty without an answer."""
     answer = b""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(patience):
@@ -92,8 +130,7 @@ async def say(port: int, message: bytes, patience: float = _PATIENCE) -> Answer:
                     answer += piece
             finally:
                 writer.transport.abort()
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return (int(head[9:12]) if head[9:12].isdigit() else 0), body
+    return answer
 
 
 async def post(port: int, body: Mapping[str, Any], path: str = COMPLETIONS, patience: float = _PATIENCE) -> Answer:
@@ -142,11 +179,15 @@ def growths(before: Mapping[str, Size], after: Mapping[str, Size]) -> tuple[str,
     return ", ".join(shown), problems
 
 
-async def quiet(server: servers.Server) -> tuple[float, str]:
-    """Seconds until nothing runs, waits or has blocks; and what is left after the longest wait."""
-    began = time.monotonic()
-    left = await settled(server.url)
-    return time.monotonic() - began, left
+async def quiet(target: Target) -> tuple[float, str]:
+    """Seconds until nothing runs, waits or has blocks, the victim apart; and what is left after the longest wait."""
+    await asyncio.to_thread(target.victim.pause)
+    try:
+        began = time.monotonic()
+        left = await settled(target.url)
+        return time.monotonic() - began, left
+    finally:
+        target.victim.go_on()
 
 
 def reset(writer: asyncio.StreamWriter) -> None:
@@ -186,52 +227,3 @@ class Stream:
 
     def reset(self) -> None:
         reset(self._writer)
-
-
-@dataclass
-class Victim:
-    """Streams of one fixed request, one after the other, and what became of them."""
-
-    port: int
-    expected: str
-    answers: int = 0
-    gap: float = 0.0  # the longest between two pieces of a stream, in seconds
-    problems: list[str] = field(default_factory=list)
-
-    async def _one(self) -> str:
-        body = json.dumps({**_REFERENCE, "stream": True}).encode()
-        stream = await Stream.open(self.port, request(COMPLETIONS, body))
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                await stream.read()
-            return stream.text
-        finally:
-            self.gap = max(self.gap, stream.gap)
-            stream.close()
-
-    async def run(self) -> None:
-        while True:
-            try:
-                text = await self._one()
-            except (OSError, TimeoutError) as error:
-                self.problems.append(f"victim: {error!r}")
-                await asyncio.sleep(0.2)
-                continue
-            self.answers += 1
-            if text != self.expected:
-                self.problems.append(f"victim: {text[:80]!r}, alone {self.expected[:80]!r}")
-
-
-@contextlib.asynccontextmanager
-async def victim(port: int) -> AsyncIterator[Victim]:
-    """A victim for the length of a block."""
-    found = Victim(port, await reference(port))
-    task = asyncio.create_task(found.run())
-    try:
-        yield found
-    finally:
-        task.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await task
-        if not found.answers:
-            found.problems.append("victim: no answer")

@@ -16,12 +16,15 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ferrule_testkit import server as servers
 from tools.campaign.running import (
     QUIET,
+    Figures,
+    Target,
+    attacked,
     growths,
     options,
     post,
@@ -29,7 +32,6 @@ from tools.campaign.running import (
     reference,
     sizes,
     strict_limits,
-    tracebacks,
     verdict,
 )
 
@@ -75,9 +77,10 @@ async def ask(port: int, numbers: range, seen: Seen, end: float) -> None:
     await asyncio.gather(*(client() for _ in range(_CLIENTS)))
 
 
-async def measure(server: servers.Server, count: int) -> tuple[str, list[str]]:
-    """The figures, and what is wrong. The first half fills the caches."""
+async def measure(server: Target, folder: Path, count: int) -> Figures:
+    """The first half fills the caches. Nothing may be written to the folder."""
     seen, began = Seen(), time.monotonic()
+    files = listing(folder)
     await ask(server.port, range(8), seen, began + _SECONDS)
     start, expected = sizes(server), await reference(server.port)
     await ask(server.port, range(8, count // 2), seen, began + _SECONDS / 2)
@@ -91,7 +94,10 @@ async def measure(server: servers.Server, count: int) -> tuple[str, list[str]]:
     problems = [*seen.problems, *wrong, *([f"left behind: {left}"] if left else [])]
     if await reference(server.port) != expected:
         problems.append("the reference answer is another one")
-    return f"{seen.statuses.total()} distinct constraints; second half: {second} (bound 5 % + 64 MiB)", problems
+    new = written(folder, files)
+    problems += [f"written: {path.relative_to(folder)}" for path in new]
+    figures = f"{seen.statuses.total()} distinct constraints; second half: {second} (bound 5 % + 64 MiB)"
+    return f"{figures}; {len(new)} files written (bound 0)", problems
 
 
 def written(folder: Path, since: Mapping[Path, int]) -> list[Path]:
@@ -117,14 +123,10 @@ def main(argv: Sequence[str]) -> int:
         for place in places.values():
             place.mkdir()
         env = {**strict_limits(), **{word: str(place) for word, place in places.items()}}
-        with servers.running([*QUIET, "--max-model-len", "256"], folder.parent / f"{folder.name}.log", env) as server:
-            asyncio.run(reference(server.port))
-            before = listing(folder)
-            figures, problems = asyncio.run(measure(server, count))
-            new = written(folder, before)
-            problems += [*tracebacks(server), *(f"written: {path.relative_to(folder)}" for path in new)]
-        server.log.unlink()
-    return verdict(f"{figures}; {len(new)} files written (bound 0)", problems)
+        log, args = folder.parent / f"{folder.name}.log", [*QUIET, "--max-model-len", "256"]
+        figures, problems = attacked(partial(measure, folder=folder, count=count), args, log, env)
+        log.unlink()
+    return verdict(figures, problems)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,14 @@ import time
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
-from ferrule_testkit import server as servers
 from tools.campaign.liveness import request
 from tools.campaign.running import (
+    Figures,
+    Target,
+    attacked,
     few_files,
     options,
     post,
@@ -29,7 +32,6 @@ from tools.campaign.running import (
     say,
     simulated,
     strict_limits,
-    tracebacks,
     verdict,
 )
 
@@ -91,9 +93,10 @@ async def _healthy(port: int, seen: Seen, until: float) -> None:
         await asyncio.sleep(0.1)
 
 
-async def attack(port: int, idle: int, active: int, seconds: float) -> tuple[Seen, Seen]:
-    """What active clients saw alone, and beside the storm. `idle`: connections of each kind."""
-    alone, beside = Seen(), Seen()
+async def storm(target: Target, idle: int, active: int, seconds: float) -> Figures:
+    """What active clients see alone, and beside the storm. `idle`: connections of each kind."""
+    port, alone, beside = target.port, Seen(), Seen()
+    await reference(port)
     until = time.monotonic() + seconds
     await asyncio.gather(*(_active(port, alone, until) for _ in range(active)))
     held = [asyncio.create_task(_hold(port, beside, slow)) for slow in (True, False) for _ in range(idle)]
@@ -101,7 +104,11 @@ async def attack(port: int, idle: int, active: int, seconds: float) -> tuple[See
     until = time.monotonic() + seconds
     await asyncio.gather(_healthy(port, beside, until), *(_active(port, beside, until) for _ in range(active)))
     await asyncio.gather(*held)
-    return alone, beside
+    print(f"storm: {dict(beside.answers)}, alone {dict(alone.answers)}; /health max {max(beside.health):.3f} s")
+    share = beside.answers[200] / max(1, alone.answers[200])
+    closed = f"closed after {max(beside.closed):.1f} s (bound {_CLOSED:.0f})"
+    figures = f"{2 * idle} slow connections {closed}, {active} active at {share:.0%} (bound {_RATE:.0%})"
+    return figures, problems_of(alone, beside)
 
 
 def problems_of(alone: Seen, beside: Seen) -> list[str]:
@@ -116,22 +123,20 @@ def problems_of(alone: Seen, beside: Seen) -> list[str]:
     return found
 
 
-async def crowd(server: servers.Server, count: int, name: str, healthy: bool) -> tuple[str, list[str]]:
-    """`count` silent connections at a server that has no room for them; the figures, and what is wrong.
-
-    `healthy`: /health must be answered meanwhile.
-    """
-    port, seen = server.port, Seen()
-    expected, pids = await reference(port), server.children()
-    asking = asyncio.create_task(_healthy(port, seen, time.monotonic() + 6))
-    await asyncio.gather(*(_hold(port, seen, slow=False) for _ in range(count)), asking)
-    began, recovered = time.monotonic(), ""
-    while recovered != expected and time.monotonic() - began < 2 * _RECOVERS:
-        with contextlib.suppress(RuntimeError):
-            recovered = await reference(port)
+async def crowd(target: Target, count: int, name: str, healthy: bool) -> Figures:
+    """`count` silent connections at a server that has no room for them. `healthy`: /health must be answered."""
+    port, seen = target.port, Seen()
+    with few_files(count + 100):  # of this process, whose own may be as few as the server's
+        expected, pids = await reference(port), target.children()
+        asking = asyncio.create_task(_healthy(port, seen, time.monotonic() + 6))
+        await asyncio.gather(*(_hold(port, seen, slow=False) for _ in range(count)), asking)
+        began, recovered = time.monotonic(), ""
+        while recovered != expected and time.monotonic() - began < 2 * _RECOVERS:
+            with contextlib.suppress(RuntimeError):
+                recovered = await reference(port)
     took = time.monotonic() - began
     problems = []
-    if server.children() != pids or recovered != expected:
+    if target.children() != pids or recovered != expected:
         problems.append(f"{name}: other processes, or not the same answer afterwards")
     if took > _RECOVERS:
         problems.append(f"{name}: answers again after {took:.1f} s, at most {_RECOVERS:.0f}")
@@ -145,26 +150,17 @@ async def crowd(server: servers.Server, count: int, name: str, healthy: bool) ->
 
 def run(quick: bool, folder: Path) -> int:
     idle, active, seconds = (100, 20, 5.0) if quick else (1000, 200, 20.0)
-    env = strict_limits()
-    with servers.running(simulated(0.01), folder / "log", env) as server:
-        asyncio.run(reference(server.port))
-        alone, beside = asyncio.run(attack(server.port, idle, active, seconds))
-    problems = problems_of(alone, beside)
-    print(f"storm: {dict(beside.answers)}, alone {dict(alone.answers)}; /health max {max(beside.health):.3f} s")
-    most = 60 if quick else 600
-    with servers.running([*simulated(), "--max-connections", str(most)], folder / "log2", env) as server:
-        full, wrong = asyncio.run(crowd(server, 2 * most, f"--max-connections {most}, {2 * most} connections", True))
-        problems += wrong
-    with few_files(_FILES), servers.started(simulated(), folder / "log3", env) as server:
-        with few_files(5 * _FILES + 100):
-            server.wait_healthy()
-            few, wrong = asyncio.run(crowd(server, 5 * _FILES, f"{_FILES} files, {5 * _FILES} connections", False))
-        problems += wrong
-        problems += tracebacks(server)
-    share = beside.answers[200] / max(1, alone.answers[200])
-    closed = f"closed after {max(beside.closed):.1f} s (bound {_CLOSED:.0f})"
-    figures = f"{2 * idle} slow connections {closed}, {active} active at {share:.0%} (bound {_RATE:.0%}); {full}; {few}"
-    return verdict(f"{figures} (bound {_RECOVERS:.0f} s)", problems)
+    most, env = 60 if quick else 600, strict_limits()
+    work = partial(storm, idle=idle, active=active, seconds=seconds)
+    found = [attacked(work, simulated(0.01), folder / "log", env)]
+    name = f"--max-connections {most}, {2 * most} connections"
+    work = partial(crowd, count=2 * most, name=name, healthy=True)
+    found.append(attacked(work, [*simulated(), "--max-connections", str(most)], folder / "log2", env))
+    work = partial(crowd, count=5 * _FILES, name=f"{_FILES} files, {5 * _FILES} connections", healthy=False)
+    with few_files(_FILES):
+        found.append(attacked(work, simulated(), folder / "log3", env))
+    figures = "; ".join(figures for figures, _ in found)
+    return verdict(f"{figures} (bound {_RECOVERS:.0f} s)", [problem for _, problems in found for problem in problems])
 
 
 def main(argv: Sequence[str]) -> int:

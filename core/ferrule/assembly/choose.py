@@ -12,6 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.checkpoint import Values
 from ferrule.config import LoadConfig, Resolved
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
@@ -23,6 +24,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.plugin import load_first
+from ferrule.unread import Watched
 
 _log = Log("worker")
 _BESIDE = ("quantize_config.json", "quant_config.json")  # where tools kept settings before config.json had them
@@ -52,6 +54,17 @@ class Choice:
     cache_scales: CacheScales
     load_timeout: float = 0.0  # seconds without a tensor after which loading is given up; 0: never
 
+    @property
+    def unread(self) -> str:
+        """A sentence on keys of config.json that the model has not asked for; empty where there are none.
+
+        Complete once the model has its weights. Of the library's classes it is not known what they read.
+        """
+        config = self.context.config
+        if self.implementation == "transformers" or not isinstance(config, Watched) or not config.unread:
+            return ""
+        return f"{config.file}: nothing reads {', '.join(map(repr, config.unread))}"
+
 
 class Chooser:
     """Takes the plugin that the user names, or the first that does not refuse. `notes` says which refused, and why."""
@@ -61,11 +74,18 @@ class Chooser:
         self.notes: list[str] = []
 
     def choose(
-        self, kind: str, flag: str, wanted: str | None, order: Sequence[str], refuses: Callable[[Any], str | None]
+        self,
+        kind: str,
+        flag: str,
+        wanted: str | None,
+        order: Sequence[str],
+        refuses: Callable[[Any], str | None],
+        without: Callable[[], str] = str,
     ) -> str:
         """Name of the plugin `wanted`, which `flag` named, or of the first in `order` that does not refuse.
 
-        Raises ConfigError where the plugin that was named refuses, PluginError where all do.
+        Raises ConfigError where the plugin that was named refuses, with what `without` says of leaving `flag` out, and
+        PluginError where all do.
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)
@@ -76,7 +96,7 @@ class Chooser:
             return chosen.name
         reason = refuses(self._plugins.load(kind, wanted))
         if reason is not None:
-            raise ConfigError(f"{flag} {wanted}: {reason}")
+            raise ConfigError(f"{flag} {wanted}: {reason}", without())
         return wanted
 
     def device(self, config: Resolved) -> Device:
@@ -102,7 +122,7 @@ class Chooser:
         checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)
         checkpoints.check_sizes(checkpoint, model.config_names)
         context = BuildContext(
-            config=checkpoint,
+            config=Watched(checkpoint) if isinstance(checkpoint, Values) else checkpoint,
             dtype=device.platform.dtype(config.model.dtype, checkpoint),
             device=device.platform.device(),
             block_size=config.cache.block_size,
@@ -184,7 +204,7 @@ class Chooser:
         given = context.config.get("quantization_config") or {}
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
-        wanted, settings = self._wanted_method(config), dict(given)
+        (flag, wanted), settings = self._wanted_method(config), dict(given)
         beside = wanted is not None and not settings
         if wanted is not None and beside:
             settings = self._settings_beside(wanted, context, device)
@@ -198,17 +218,30 @@ class Chooser:
         if wanted is None and not settings:
             return None, None
         order = sorted(self._plugins.defaults("quantization"), key=lambda name: name != form)  # several read some forms
-        name = self.choose("quantization", "--quantization", wanted, order, refuses)
+
+        def without() -> str:
+            if not settings:
+                return f"The checkpoint's weights are floats: leave {flag} out to serve them as they are."
+            if beside:  # nothing says what the settings are of
+                return ""
+            loads = partial(self._plugins.load, "quantization")
+            reader = next((name for name in order if refuses(loads(name)) is None), None)
+            return f"Leave {flag} out: {reader} then serves the weights as they are." if reader else ""
+
+        name = self.choose("quantization", flag, wanted, order, refuses, without)
         if settings and not beside and context.folder is not None:
             cls: type[QuantizationMethod] = self._plugins.load("quantization", name)
             settings = {**cls.settings_of(context.folder, settings), **settings}
         return name, self._plugins.make("quantization", name, settings)
 
-    def _wanted_method(self, config: Resolved) -> str | None:
-        """What `--quantization` names, or the load format implies. Raises ConfigError where these differ."""
+    def _wanted_method(self, config: Resolved) -> tuple[str, str | None]:
+        """The method that `--quantization` names, or the load format implies, and the option that does.
+
+        Raises ConfigError where the two differ.
+        """
         wanted, form = config.model.quantization, config.load.load_format
         if form == "auto":
-            return wanted
+            return "--quantization", wanted
         source: type[WeightSource] = self._plugins.load("load_format", form)
         if source.quantization is not None and wanted not in (None, source.quantization):
             raise ConfigError(
@@ -216,7 +249,7 @@ class Chooser:
                 f"{wanted}.",
                 "Leave one of the two out.",
             )
-        return source.quantization or wanted
+        return ("--load-format", source.quantization) if wanted is None else ("--quantization", wanted)
 
     def _settings_beside(self, wanted: str, context: BuildContext, device: Device) -> dict[str, Any]:
         """What an older tool wrote in a file of its own; nothing for a method that quantizes float weights."""

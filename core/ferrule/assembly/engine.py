@@ -8,10 +8,11 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
 
+from ferrule import log
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits, sized
-from ferrule.config import Resolved
+from ferrule.config import Resolved, SchedulerConfig
 from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
@@ -22,6 +23,8 @@ from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, naming_culprit
 from ferrule.types import ModelInfo
 from ferrule.wire.messages import Channel
+
+_log = log.get("engine")
 
 
 @dataclass(frozen=True)
@@ -64,6 +67,7 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
         executor.init_cache(num_blocks)
         limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=os.urandom(32))
         scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
+        _tell_of_order(config, scheduler)
         loop = EngineLoop(
             scheduler,
             executor,
@@ -77,3 +81,10 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
         executor.shutdown()
         raise
     return Engine(loop, executor, HealthWatch(loop, executor), info, num_blocks)
+
+
+def _tell_of_order(config: Resolved, scheduler: Scheduler) -> None:
+    """Warn of a policy that was chosen and does not decide in which order requests are admitted."""
+    policy, name = config.scheduler.scheduling_policy, config.scheduler.scheduler_cls
+    if scheduler.own_order and policy != SchedulerConfig().scheduling_policy:
+        _log.warning("--scheduling-policy %s: --scheduler-cls %s admits requests in an order of its own", policy, name)

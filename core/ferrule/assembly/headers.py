@@ -53,7 +53,8 @@ def _contradictions(
     sizes = {size for shape in shapes.values() for size in shape}
     largest = max(sizes, default=0)
     counted = 1 + max((int(number) for name in shapes for number in re.findall(r"\d+", name)), default=-1)
-    stated = {key: value for key, value in config.items() if type(value) is int}
+    keys = (*_EXACT, *_WIDTHS, *_HEADS, *_LAYERS)
+    stated = {key: value for key in keys if type(value := config.get(key)) is int}
     for key in (*_EXACT, *_WIDTHS, *_HEADS):
         if stated.get(key, 0) > largest:
             yield key, f"no tensor larger than {largest}"

@@ -32,9 +32,11 @@ from ferrule.interfaces.model import BuildContext, Model, Packable
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
+from ferrule.log import Log
 from ferrule.types import ModelInfo
 from ferrule.waiting import Progress, waiting
 
+_log = Log("worker")
 _TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 
@@ -84,6 +86,8 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
             note = fill(model, choice, open_weights())
             chooser.notes += [note] if note else []
             pack(model)
+    if choice.unread:
+        _log.warning("%s", choice.unread)
     context = choice.context
     info = ModelInfo(
         architecture=choice.architecture,
@@ -172,7 +176,9 @@ def build(choice: Choice) -> Model:
         quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
         if not any(quantized):
             raise ConfigError(
-                f"--quantization: the model implementation {choice.implementation} has no layer that can be quantized."
+                f"--quantization {choice.quantization}: the model implementation {choice.implementation} has no layer "
+                "that it quantizes.",
+                "" if method.config else "Leave --quantization out to serve the checkpoint's weights as they are.",
             )
     return model
 

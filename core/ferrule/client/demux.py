@@ -226,6 +226,8 @@ class DemuxClient(EngineClient):
             for stream in filter(None, [self._streams.pop(id, None) for id in ids]):
                 stream.end(reason)
         elif self._dead is None and ids:
+            for stream in filter(None, map(self._streams.get, ids)):
+                stream.request = None  # not for another engine
             self._post(Cancel(tuple(ids), reason))
 
     def pause(self, request_id: str, paused: bool) -> None:

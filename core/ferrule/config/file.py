@@ -5,56 +5,40 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ferrule.config.schema import Item, Schema, Spec
-from ferrule.errors import ConfigError
+from yaml import MappingNode, Node, ScalarNode, SequenceNode
 
-_NULL = "tag:yaml.org,2002:null"
-_BOOL = "tag:yaml.org,2002:bool"
-_DATE = "tag:yaml.org,2002:timestamp"
+from ferrule.config.schema import Item, Schema, Spec
+from ferrule.errors import CheckpointError, ConfigError
+from ferrule.yaml_text import BOOL, INT, NULL, YamlError, keys_of, line_of, read_yaml, value_of
 
 
 def read_file(path: str, schema: Schema) -> list[Item]:
     """The options in a YAML file. Raises ConfigError that names file, line and key."""
-    # yaml is imported here: most starts have no file
-    import yaml
-
     if Path(path).suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config: {path!r} is not a .yaml or .yml file.")
     try:
-        # Libraries in this process may have changed what yaml's own loader makes of a date.
-        constructors: dict[Any, Any] = dict(yaml.SafeLoader.yaml_constructors)
-        constructors[_DATE] = yaml.constructor.SafeConstructor.construct_yaml_timestamp
-        kind = type("Loader", (yaml.SafeLoader,), {"yaml_constructors": constructors})
-        loader = kind(Path(path).read_text(encoding="utf-8"))
-        loader.yaml_implicit_resolvers = {  # JSON has no dates: 2020-01-01 is a text
-            first: [entry for entry in entries if entry[0] != _DATE]
-            for first, entries in loader.yaml_implicit_resolvers.items()
-        }
-        root = loader.get_single_node()
-        if root is None:
-            return []
-        if not isinstance(root, yaml.MappingNode):
-            raise ConfigError(f"{path}:{root.start_mark.line + 1}: expected option names with values.")
-        return _items(path, schema, loader, root)
+        root = read_yaml(Path(path), "configuration file")
     except OSError as error:
         raise ConfigError(f"--config: cannot read {path!r}: {error.strerror}.") from None
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"--config: {path!r} is not UTF-8 text: {error.reason} at byte {error.start}.") from None
-    except yaml.MarkedYAMLError as error:
-        line = f":{error.problem_mark.line + 1}" if error.problem_mark else ""
-        raise ConfigError(f"{path}{line}: not YAML: {error.problem}.") from None
-    except RecursionError:
-        raise ConfigError(f"{path}: nested too deeply.") from None
-    except yaml.YAMLError:
-        raise ConfigError(f"{path}: not YAML: it holds characters that YAML does not allow.") from None
+    except CheckpointError as error:
+        raise ConfigError(f"--config: {error.message}") from None
+    except YamlError as error:
+        line = "" if error.line is None else f":{error.line}"
+        detail = f": {error.detail}" if error.detail else ""
+        raise ConfigError(f"{path}{line}: {error.problem}{detail}.") from None
+    if root is None:
+        return []
+    if not isinstance(root, MappingNode):
+        raise ConfigError(f"{path}:{line_of(root)}: expected option names with values.")
+    return _items(path, schema, root)
 
 
-def _items(path: str, schema: Schema, loader: Any, root: Any) -> list[Item]:
+def _items(path: str, schema: Schema, root: MappingNode) -> list[Item]:
     items: list[Item] = []
     problems: list[str] = []
     lines: dict[str, int] = {}  # where a key stood first
     for key_node, node in root.value:
-        line, key = key_node.start_mark.line + 1, str(key_node.value)
+        line, key = line_of(key_node), str(key_node.value)
         place = f"{path}:{line}"
         match = schema.find("--" + key)
         name = key.replace("_", "-")
@@ -67,25 +51,24 @@ def _items(path: str, schema: Schema, loader: Any, root: Any) -> list[Item]:
         elif match.spec.name == "config":
             problems.append(f"{place}: a configuration file cannot name another.")
         else:
-            try:
-                items.append(Item(match, _raw(match.spec, loader, node), place, f"{place}: {key}"))
-            except ValueError:  # a tag such as !!int on something else
-                problems.append(f"{place}: {key}: the value is not what its YAML tag says.")
+            inner = {keys: f"{path}:{at}" for keys, at in keys_of(node, match.path)}
+            items.append(Item(match, _raw(match.spec, node), place, f"{place}: {key}", {match.path: place, **inner}))
         lines.setdefault(name, line)
     if problems:
         raise ConfigError("\n".join(problems))
     return items
 
 
-def _raw(spec: Spec, loader: Any, node: Any) -> Any:
+def _raw(spec: Spec, node: Node) -> Any:
     """Scalars, alone or in a list, as they were written, so that YAML and the command line read a value alike."""
-    if spec.base is not dict and node.id == "sequence":
-        return [_scalar(spec, loader, item) for item in node.value]
-    return _scalar(spec, loader, node)
+    if spec.base is not dict and isinstance(node, SequenceNode):
+        return [_scalar(spec, item) for item in node.value]
+    return _scalar(spec, node)
 
 
-def _scalar(spec: Spec, loader: Any, node: Any) -> Any:
-    is_switch = node.tag == _BOOL and (spec.base is bool or spec.option.bare)
-    if spec.base is dict or node.id != "scalar" or node.tag == _NULL or is_switch:
-        return loader.construct_object(node, deep=True)
+def _scalar(spec: Spec, node: Node) -> Any:
+    is_switch = node.tag == BOOL and (spec.base is bool or spec.option.bare)
+    is_number = node.tag == INT and spec.base in (int, float)  # 0x1F
+    if spec.base is dict or not isinstance(node, ScalarNode) or node.tag == NULL or is_switch or is_number:
+        return value_of(node)
     return node.value

@@ -15,7 +15,6 @@ import msgspec
 
 from ferrule import env as environment
 from ferrule.config import help as helptext
-from ferrule.config.file import read_file
 from ferrule.config.schema import Item, Match, Schema, Spec
 from ferrule.config.sections import Config
 from ferrule.config.suffixes import split_suffixes
@@ -42,7 +41,7 @@ class Parsed:
 def config_sections() -> Mapping[str, type]:
     """Key → class of every section of `Config`."""
     hints = get_type_hints(Config)
-    return {field.name: hints[field.name] for field in fields(Config) if field.name != "env"}
+    return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places")}
 
 
 @cache
@@ -208,6 +207,7 @@ class _Draft:
     def __init__(self, schema: Schema) -> None:
         self.values: dict[str, Any] = {}
         self.origins: dict[str, str] = {}
+        self.places: dict[str, str] = {}  # see `Config`
         self.problems: list[str] = []
         self.notices: list[str] = []
         self.replaced: list[str] = []  # notices about options that are
@@ -240,6 +240,14 @@ class _Draft:
             merged = item.match.path and earlier != item.origin
             self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
             self._labels[name] = item.label
+            self._place(item)
+
+    def _place(self, item: Item) -> None:
+        name = item.match.spec.name
+        changed = ".".join((name, *item.match.path))
+        for path in [path for path in self.places if path == changed or path.startswith(f"{changed}.")]:
+            del self.places[path]
+        self.places |= {".".join((name, *path)): place for path, place in item.places.items()}
 
     def _meant(self, item: Item) -> Iterator[Item]:
         """The item without words behind a colon, which are options too; or what replaces it. Raises ValueError."""
@@ -321,6 +329,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     files = [item for item in (*items, *variables) if item.match.spec.name == "config"]
     path = next((item.raw for item in files), None)
     if path is not None and not opens(files[0].match.spec, path):
+        # imported here, because it brings yaml: most starts have no file
+        from ferrule.config.file import read_file
+
         try:
             draft.apply(read_file(str(path), schema))
         except ConfigError as error:
@@ -334,7 +345,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
     core = {field.name: made.pop(field.name) for field in fields(Config) if field.name in made}
     env = msgspec.structs.replace(env, options={}, notices=(), missing=())
-    return Parsed(config=Config(**core, env=env), extra=made, origins=draft.origins, notices=tuple(notices))
+    return Parsed(
+        config=Config(**core, env=env, places=draft.places), extra=made, origins=draft.origins, notices=tuple(notices)
+    )
 
 
 def _from_environment(schema: Schema, env: Environment) -> list[Item]:

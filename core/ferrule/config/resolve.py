@@ -19,6 +19,7 @@ from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
+from ferrule.plugin.files import path_ref
 
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
@@ -71,8 +72,8 @@ def check_names(config: Config, plugins: Plugins) -> None:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
                 hint = nearest(name, known)
-                if spec.name == "scheduler_cls" and "." in name:
-                    hint = " An import path is not taken; name the file of the class with --plugin scheduler=FILE.py."
+                if name.endswith(".py"):
+                    hint = f" Name a file with --plugin {kind}={name}."
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{hint}")
     if problems:
         raise ConfigError("\n".join(problems))
@@ -165,9 +166,18 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
     found = []
     if one_worker(config, plugins) is not config:
         found.append("--distributed-executor-backend mp: there is one worker, in the engine's process: uni is used.")
+    if config.model.code_revision is not None and not config.model.trust_remote_code:
+        found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
     return found
+
+
+def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:
+    """The plugins with the scheduler that `--scheduler-cls` names by its import path, if it does."""
+    name = config.scheduler.scheduler_cls
+    ref = None if plugins.offers("scheduler", name) else path_ref("scheduler", name)
+    return plugins if ref is None else dataclasses.replace(plugins, refs=(*plugins.refs, ref))
 
 
 def one_worker(config: Resolved, plugins: Plugins) -> Resolved:
@@ -193,10 +203,17 @@ def _contradictions(config: Config) -> list[str]:
         problems.append("--served-model-name has the same name twice.")
     if any(not name.strip() for name in model.served_model_name):
         problems.append("--served-model-name has an empty name.")
+    if model.trust_remote_code and model.code_revision not in (None, model.revision):
+        problems.append(
+            f"--code-revision {model.code_revision}: code is fetched with the weights, of which --revision is "
+            f"{model.revision or 'not given'}. Give both the same revision."
+        )
     if any(not key.strip() for key in config.frontend.api_key):
         problems.append(f"{_named('api_key')} is empty: give a key, or leave it out to serve without one.")
     if config.frontend.admin_key is not None and not config.frontend.admin_key.strip():
         problems.append(f"{_named('admin_key')} is empty: give a key, or leave it out.")
+    if config.frontend.uds == "":  # the kernel would make up a name
+        problems.append("--uds is empty: name the file of the socket, or leave it out.")
     if config.cache.cache_scope == "key" and not (config.frontend.api_key or config.frontend.api_key_file):
         problems.append("--cache-scope key needs API keys: --api-key or --api-key-file.")
     if model.logits_processor_pattern is not None:

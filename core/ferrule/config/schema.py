@@ -5,12 +5,12 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from functools import cached_property
 from types import NoneType
 from typing import Any, get_args, get_origin, get_type_hints
 
 from ferrule.config.option import Option, option_of
+from ferrule.errors import nearest
 
 _OPPOSITE = {"enable": "disable", "disable": "enable"}
 
@@ -79,6 +79,8 @@ class Item:
     raw: Any
     origin: str  # "command line", "serve.yaml:3", …
     label: str  # how an error names it: "--port", "serve.yaml:3: port", …
+    # path of a key in a file's value, () for the value itself → "serve.yaml:4"
+    places: Mapping[tuple[str, ...], str] = dataclasses.field(default_factory=dict)
 
 
 class Schema:
@@ -115,11 +117,7 @@ class Schema:
         known = self.find(head)
         if known is not None and dot:
             return f" {head} takes no keys." if known.spec.base is not dict else f" Write {head}.KEY VALUE."
-        prefix = "--no-" if head.startswith("--no-") else "--"  # not compared: it is common to all
-        flags = [flag for spec in self.specs for flag in spec.flags if flag.startswith("--")]
-        names = [flag.removeprefix(prefix) for flag in flags if flag.startswith("--no-") == (prefix == "--no-")]
-        close = get_close_matches(head.replace("_", "-").removeprefix(prefix), names, n=1)
-        return f" Did you mean '{prefix}{close[0]}'?" if close else ""
+        return nearest(head, (flag for spec in self.specs for flag in spec.flags if flag.startswith("--")))
 
 
 def _specs(key: str, cls: Any) -> Iterator[Spec]:

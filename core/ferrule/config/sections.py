@@ -6,6 +6,7 @@ form in which a value is written. A value that is left open here is None; `ferru
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -29,6 +30,11 @@ class ModelConfig:
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
     trust_remote_code: bool = opt(False, "Allow Python code that a checkpoint brings to run.")
+    code_revision: str | None = opt(
+        None,
+        "Branch, tag or commit of that code. It is fetched with the weights, so it must be the same as --revision; "
+        "without --trust-remote-code no code is fetched.",
+    )
     dtype: str = opt(
         "auto",
         "Type of weights and activations. auto: float16 for float32 and float16 checkpoints, else bfloat16, where the "
@@ -66,6 +72,12 @@ class ModelConfig:
         common=True,
     )
     max_logprobs: int = opt(20, "Most logprobs that a request may ask for.", ge=-1)
+    logprobs_mode: str = opt(
+        "raw_logprobs",
+        "What logprobs are: log-probabilities or logits, of the model (raw), or as tokens are drawn from them, after "
+        "penalties, biases, bans, temperature, top_k, top_p and min_p (processed). Those of prompts are always raw.",
+        choices=("raw_logprobs", "raw_logits", "processed_logprobs", "processed_logits"),
+    )
     disable_sliding_window: bool = opt(False, "Cap the context to the sliding window instead of sliding.")
     skip_tokenizer_init: bool = opt(False, "Load no tokenizer: prompts and outputs are token ids.")
     served_model_name: tuple[str, ...] = opt(
@@ -154,7 +166,12 @@ class CacheConfig:
         choices=("auto", "global", "key"),
         server=True,
     )
-    prefix_caching_hash_algo: str = opt("sha256", "Hash of cache blocks.", choices=("builtin", "sha256"))
+    prefix_caching_hash_algo: str = opt(
+        "sha256",
+        "Hash of cache blocks. xxhash (XXH3, 128 bits) and builtin (Python's) are quicker, and without protection "
+        "against made-up collisions; names with _cbor hash canonical CBOR. xxhash and _cbor need ferrule[hashes].",
+        choices=("builtin", "sha256", "sha256_cbor", "xxhash", "xxhash_cbor"),
+    )
     kv_cache_dtype: str = opt(
         "auto",
         "Type of cache entries; auto: the model's; fp8 is fp8_e4m3. Of 8 bits, twice the tokens fit.",
@@ -209,7 +226,7 @@ class SchedulerConfig:
     scheduling_policy: str = opt("fcfs", "Policy plugin: who runs first.", kind="policy")
     scheduler_cls: str = opt(
         "default",
-        "Scheduler plugin.",
+        "Scheduler plugin, by its name or as the import path of a class, package.module.Class.",
         kind="scheduler",
         opens=("None", "vllm.core.scheduler.Scheduler"),
         foreign=("vllm.core.scheduler.Scheduler",),
@@ -434,7 +451,9 @@ class PluginConfig:
     plugins_allow: tuple[str, ...] = opt((), "Only these: kind:name or a distribution.", nargs="+")
     plugins_deny: tuple[str, ...] = opt((), "Never these: kind:name or a distribution; wins over allow.", nargs="+")
     plugins_prefer: tuple[str, ...] = opt((), "kind:name=distribution, where two offer one name.", nargs="+")
-    plugin: tuple[str, ...] = opt((), "kind=file.py: a plugin from a file.", nargs="+", append=True)
+    plugin: tuple[str, ...] = opt(
+        (), "kind=file.py: a plugin from a file; or kind=package.module.Class.", nargs="+", append=True
+    )
     plugin_config: dict[str, Any] = opt(
         {},
         "Options of a plugin, kind:name={...}; --help=kind:name shows which it has.",
@@ -501,7 +520,11 @@ class LimitsConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class Config:
-    """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it."""
+    """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it.
+
+    `places` tells where options stand whose values a configuration file gave, and the keys in these values:
+    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}.
+    """
 
     model: ModelConfig = field(default_factory=ModelConfig)
     load: LoadConfig = field(default_factory=LoadConfig)
@@ -515,3 +538,4 @@ class Config:
     plugins: PluginConfig = field(default_factory=PluginConfig)
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     env: Environment = field(default_factory=Environment)
+    places: Mapping[str, str] = field(default_factory=dict)

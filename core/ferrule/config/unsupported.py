@@ -16,7 +16,6 @@ from ferrule.config.option import opt
 from ferrule.config.parse import config_sections
 
 _ADAPTERS = "LoRA adapters"
-_CODE_REVISION = "a revision of code apart from weights"
 _DATA_PARALLEL = "data parallelism"
 _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
@@ -74,7 +73,6 @@ class ModelConfig:
         replaced="--task",
         renamed={"none": "auto"},
     )
-    code_revision: str | None = opt(None, "Branch, tag or commit of the model's own code.", missing=_CODE_REVISION)
     rope_scaling: dict[str, Any] = opt({}, "Scaling of positions.", json=True, replaced="--hf-overrides.rope_scaling")
     rope_theta: float | None = opt(None, "Base of the rotary embedding.", ge=0, replaced="--hf-overrides.rope_theta")
     max_context_len_to_capture: int | None = opt(

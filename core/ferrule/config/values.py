@@ -238,9 +238,10 @@ def _as_json(spec: Spec, raw: Any, notice: Notice) -> dict[str, Any]:
 def _plain(value: Any) -> Any:
     """The value as JSON would carry it, with texts as keys. Raises ValueError."""
     try:
-        return _decode(json.dumps(value, allow_nan=False))
-    except (TypeError, RecursionError):
+        text = json.dumps(value, allow_nan=False)
+    except (TypeError, ValueError, RecursionError):
         raise ValueError("it holds a value that JSON does not have") from None
+    return _decode(text)
 
 
 def _copy(value: Any, levels: int = 64) -> Any:

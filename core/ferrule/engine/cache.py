@@ -92,6 +92,7 @@ class KVCacheManager:
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, self.evicted)
         self._size = sizes.pop()
+        self._hasher = HASHERS[limits.hash_algo]()
         self._groups: tuple[CacheGroup, ...] = tuple(group for group in limits.groups if group.paged)
         stateful = len(self._groups) < len(limits.groups)
         self._reusable = limits.prefix_caching and (limits.num_snapshots > 0 or not stateful)
@@ -109,7 +110,7 @@ class KVCacheManager:
         border = self.limits.prompt_border
         length = None if border is None else border.scope(len(request.prompt_ids))
         root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt, length)
-        return HashChain(root, self._size, HASHERS[self.limits.hash_algo])
+        return HashChain(root, self._size, self._hasher)
 
     def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
         """The longest reusable beginning of `ids`; never all of them, because the last token must be computed.

@@ -9,16 +9,52 @@ from hashlib import sha256
 Hasher = Callable[[bytes, Sequence[int]], bytes]
 
 
-def _sha256(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return sha256(parent + array("q", tokens).tobytes()).digest()
+def _sha256() -> Hasher:
+    return lambda parent, tokens: sha256(_packed(parent, tokens)).digest()
 
 
-def _builtin(parent: bytes, tokens: Sequence[int]) -> bytes:
-    return hash((parent, tuple(tokens))).to_bytes(8, "little", signed=True)
+def _sha256_cbor() -> Hasher:
+    written = _cbor()
+    return lambda parent, tokens: sha256(written(parent, tokens)).digest()
 
 
-HASHERS: dict[str, Hasher] = {"sha256": _sha256, "builtin": _builtin}
-"""`builtin` is Python's own 64-bit hash: quicker, and without protection against made-up collisions."""
+def _xxhash() -> Hasher:
+    from xxhash import xxh3_128_digest
+
+    return lambda parent, tokens: xxh3_128_digest(_packed(parent, tokens))
+
+
+def _xxhash_cbor() -> Hasher:
+    from xxhash import xxh3_128_digest
+
+    written = _cbor()
+    return lambda parent, tokens: xxh3_128_digest(written(parent, tokens))
+
+
+def _builtin() -> Hasher:
+    return lambda parent, tokens: hash((parent, tuple(tokens))).to_bytes(8, "little", signed=True)
+
+
+def _packed(parent: bytes, tokens: Sequence[int]) -> bytes:
+    return parent + array("q", tokens).tobytes()
+
+
+def _cbor() -> Hasher:
+    """Canonical CBOR (RFC 8949, 4.2) of the array [parent, [token, ...], null], which any language can write."""
+    from cbor2 import dumps
+
+    return lambda parent, tokens: dumps((parent, tuple(tokens), None), canonical=True)
+
+
+HASHERS: dict[str, Callable[[], Hasher]] = {
+    "sha256": _sha256,
+    "sha256_cbor": _sha256_cbor,
+    "xxhash": _xxhash,
+    "xxhash_cbor": _xxhash_cbor,
+    "builtin": _builtin,
+}
+"""Makers of hashers; those that need a library import it. `builtin`, Python's own 64-bit hash, and XXH3 of 128 bits are
+quicker than SHA-256, and do not protect against made-up collisions."""
 
 
 def root_digest(boot: bytes, *scope: str | None) -> bytes:

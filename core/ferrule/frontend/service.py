@@ -37,7 +37,7 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers, enforces_strict
+from ferrule.frontend.guided.constraint import Constraints, Parsers, constraint_param, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.operations import Operations
 from ferrule.frontend.output.answer_tokens import AnswerTokens
@@ -47,14 +47,14 @@ from ferrule.frontend.output.parse import ParseChain, choice_context, open_chain
 from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
-from ferrule.frontend.text.detokenize import Detokenizer, open_detokenizer
+from ferrule.frontend.text.detokenize import Detokenizer, offsets, open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt, Service
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -102,7 +102,10 @@ class FrontendService(Operations, Service):
         return dict(self._reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return list((await self._reader.read(prompt)).ids)
+        return list((await self.read(prompt)).ids)
+
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        return await self._reader.read(prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         return await self._reader.detokenize(ids)
@@ -116,6 +119,9 @@ class FrontendService(Operations, Service):
         piece = self.tokenizer.piece(token_id, False)
         return self.tokenizer.decode([token_id], skip_special_tokens=False).encode() if piece is None else piece
 
+    def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        return [0] * len(ids) if self.tokenizer is None else offsets(self.tokenizer, ids, text)
+
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         arrival = self._clock()
         self._check_available()
@@ -126,6 +132,8 @@ class FrontendService(Operations, Service):
         count = checked.best_of
         if request.beam is not None:
             checked, count = check_beam(request.beam, request, checked, self._reader.rules), request.beam.width
+            if checked.stops is not None and self._constraints.parsers.reasoning and not request.raw:
+                _check_beam_stops(request)
         limits, num_tokens = self._config.limits, 0
         check_count(len(request.prompts), count, limits.max_prompts)
         check_output_cells(len(request.prompts), count, checked, self._reader.rules, request.streamed)
@@ -156,11 +164,6 @@ class FrontendService(Operations, Service):
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
                 requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
-
-    async def read(self, prompt: Prompt | ChatPrompt) -> tuple[list[int], str | None]:
-        """A prompt's ids, and its text if it had one or was rendered. Raises RequestError."""
-        found = await self._reader.read(prompt)
-        return list(found.ids), found.text
 
     # ---------------------------------------------------------------------------------------- the server's side
 
@@ -285,14 +288,17 @@ class FrontendService(Operations, Service):
             kept = self._special_ids(self.tokenizer, parse.special_tokens)
             detokenizer = _detokenizer(self.tokenizer, prompt.ids, checked, parse, kept)
         stops = StopMatcher(checked.stops, checked.include_stop) if checked.stops is not None else None
+        parted = parse.parts_thoughts and detokenizer is not None
+        if parted and not request.stop_in_reasoning:
+            parse.stops, stops = stops, None
         account = Account(engine_request.arrival, len(prompt.ids), prompt.sampling.max_tokens, checked.n, prompt.weight)
         account.caller = CALLER.get()
         reservation.turn(account)
         choice = Choice(index, engine_request, account, parse, detokenizer, stops)
+        choice.constraint = constraint_param(request) if engine_request.grammar is not None else None
         choice.prompt_text, choice.prompt_notes = prompt.text, prompt.notes
         choice.named_stop_ids = checked.named_stop_ids
         choice.show_stop_token = checked.include_stop
-        parted = parse.parts_thoughts and detokenizer is not None
         choice.answer_tokens = AnswerTokens() if parted else None
         choice.hides_thoughts = not request.thought_tokens
         return choice
@@ -345,6 +351,15 @@ def _engine_request(prompt: Prepared, **fields: Any) -> EngineRequest:
     return EngineRequest(
         id=secrets.token_hex(16), prompt_ids=prompt.ids, embeds=prompt.embeds, media_hash=prompt.digest, **fields
     )
+
+
+def _check_beam_stops(request: Generate) -> None:
+    """A beam is watched for stop strings before anybody knows which of its text is thoughts. Raises RequestError."""
+    if not request.stop_in_reasoning:
+        raise RequestError(
+            "stop needs stop_in_reasoning to be true in a beam search: stop strings are looked for in thoughts too.",
+            "stop",
+        )
 
 
 def _detokenizer(

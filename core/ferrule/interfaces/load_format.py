@@ -26,7 +26,7 @@ class Description:
 
 
 class WeightSource(ABC):
-    """`patterns` are the file names that the format needs from a hub repository.
+    """`patterns` are the file names that the format needs from a hub repository, when it is named and for `auto`.
 
     `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
     the last one. Error messages about a tensor name it and this place.

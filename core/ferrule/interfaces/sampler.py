@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from ferrule.interfaces.platform import Transfers
@@ -15,6 +16,29 @@ if TYPE_CHECKING:
     import torch
 
     from ferrule.interfaces.plugins import Plugins
+
+
+class LogprobsMode(Enum):
+    """What clients are told as the logprobs of tokens (`--logprobs-mode`).
+
+    Raw numbers are the model's. Processed ones are what the token was drawn from, after everything that the request
+    asks for: masks, bans, biases, processors and penalties; and unless the row is greedy divided by the temperature,
+    with minus infinity for what min_p, top_k and top_p leave out. Logprobs are the log-softmax of such logits.
+    """
+
+    RAW_LOGPROBS = "raw_logprobs"
+    RAW_LOGITS = "raw_logits"
+    PROCESSED_LOGPROBS = "processed_logprobs"
+    PROCESSED_LOGITS = "processed_logits"
+
+    @property
+    def processed(self) -> bool:
+        return self in {LogprobsMode.PROCESSED_LOGPROBS, LogprobsMode.PROCESSED_LOGITS}
+
+    @property
+    def normalised(self) -> bool:
+        """True for log-probabilities, False for logits."""
+        return self in {LogprobsMode.RAW_LOGPROBS, LogprobsMode.PROCESSED_LOGPROBS}
 
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, it would take three times as long to make
@@ -44,6 +68,7 @@ class SampleBatch:
     history: torch.Tensor  # [slots, at least max_model_len]
     transfers: Transfers = field(default_factory=Transfers)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS  # what rows that ask are told; one of the sampler's
 
 
 @dataclass(frozen=True)
@@ -53,13 +78,15 @@ class Sampled:
 
     tokens: torch.Tensor  # [rows] int64
     finite: torch.Tensor  # [rows] bool
-    logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order; before any processing
+    logprobs: torch.Tensor | None = None  # [rows, vocab] float32 of the rows that ask, in order, by the batch's mode
     errors: Mapping[int, str] = field(default_factory=dict)  # by row
     ranked: Sequence[torch.Tensor] | None = None  # in the place of logprobs: what `runner.logprobs.rank` makes of them
     barred: torch.Tensor | None = None  # [rows] bool: not finite because the request's own wishes leave no token
 
 
 class Sampler(ABC):
+    logprobs_modes: frozenset[LogprobsMode] = frozenset({LogprobsMode.RAW_LOGPROBS})  # that it knows
+
     def __init__(self, plugins: Plugins) -> None:
         """`plugins` is where logits processors that requests name are loaded from."""
         self.plugins = plugins

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -49,6 +50,14 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
     add_special_tokens: bool = False
 
 
+class ReadPrompt(Struct, frozen=True):
+    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show."""
+
+    ids: tuple[int, ...]
+    text: str | None = None
+    notes: tuple[str, ...] = ()
+
+
 class Generate(Struct, frozen=True, kw_only=True):
     """One request to generate, of any protocol. There are len(prompts) x params.n choices, prompt-major.
 
@@ -69,6 +78,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     beam: Beam | None = None  # the params.n best of `width` beams, best first
     raw: bool = False  # True: all text is content as the model wrote it; no parser runs
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
+    stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
 
 
@@ -100,10 +110,12 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
     invalid: bool = False
+    param: str | None = None  # with `invalid`: the field that is to blame, where one is known
 
     def failure(self) -> RequestError | RequestFailed:
         """What to raise when `finish` is ERROR."""
-        return (RequestError if self.invalid else RequestFailed)(self.error or "The request failed.")
+        message = self.error or "The request failed."
+        return RequestError(message, self.param) if self.invalid else RequestFailed(message)
 
 
 class Health(Struct, frozen=True, kw_only=True):
@@ -122,6 +134,10 @@ class Tokens(ABC):
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
         """Ids of a prompt, off the event loop, under the limits."""
 
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
+        """Read a prompt as `tokenize` does, and tell its text and notes, too. Raises RequestError."""
+        return ReadPrompt(tuple(await self.tokenize(prompt)))
+
     @abstractmethod
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Text of ids; an id out of range is a RequestError."""
@@ -133,6 +149,11 @@ class Tokens(ABC):
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for; part of a character where its text is U+FFFD."""
         return self.token_text(token_id).encode()
+
+    def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
+        """Where the tokens of a prompt begin in its text, in characters. By default each is as long as it is shown."""
+        lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
+        return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
 
 
 class Administration(ABC):

@@ -7,18 +7,20 @@ import os
 import signal
 import sys
 import threading
+from importlib import import_module
 from typing import BinaryIO
 
 import msgspec
 
 from ferrule import log
+from ferrule.config.places import place
 from ferrule.env import before_numpy
 from ferrule.errors import FerruleError, StartupError, exit_status
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.launch import collector
 from ferrule.launch.prepare import open_log
 from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES, Boot
-from ferrule.launch.resources import as_startup_error
+from ferrule.launch.resources import as_startup_error, memory_limits
 from ferrule.launch.streams import Exit, usable_streams
 
 _PR_SET_PDEATHSIG = 1
@@ -86,6 +88,8 @@ def main(argv: list[str]) -> int:
         hooks = open_hooks(boot.plugins)
         hooks.process_started(boot.name, boot.config)
         if argv[0] == "engine":
+            if memory_limits():
+                import_module("numpy")  # before all else: OpenBLAS asks for its buffer for ever if it does not get one
             from ferrule.launch.engine_main import run_engine
 
             status = run_engine(boot)
@@ -94,10 +98,12 @@ def main(argv: list[str]) -> int:
 
             status = run_api(boot, hooks)
         return status
-    except (FerruleError, MemoryError, OSError, RuntimeError) as error:
-        told = error if isinstance(error, FerruleError) else as_startup_error(error)
+    except (FerruleError, ImportError, MemoryError, OSError, RuntimeError) as error:
+        told = as_startup_error(error) or (error if isinstance(error, FerruleError) else None)
         if told is None or boot.config.observability.debug:
             raise
+        if isinstance(told, StartupError):
+            place(told, boot.config.places)
         report(told)
         status = exit_status(told)
         return status

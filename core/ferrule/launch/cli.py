@@ -37,22 +37,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.flush()
         return status
     except FerruleError as error:
-        _report(error, words)
-        return exit_status(error)
+        told = as_startup_error(error) or error
+        _report(told, words)
+        return exit_status(told)
     except KeyboardInterrupt:
         return _INTERRUPTED
     except BrokenPipeError:
         # the reader of the output has exited (`ferrule --help | head`)
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
-    except (MemoryError, OSError, RuntimeError) as error:
-        told = as_startup_error(error)
-        if told is None:
+    except (ImportError, MemoryError, OSError, RuntimeError) as error:
+        lacking = as_startup_error(error)
+        if lacking is None:
             raise
-        _report(told, words)
+        _report(lacking, words)
         if isinstance(error, OSError):  # it may be the output's: what is left of it cannot be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return exit_status(told)
+        return exit_status(lacking)
 
 
 def _run(words: list[str]) -> int:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from importlib.util import find_spec
 
 from ferrule import log
 from ferrule.config import Config, Resolved
+from ferrule.config.places import placed
 from ferrule.config.plugins import configured
-from ferrule.config.resolve import check_names, one_worker, remarks, resolve
+from ferrule.config.resolve import check_names, one_worker, remarks, resolve, with_scheduler
+from ferrule.errors import ConfigError
+from ferrule.launch.resources import check_memory
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
 
 _logger = log.get("launch")
@@ -39,10 +43,17 @@ def reload_log(config: Config) -> None:
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     """Set up the log, apply the plugin options, fill what is open, and check names.
 
-    Raises ConfigError, PluginError, also for options of a plugin that cannot be used. Nothing is fetched, and no plugin
-    is loaded but one of the launcher's that has options.
+    Raises ConfigError, PluginError, also for options of a plugin that cannot be used, and StartupError where the
+    system gives too little memory. Nothing is fetched, and no plugin is loaded but one of the launcher's that has
+    options.
     """
+    with placed(config):
+        return _prepare(config, notices, plugins, area)
+
+
+def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
     open_log(config, area)
+    check_memory()
     chosen = configured(plugins, config.plugins, config.env)
     unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself
     for notice in (*notices, *chosen.problems, *unused):
@@ -51,10 +62,23 @@ def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str)
     for remark in remarks(resolved, chosen):
         _logger.warning("%s", remark)
     resolved = one_worker(resolved, chosen)
+    chosen = with_scheduler(resolved, chosen)
     chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
+    _check_packages(resolved.cache.prefix_caching_hash_algo)
     for id in chosen.options:
         kind, _, name = id.partition(":")
         chosen.find(kind, name)
     check_plugins(chosen, (), Component.LAUNCHER)
     return resolved, chosen
+
+
+def _check_packages(hash_algo: str) -> None:
+    """Raise ConfigError where a package that `--prefix-caching-hash-algo` needs is not installed."""
+    needed = [package for part, package in (("cbor", "cbor2"), ("xxhash", "xxhash")) if part in hash_algo]
+    missing = " and ".join(package for package in needed if find_spec(package) is None)
+    if missing:
+        raise ConfigError(
+            f"--prefix-caching-hash-algo {hash_algo} needs {missing}, which is not installed.",
+            "pip install 'ferrule[hashes]' installs what it needs.",
+        )

@@ -17,6 +17,7 @@ import msgspec
 from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.parse import config_schema
+from ferrule.config.places import placed
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 
@@ -42,7 +43,8 @@ def merge(running: Resolved, given: Config, new: Config) -> tuple[Resolved, list
 
     `given` is what the start was given. Raises ConfigError for values that contradict each other.
     """
-    resolve(new)
+    with placed(new):
+        resolve(new)
     stale = []
     for spec in config_schema().specs:
         before, now = (getattr(getattr(config, spec.section), spec.name) for config in (given, new))

@@ -29,6 +29,7 @@ from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot, Child
 from ferrule.launch.reload import Reloader, tell
+from ferrule.launch.resources import memory_limits
 from ferrule.launch.restarts import Restarts
 from ferrule.plugin import Plugins
 from ferrule.wire import lifeline
@@ -239,6 +240,8 @@ class Supervisor:
     def _log_end(self, child: Child, status: int) -> None:
         if status not in _SAID:
             _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
+            if limits := memory_limits():
+                _logger.error("%s", limits)
 
     def _api_ended(self, child: Child, status: int) -> bool:
         """Record that an API process has ended; True if all others must stop."""

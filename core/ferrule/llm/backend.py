@@ -15,6 +15,7 @@ import msgspec
 from ferrule.assembly.vocabulary import open_tokenizer
 from ferrule.client.inline import InlineClient
 from ferrule.config import Config, Resolved
+from ferrule.config.places import placed
 from ferrule.config.sections import ModelConfig
 from ferrule.errors import EngineDead, RequestError
 from ferrule.frontend.inputs import open_inputs
@@ -46,6 +47,10 @@ class Backend:
     requests: Requests
 
     def __init__(self, config: Config, plugins: Plugins, notices: Sequence[str] = ()) -> None:
+        with placed(config):
+            self._open(config, plugins, notices)
+
+    def _open(self, config: Config, plugins: Plugins, notices: Sequence[str]) -> None:
         resolved, chosen = prepare(config, notices, plugins, _NAME)
         self.config = localise(resolved, chosen)
         self._plugins = chosen

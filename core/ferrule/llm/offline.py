@@ -127,7 +127,7 @@ class LLM(EngineCalls):
         read = [
             self._backend.wait(self._backend.service.read(chat.prompt)) for chat in read_conversations(messages, fields)
         ]
-        return [{"prompt_token_ids": ids, "prompt": text} for ids, text in read]
+        return [{"prompt_token_ids": list(one.ids), "prompt": one.text} for one in read]
 
     def beam_search(
         self, prompts: TextOrIds | Sequence[TextOrIds], params: BeamSearchParams, *, use_tqdm: Progressing = False

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import glob
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from difflib import get_close_matches
-from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 
+from ferrule.alike import alike
 from ferrule.checkpoint import config_file, read
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
@@ -19,38 +16,13 @@ from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate import variants
 from ferrule.locate.describe import described
+from ferrule.locate.weights import WeightFiles, without
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
 _CONFIGS = ("config.json", "params.json")
-# Weight files by their form, and the forms among which each load format takes the first that there is.
-_FORMS = MappingProxyType(
-    {
-        "safetensors": ("*.safetensors",),
-        "pt": ("*.bin", "*.pt"),
-        "mistral": ("consolidated*.safetensors",),
-        "tensorizer": ("*.tensors",),
-    }
-)
-_READS: Mapping[str, tuple[str, ...]] = MappingProxyType(
-    {
-        "auto": tuple(_FORMS),
-        **dict.fromkeys(("hf", "bitsandbytes"), ("safetensors", "pt")),
-        **dict.fromkeys(("safetensors", "fastsafetensors", "runai_streamer"), ("safetensors",)),
-        **dict.fromkeys(("sharded_state", "runai_streamer_sharded"), ("safetensors",)),
-        **dict.fromkeys(("pt", "npcache"), ("pt",)),
-        "mistral": ("mistral",),
-        "tensorizer": ("tensorizer",),
-        "dummy": (),
-    }
-)
-_STREAMED = {"runai_streamer": ("s3://",)}  # formats that read weights from a store, and how names of its models begin
-_MISTRAL = "consolidated*"  # what other formats leave out, although it looks like theirs
-_OTHER_LAYOUTS = ("onnx/*", "*.onnx", "tf_*", "flax_*")  # of the same weights
-_ADAPTERS = ("adapter_*", "*/adapter_*")
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
-_TRAINING = ("training_args.bin", "optimizer*", "scheduler.pt", "rng_state*")
 
 
 def localise(config: Resolved, plugins: Plugins) -> Resolved:
@@ -63,9 +35,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     code = ("*.py",) if model.trust_remote_code else ()
 
     def weights(names: Sequence[str]) -> Sequence[str]:
-        wanted = weight_patterns(_without(names, _ignored(config)), config.load.load_format)
-        wanted = () if model.model.startswith(_STREAMED.get(config.load.load_format, ())) else wanted
-        return _apart((*_COMMON, *code), wanted, names)
+        return WeightFiles.of(config.load, plugins).beside((*_COMMON, *code), model.model, names)
 
     find = partial(_find, config, plugins)
     place = find("model", model.model, model.revision, weights)
@@ -116,67 +86,29 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
         elif kind and not variants.has(kind, files):
             raise variants.missing(repository.name, kind, files)
         elif what == "model" and not kind:
-            _check_listing(repository, files, config)
+            _check_listing(repository, files, config, plugins)
     return list(dict.fromkeys(unknown))
 
 
-def _check_listing(repository: Repository, files: Sequence[str], config: Resolved) -> None:
+def _check_listing(repository: Repository, files: Sequence[str], config: Resolved, plugins: Plugins) -> None:
     """Raises CheckpointError for a repository that is not a model that can be loaded."""
-    form, load_format = config.model.config_format, config.load.load_format
-    configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(form, _CONFIGS)
-    kept = _without(files, repository.ignore)
-    wanted = weight_patterns(kept, load_format)
-    if not any(name in files for name in (*configs, *wanted)):  # weights with a name describe themselves
+    configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(config.model.config_format, _CONFIGS)
+    weights, kept = WeightFiles.of(config.load, plugins), without(files, repository.ignore)
+    wanted = weights.patterns(kept)
+    found = len(without(kept, wanted)) < len(kept)
+    named = any(name in files for name in (*configs, *wanted))  # weights with a name describe themselves
+    if not named and not (found and weights.describe):
         raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
-    if wanted and len(_without(kept, wanted)) == len(kept):
+    if wanted and not found:
         raise CheckpointError(
-            f"The repository {repository.name!r} has no weights for --load-format {load_format}: no file matches "
-            f"{' or '.join(wanted)}."
+            f"The repository {repository.name!r} has no weights for --load-format {config.load.load_format}: no file "
+            f"matches {' or '.join(wanted)}."
         )
 
 
 def is_path(name: str) -> bool:
     """Whether a name is, or can only be, a folder or file on this machine: no hub would be asked for it."""
     return name.startswith(_PATHS) or Path(name).expanduser().exists()
-
-
-def weight_patterns(names: Sequence[str], load_format: str) -> tuple[str, ...]:
-    """Which weight files to fetch of those that a repository has: those of one format, as many have weights in several.
-
-    A load format takes the first form that it reads of which the repository has a file, and `auto` without a
-    ``config.json`` what describes itself. For a format that is not built in, all files are fetched, because only its
-    plugin knows which it needs. Raises CheckpointError for a repository with several models.
-    """
-    if load_format == "gguf" or (load_format == "auto" and "config.json" not in names and variants.kinds(names)):
-        return variants.only(names)
-    if load_format not in _READS:
-        return ("*",)
-    candidates = _without(names, (*_OTHER_LAYOUTS, *_TRAINING, *_ADAPTERS))
-    for form in _READS[load_format]:
-        own = candidates if form == "mistral" else _without(candidates, (_MISTRAL,))
-        if len(_without(own, _FORMS[form])) < len(own):
-            return _FORMS[form]
-    return tuple(pattern for form in _READS[load_format] for pattern in _FORMS[form])
-
-
-def _apart(others: Sequence[str], wanted: Sequence[str], names: Sequence[str]) -> tuple[str, ...]:
-    """Patterns of `wanted` weights and `others`, without files of Mistral's form where the weights are of another.
-
-    A pattern cannot leave out what another one matches: where a repository has both forms, names take its place.
-    """
-    if wanted == _FORMS["mistral"] or len(_without(names, (_MISTRAL,))) == len(names):
-        return (*others, *wanted)
-    kept = _without(names, (_MISTRAL,))
-    return tuple(glob.escape(name) for name in kept if any(fnmatch(name, form) for form in (*others, *wanted)))
-
-
-def _without(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
-
-
-def _ignored(config: Resolved) -> tuple[str, ...]:
-    """Patterns of files that are not downloaded, whatever is chosen."""
-    return (*config.load.ignore_patterns, *_OTHER_LAYOUTS, *_TRAINING, *variants.SKIPPED)
 
 
 def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None, choose: Choose) -> Path:
@@ -224,7 +156,7 @@ def _remote(
         raise CheckpointError(f"{missing}, and the hub {hub_name} {reason}.", _meant(Path(name).expanduser()))
     token = True if config.model.hf_token in {"", "true", "True", True} else config.model.hf_token  # "": the bare flag
     folder = Path(config.load.download_dir).expanduser() if config.load.download_dir else None
-    return hub, Repository(name, revision, token, folder, _ignored(config)), kind
+    return hub, Repository(name, revision, token, folder, WeightFiles.of(config.load, plugins).ignored), kind
 
 
 def _missing(what: str, name: str) -> str:
@@ -263,7 +195,7 @@ def _folders(parent: Path) -> list[str]:
 
 def _meant(path: Path) -> str:
     """Folders beside a missing one whose names are close to its own."""
-    close = get_close_matches(path.name, _folders(path.parent))
+    close = alike(path.name, _folders(path.parent))
     return "Did you mean " + " or ".join(str(path.parent / name) for name in close) + "?" if close else ""
 
 

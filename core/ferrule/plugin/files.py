@@ -36,7 +36,9 @@ class FileAdapter(Protocol):
 
 
 def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
-    """References for one value of --plugin, ``kind=file.py``. The file is parsed, not run.
+    """References for one value of --plugin, ``kind=file.py`` or ``kind=package.module.Class``.
+
+    The file is parsed, not run, and the class is not imported.
 
     A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
     is none, the file's stem is the name. `adapter` is a module that is asked first: see `FileAdapter`. Raises
@@ -46,12 +48,14 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
     kind, equals, path = option.partition("=")
     kind = kind.strip()
     if not equals or not path.strip():
-        raise ConfigError(f"--plugin takes kind=file.py, not '{option}'.")
+        raise ConfigError(f"--plugin takes kind=file.py or kind=package.module.Class, not '{option}'.")
     if kind not in KINDS:
         raise ConfigError(
             f"--plugin {option}: '{kind}' is not a kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}"
         )
     file = Path(path.strip()).expanduser().absolute()
+    if (named := path_ref(kind, path.strip())) is not None and not file.exists():
+        return [named]
     content = _read(file)
     try:
         tree = ast.parse(content, filename=str(file))
@@ -76,6 +80,22 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
         )
         for name in adapted or _declared_names(tree) or [file.stem]
     ]
+
+
+def path_ref(kind: str, path: str) -> PluginRef | None:
+    """A reference to a class by its import path, ``package.module.Class``; None for what is not one."""
+    module, _, name = path.rpartition(".")
+    if not module or path.endswith(".py") or not all(part.isidentifier() for part in path.split(".")):
+        return None
+    return PluginRef(
+        kind=kind,
+        name=path,
+        target=f"{module}:{name}",
+        distribution=module.partition(".")[0],
+        version="unknown",
+        contract=CONTRACT,
+        origin=Origin.PATH,
+    )
 
 
 def load_file(ref: PluginRef, base: type) -> object:

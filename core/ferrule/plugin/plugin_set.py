@@ -188,7 +188,7 @@ class Plugins:
             told = f"the built-in one has its name: to use this one, say --plugins-prefer {ref.id}={ref.distribution}"
             return Verdict(State.PASSED_OVER, told)
         if ref.builtin:
-            rivals = [rival for rival in rivals if rival.origin is Origin.FILE]  # these the user has named
+            rivals = [rival for rival in rivals if rival.given]  # these the user has named
             if not rivals:
                 return alone
         sources = ", ".join(rival.source for rival in rivals)

@@ -15,10 +15,14 @@ class Origin(StrEnum):
 
     DISTRIBUTION = "distribution"
     FILE = "file"
+    PATH = "path"  # package.module.Class, which the user named
 
 
 class PluginRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """One plugin that was found. `target` is module:attribute, or an absolute path when the origin is a file."""
+    """One plugin that was found. `target` is module:attribute, or an absolute path when the origin is a file.
+
+    An import path is the plugin's name, too, and its package stands for the distribution.
+    """
 
     kind: str
     name: str
@@ -53,10 +57,17 @@ class PluginRef(Struct, frozen=True, kw_only=True, omit_defaults=True):
         return self.origin is Origin.DISTRIBUTION and self.distribution == BUILTIN
 
     @property
+    def given(self) -> bool:
+        """Whether the user named the file, or the import path, and not only the plugin."""
+        return self.origin is not Origin.DISTRIBUTION
+
+    @property
     def source(self) -> str:
-        """Distribution and version, or file and hash, for people."""
+        """Distribution and version, file and hash, or module, for people."""
         if self.origin is Origin.FILE:
             return f"file {self.target} (sha256 {self.version})"
+        if self.origin is Origin.PATH:
+            return f"module {self.module}"
         return f"{self.distribution} {self.version}"
 
 

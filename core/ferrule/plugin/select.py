@@ -59,7 +59,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
         for item in self.deny:
             if matches(item, ref):
                 return Verdict(State.DENIED, f"denied by --plugins-deny {item}")
-        if ref.builtin or ref.origin is Origin.FILE:
+        if ref.builtin or ref.given:
             return Verdict(State.AVAILABLE)
         named = self.names(ref)
         if ref.kind == "hooks" and not named:
@@ -73,7 +73,7 @@ class Selection(Struct, frozen=True, omit_defaults=True):
 
     def names(self, ref: PluginRef) -> bool:
         """Whether the user has named this plugin: by an item of the allow-list, or by its file."""
-        return ref.origin is Origin.FILE or any(matches(item, ref) for item in self.allow or ())
+        return ref.given or any(matches(item, ref) for item in self.allow or ())
 
     def among(self, refs: tuple[PluginRef, ...]) -> Selection:
         """The same wishes, knowing what they are about: see `restricts`."""

@@ -10,6 +10,7 @@ from queue import SimpleQueue
 
 from ferrule.log import Log
 
+_MOST_LEFT = 4  # threads that were left behind and still work, from which on new work waits
 _LOWEST = 19  # priority of a thread that was left behind
 _log = Log("grammar")
 
@@ -19,8 +20,9 @@ Item = tuple[bytes, Callable[[], None]]
 class _Worker:
     """One thread on a queue. `key` and `began` are of the piece of work that it does, guarded by `lock`."""
 
-    def __init__(self, items: SimpleQueue[Item | None]) -> None:
+    def __init__(self, items: SimpleQueue[Item | None], ended: Callable[[], None]) -> None:
         self._items = items
+        self._ended = ended  # called when a thread that was left behind is done
         self.lock = threading.Lock()
         self.key: bytes | None = None
         self.began = 0.0  # what the thread had used of a processor
@@ -39,20 +41,25 @@ class _Worker:
                 _log.exception("work on constraints failed")
             with self.lock:
                 self.key = None
-                if self.left:
-                    return
+            if self.left:
+                self._ended()
+                return
 
 
 class Follower:
     """Work in order on one thread. One thread submits and leaves behind.
 
     Work that runs for too long cannot be stopped, since it is in a library: `leave` lets its thread finish it, with the
-    lowest priority, and another thread goes on with what comes after it.
+    lowest priority, and another thread goes on with what comes after it. While several such threads work, `wait_room`
+    keeps back what may become one more.
     """
 
     def __init__(self) -> None:
         self._items: SimpleQueue[Item | None] = SimpleQueue()
-        self._worker = _Worker(self._items)
+        self._room = threading.Condition()  # of the two that follow
+        self._left = 0  # threads that were left behind and still work
+        self._closed = False
+        self._worker = _Worker(self._items, self._forget_left)
 
     def submit(self, key: bytes, work: Callable[[], None]) -> None:
         self._items.put((key, work))
@@ -73,7 +80,9 @@ class Follower:
             if worker.key != key:
                 return False
             worker.left = True
-        self._worker = _Worker(self._items)
+            with self._room:
+                self._left += 1
+        self._worker = _Worker(self._items, self._forget_left)
         if worker.thread.native_id is not None:
             try:
                 os.setpriority(os.PRIO_PROCESS, worker.thread.native_id, _LOWEST)
@@ -81,5 +90,23 @@ class Follower:
                 _log.debug("a thread that was left behind keeps its priority", error=str(error))
         return True
 
+    def wait_room(self) -> None:
+        """Return once few threads that were left behind still work, or at the end. From any thread."""
+        with self._room:
+            if not self._has_room():
+                _log.warning("new constraints wait: others take too long to follow", threads=self._left)
+                self._room.wait_for(self._has_room)
+
+    def _has_room(self) -> bool:
+        return self._closed or self._left < _MOST_LEFT
+
+    def _forget_left(self) -> None:
+        with self._room:
+            self._left -= 1
+            self._room.notify_all()
+
     def close(self) -> None:
         self._items.put(None)
+        with self._room:
+            self._closed = True
+            self._room.notify_all()

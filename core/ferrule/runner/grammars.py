@@ -5,7 +5,8 @@ interpreter lock is free for most of it, because kernels and grammar libraries w
 backends, which takes seconds, and loads constraints ahead of their requests.
 
 A constraint has `STEP_SECONDS` of a processor for all its rows in a step. One that needs more ends with its requests,
-and its thread is left behind: the step goes on with the others. So each constraint is a piece of work of its own.
+and its thread is left behind: the step goes on with the others. So each constraint is a piece of work of its own. While
+several threads that were left behind still work, constraints that are not loaded yet wait for one of them to end.
 """
 
 from __future__ import annotations
@@ -183,6 +184,7 @@ class Grammars:
 
     def _prepare(self, compiled: CompiledGrammar) -> None:
         backend = self._open(compiled.backend)
+        self._follower.wait_room()
         if self._known(compiled) is None:
             self._load(backend, compiled)
 

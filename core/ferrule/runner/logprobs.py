@@ -1,4 +1,4 @@
-"""Log-probabilities for the client: of the raw logits, before penalties, masks and temperature."""
+"""Log-probabilities, or logits, for the client: the numbers of some tokens, and their ranks."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CHUNK_ELEMENTS = 1 << 23
 
 
 def rank(logprobs: torch.Tensor, chosen: torch.Tensor, tops: Sequence[int]) -> list[torch.Tensor]:
-    """What `describe` reads, from logprobs [rows, vocab] float32, on their device and without waiting for it.
+    """What `describe` reads, from logprobs or logits [rows, vocab] float32, on their device and without waiting for it.
 
     `chosen` [rows] int64 are the tokens in question; `tops[r]` is how many of the most likely ones row r lists, and a
     negative number is all of them. Returns chosen [rows], their logprobs and ranks [rows], and the most likely ones'

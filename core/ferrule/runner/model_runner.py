@@ -252,7 +252,8 @@ class ModelRunner:
             raise RuntimeError(
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
             )
-        sampled = self._sampler.sample(logits, SampleBatch(wanted, state.ids, self._transfers, self._tokenizer))
+        mode = self._limits.logprobs_mode
+        sampled = self._sampler.sample(logits, SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode))
         state.put(here, sampled.tokens)  # where the next step looks for them
         state.sampled(slots, positions)
         outcome.add_tokens(rows, sampled)
@@ -276,7 +277,9 @@ class ModelRunner:
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._sampling(chunk).prompt_logprobs or 0
         for piece, chosen in self._pieces(hidden, targets):
-            values = self.model.logits(piece).log_softmax(-1)
+            values = self.model.logits(piece)
+            if self._limits.logprobs_mode.normalised:
+                values = values.log_softmax(-1)
             finite = torch.isfinite(values.amax(-1)).all()
             outcome.add_prompt(row, finite, logprobs.rank(values, chosen, [top] * len(chosen)), top)
 

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ferrule.interfaces.sampler import LogprobsMode
 from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
@@ -32,6 +33,7 @@ class RunnerLimits:
     embed_size: int = 0
     block_size: int = 16  # of a model without blocks: where its prefixes may end
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
+    logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
 
 
 class SlotState:

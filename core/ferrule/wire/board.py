@@ -19,6 +19,9 @@ CHECKED = 6  # API process: 1 once everything that it needs before weights are l
 ENGINE_NUMBER = 7  # engine's row, by the launcher: restarts before the engine that runs; -1: none runs or will
 BUFFERED = 8  # API process: bytes that it keeps for its clients
 STATE = 9  # API process: the place in STATES of what it says about itself
+PROMPT_TOKENS = 10  # API process: prompt tokens of its choices with a first token
+PROMPT_CACHED = 11  # and those of them that came from the prefix cache
+GENERATION_TOKENS = 12  # API process: tokens that the engine generated for its choices
 
 STATES = ("starting", "ready", "draining", "dead")
 _SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
@@ -29,7 +32,7 @@ OPEN = 0  # requests in progress
 SPENT_IN = 1  # number of the minute
 SPENT = 2  # and the tokens that were used in it
 
-_FIRST_CALLER = 10
+_FIRST_CALLER = 13
 _PER_CALLER = 3
 _CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS

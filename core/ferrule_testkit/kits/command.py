@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from ferrule_testkit.kits.base import Kit, promise, shown
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
 _PATIENCE = 60.0  # seconds for one call
 _ODD_FLAG = "--no-such-flag-of-anyone"
@@ -41,6 +41,11 @@ try:
 except FerruleError as error:
     status, kind = 2 if isinstance(error, ConfigError) else 1, "int"
     print("ferrule: error:", *str(error).splitlines(), sep="\\n  ", file=sys.stderr)
+except SystemExit as end:  # argparse's way, and that of sys.exit()
+    status, kind = 0 if end.code is None else end.code, "int"
+    if not isinstance(status, int):
+        print(status, file=sys.stderr)
+        status = 1
 sys.stdout.flush()
 with open(report, "w") as out:
     json.dump([status, kind, sorted(name for name in sys.modules if "." not in name)], out)
@@ -49,11 +54,14 @@ with open(report, "w") as out:
 
 @dataclass(frozen=True)
 class Ran:
-    """`modules` are the top-level modules that were imported; `kind` is the type of what `run` returned."""
+    """`modules` are the top-level modules that were imported; `kind` is the type of what `run` returned.
+
+    Without a report, which an exception and a process that ends itself leave none of, `modules` is None.
+    """
 
     status: int
     kind: str
-    modules: frozenset[str]
+    modules: frozenset[str] | None
     out: str
     err: str
 
@@ -61,10 +69,13 @@ class Ran:
 class CommandKit(Kit):
     """A command tells about itself at once, and refuses what it does not know in one block.
 
-    Settings: `heavy`, top-level modules that --help may not import.
+    It may end by returning its exit status or by SystemExit, as argparse does. Settings: `heavy`, top-level modules
+    that --help may not import; `arguments`, what a call needs before it tells of an unknown flag, such as the name of
+    a sub-command.
     """
 
     kind = "command"
+    arguments: Sequence[str] = ()
     heavy: Sequence[str] = ("torch", "transformers", "numpy", "uvicorn", "starlette")
 
     # ------------------------------------------------------------------------------------ promises
@@ -84,18 +95,29 @@ class CommandKit(Kit):
 
     def test_help_is_quick(self) -> None:
         """--help imports nothing heavy."""
-        heavy = sorted(self.ran("--help").modules & set(self.heavy))
+        ran = self.ran("--help")
+        if ran.modules is None:
+            promise(False, f"--help ends the process with {ran.status}, so what it imports is not known")
+            return
+        heavy = sorted(ran.modules & set(self.heavy))
         promise(not heavy, f"--help imports {', '.join(heavy)}")
 
     def test_an_unknown_flag_is_one_block(self) -> None:
-        """A flag that it does not know ends with 2 and one block that names it, without a traceback or output."""
-        ran = self.ran(_ODD_FLAG)
+        """A flag that it does not know ends with 2 and one block of text, without a traceback or output."""
+        ran = self.ran(*self.arguments, _ODD_FLAG)
         promise(ran.status == 2, f"an unknown flag ends with {ran.status}: {shown(ran.err or ran.out)}")
-        promise(_ODD_FLAG in ran.err, f"the unknown flag is not named: {shown(ran.err)}")
+        promise(bool(ran.err.strip()), "nothing is said of an unknown flag")
         promise("Traceback" not in ran.err and not ran.out, f"more than one block: {shown(ran.out)} {shown(ran.err)}")
 
+    def test_an_unknown_flag_is_named(self) -> None:
+        """That block names the flag. Without `arguments` it may be about others that are required."""
+        ran = self.ran(*self.arguments, _ODD_FLAG)
+        if _ODD_FLAG not in ran.err and not self.arguments and "required" in ran.err:
+            does_not_apply(f"a call needs arguments, give `arguments`: {shown(ran.err.splitlines()[-1])}")
+        promise(_ODD_FLAG in ran.err, f"the unknown flag is not named: {shown(ran.err)}")
+
     def test_the_exit_status_is_a_number(self) -> None:
-        """`run` returns a whole number."""
+        """`run` returns a whole number, or raises SystemExit."""
         ran = self.ran("--help")
         promise(ran.kind == "int", f"run returns {ran.kind}")
 
@@ -126,7 +148,7 @@ def _ran(plugin: type, module: str, file: str, path: tuple[str, ...], argv: tupl
             promise(False, f"{' '.join(argv)} does not end within {_PATIENCE:.0f} s")
             raise
         if not report.exists():  # it ended the process, or its exception is not a FerruleError
-            return Ran(done.returncode, "exit", frozenset(), done.stdout, done.stderr)
+            return Ran(done.returncode, "nothing", None, done.stdout, done.stderr)
         status, kind, modules = json.loads(report.read_text())
     return Ran(status, kind, frozenset(modules), done.stdout, done.stderr)
 

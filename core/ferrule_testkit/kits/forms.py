@@ -123,6 +123,18 @@ FORMS = (
         ("</s>a", "x <c>b", "<</s>a"),
         ("</s>b", "<c>a", "<c></s>a", "</s><c>b", "<c>"),
     ),
+    FormTexts(
+        Until("</s>", least=1, most=3),
+        _pattern("((?!</s>).){1,3}</s>"),
+        ("a</s>", "日a</s>", "a\n</s>", "/日é</s>"),
+        ("</s>", "abcd</s>", "a</s></s>", "</s></s>"),
+    ),
+    FormTexts(
+        Until("|<x>", ("<y>",), ("<x>",), most=2),
+        _pattern(r"((?!<[xy]>).){0,2}(\|<x>|<y>)"),
+        ("|<x>", "<y>", "a日|<x>", "a<y>"),
+        ("<x>", "a<x>", "abc<y>", "<x|<y>"),
+    ),
     FormTexts(Anything(), lambda text: True, ("", "a {日"), ()),
     FormTexts(
         _TAGS,

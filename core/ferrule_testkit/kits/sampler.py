@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
 from ferrule.plugin import Plugins
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
@@ -209,12 +209,7 @@ class SamplerKit(Kit):
         """Rows that ask get log-probabilities of the logits as the model gave them; others none."""
         rows = [sampling(), sampling(logprobs=2, logit_bias=((0, 9.0),)), sampling(logprobs=0, temperature=0.1)]
         sampled, wanted = self.sample(_STEPS, rows), _STEPS.log_softmax(0)
-        ranked = sampled.ranked
-        if ranked is None:
-            found = sampled.logprobs
-            promise(found is not None and found.shape == (2, _VOCAB), "two rows asked for logprobs")
-            ranked = rank(found, sampled.tokens[1:], [2, 0]) if found is not None else ()
-        tokens, own, ranks, values, ids = ranked
+        tokens, own, ranks, values, ids = self._told(sampled, [1, 2], [2, 0])
         promise(torch.equal(tokens, sampled.tokens[1:]), "logprobs are of other tokens than those that were chosen")
         promise(len(own) == 2 and values.shape[1] >= 2, "two rows asked for logprobs, one for the two likeliest tokens")
         error = max(float((own - wanted[tokens]).abs().max()), float((values - wanted[ids]).abs().max()))
@@ -224,7 +219,48 @@ class SamplerKit(Kit):
         plain = self.sample(_STEPS, [sampling()])
         promise(plain.logprobs is None and plain.ranked is None, "logprobs are computed although no row asks for them")
 
+    def test_logprobs_of_each_mode(self) -> None:
+        """In each mode that the sampler names, rows that ask are told what it means of the token that was drawn."""
+        shaped = {"logit_bias": ((0, 9.0),), "allowed_token_ids": (0, 11, 12, 13, 14), "presence_penalty": 0.5}
+        rows = [
+            sampling(logprobs=2, temperature=0.0, **shaped),
+            sampling(logprobs=2, temperature=1.5, **shaped),
+            sampling(),
+            sampling(logprobs=2, temperature=1.5, top_k=3, **shaped),
+            sampling(logprobs=2, top_p=0.5),
+            sampling(logprobs=2, min_p=0.5),
+        ]
+        asking = [0, 1, 3, 4, 5]
+        changed = torch.full((_VOCAB,), -math.inf)
+        changed[[0, 11, 12, 13, 14]] = _STEPS[[0, 11, 12, 13, 14]]
+        changed[0] += 9.0
+        changed[13] -= 0.5  # of the history
+        top, probs = changed / 1.5, _STEPS.softmax(0)
+        nucleus = _STEPS.masked_fill(probs.flip(0).cumsum(0).flip(0) - probs >= 0.5, -math.inf)
+        likely = _STEPS.masked_fill(probs < 0.5 * probs.max(), -math.inf)
+        three = top.masked_fill(top < top.sort().values[-3], -math.inf)
+        for mode in self.make().logprobs_modes:
+            sampled = self.sample(_STEPS, rows, [5, 13], 1, mode=mode)
+            tokens, own, _, values, ids = self._told(sampled, asking, [2] * 5)
+            promise(torch.equal(tokens, sampled.tokens[asking]), f"{mode.value}: of other tokens than those chosen")
+            wanted = torch.stack([changed, top, three, nucleus, likely] if mode.processed else [_STEPS] * 5)
+            wanted = wanted.log_softmax(-1) if mode.normalised else wanted
+            for row in range(5):
+                error = (
+                    torch.cat((own[row : row + 1], values[row])) - wanted[row, [int(tokens[row]), *ids[row].tolist()]]
+                )
+                worst = float(error.abs().max())
+                promise(worst < 1e-5, f"{mode.value} differs by {worst:.1e} with {shown(rows[asking[row]])}")
+
     # ------------------------------------------------------------------------------------ parts
+
+    def _told(self, sampled: Sampled, asking: Sequence[int], tops: Sequence[int]) -> Sequence[torch.Tensor]:
+        """What rows that asked are told, whichever form the sampler gave it."""
+        if sampled.ranked is not None:
+            return sampled.ranked
+        found = sampled.logprobs
+        promise(found is not None and len(found) == len(asking), f"{len(asking)} rows asked for logprobs")
+        return rank(found, sampled.tokens[list(asking)], tops) if found is not None else ()
 
     def sample(
         self,
@@ -233,6 +269,7 @@ class SamplerKit(Kit):
         history: Sequence[int] = (),
         prompt: int | None = None,
         mask: bytes | None = None,
+        mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> Sampled:
         """One row per parameters, by a new sampler; all have the same history."""
         ids = torch.zeros(len(rows), max(64, len(history) + 1), dtype=torch.int32)
@@ -240,7 +277,7 @@ class SamplerKit(Kit):
         num_prompt = len(history) if prompt is None else prompt
         batch = [SampleRow(n, row, num_prompt, len(history), mask) for n, row in enumerate(rows)]
         wide = logits.expand(len(rows), -1) if logits.dim() == 1 else logits
-        return self.make().sample(wide.clone(), SampleBatch(batch, ids))
+        return self.make().sample(wide.clone(), SampleBatch(batch, ids, logprobs_mode=mode))
 
     def _follows(
         self, logits: torch.Tensor, probs: torch.Tensor, history: Sequence[int] = (), prompt: int = 0, **given: Any

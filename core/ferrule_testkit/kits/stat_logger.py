@@ -19,6 +19,10 @@ from ferrule_testkit.service import fake_model
 HOSTILE = ('a"b', "a\\b", "a\nb", "a{b}", "ä你🙂", "", "x" * 300, "a\\nb", 'a",engine="9')
 _OF_THE_PROCESS = ("process_", "python_")
 _REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
+_COUNTERS = (
+    *("steps", "prompt_tokens", "generation_tokens", "choice_prompt_tokens", "choice_generation_tokens"),
+    *("prefix_queries", "preemptions"),
+)
 _GROWING = ("_total", "_count", "_sum", "_bucket", "_created")
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
@@ -224,7 +228,7 @@ def _stats(**changes: Any) -> RequestStats:
 def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
     """What may happen in a server, as functions of a logger; the engine's counters only grow."""
     rng = random.Random(seed)
-    totals = dict.fromkeys(("steps", "prompt_tokens", "generation_tokens", "prefix_queries", "preemptions"), 0)
+    totals = dict.fromkeys(_COUNTERS, 0)
     for _ in range(rounds):
         totals = {name: value + rng.randrange(20) for name, value in totals.items()}
         gauges = {"running": rng.randrange(9), "waiting": rng.randrange(9), "blocks_used": rng.randrange(50)}

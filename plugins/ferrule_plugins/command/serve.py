@@ -13,6 +13,7 @@ from ferrule.config import Config
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
+from ferrule.config.places import placed
 from ferrule.config.unsupported import engine_sections
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
@@ -52,30 +53,33 @@ class ServeCommand(Command):
         parsed = parse_command(argv, USAGE, plugins, sections=sections())
         if parsed is None:
             return 0
-        if parsed.extra["serve"].dry_run is not None:
-            return _dry_run(parsed, plugins)
-        from ferrule.hooks import open_hooks
-        from ferrule.launch.prepare import prepare
-        from ferrule.launch.reload import Reloader
-        from ferrule.launch.resources import check_limits
-        from ferrule.launch.supervisor import Supervisor
-        from ferrule.locate.localise import localise
-        from ferrule_plugins.command.listen import listening, probing
+        with placed(parsed.config):
+            return _serve(argv, parsed, plugins) if parsed.extra["serve"].dry_run is None else _dry_run(parsed, plugins)
 
-        check_limits()
-        config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
-        reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
-        with listening(config.frontend) as listeners, probing(config.frontend) as probe:
-            config = localise(config, chosen)
-            if config.frontend.disable_frontend_multiprocessing:
-                from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
 
-                return run_one_process(config, chosen, listeners[0], reloader)
-            hooks = open_hooks(chosen)
-            hooks.process_started("launcher", config)
-            status = Supervisor(config, chosen, listeners, reloader, probe).run()
-            hooks.process_stopping("launcher", status)
-            return status
+def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
+    from ferrule.hooks import open_hooks
+    from ferrule.launch.prepare import prepare
+    from ferrule.launch.reload import Reloader
+    from ferrule.launch.resources import check_limits
+    from ferrule.launch.supervisor import Supervisor
+    from ferrule.locate.localise import localise
+    from ferrule_plugins.command.listen import listening, probing
+
+    check_limits()
+    config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
+    reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
+    with listening(config.frontend) as listeners, probing(config.frontend) as probe:
+        config = localise(config, chosen)
+        if config.frontend.disable_frontend_multiprocessing:
+            from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
+
+            return run_one_process(config, chosen, listeners[0], reloader)
+        hooks = open_hooks(chosen)
+        hooks.process_started("launcher", config)
+        status = Supervisor(config, chosen, listeners, reloader, probe).run()
+        hooks.process_stopping("launcher", status)
+        return status
 
 
 def _reread(argv: Sequence[str], plugins: Plugins) -> Config:

@@ -24,6 +24,7 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.sampler import LogprobsMode, Sampler
 from ferrule.log import Log
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, snapshots_in
 from ferrule.runner.grammars import Grammars
@@ -66,7 +67,7 @@ class Worker:
 
     def check_start(self) -> None:
         """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
-        self._plugins.load("sampler", self.config.model.sampler)
+        _logprobs_mode(self.config, self._plugins.load("sampler", self.config.model.sampler))
         loaded = check_model(self.config, self._plugins)
         layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
         step_tokens(self.config.scheduler, loaded.context.max_model_len)
@@ -89,6 +90,7 @@ class Worker:
             device=context.device,
             block_size=context.block_size,
             cache_type=loaded.cache_type,
+            logprobs_mode=_logprobs_mode(self.config, sampler),
         )
         if loaded.cache_scales.calculated and loaded.cache_scales.used:
             with self.platform.memory().guard("load"):
@@ -283,6 +285,15 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _logprobs_mode(config: Resolved, sampler: Sampler | type[Sampler]) -> LogprobsMode:
+    """Raises ConfigError for one that the sampler does not know."""
+    mode = LogprobsMode(config.model.logprobs_mode)
+    if mode not in sampler.logprobs_modes:
+        known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
+        raise ConfigError(f"--logprobs-mode {mode.value}: the sampler {config.model.sampler} knows {known}.")
+    return mode
 
 
 def _num_slots(config: Resolved, loaded: Loaded) -> int:

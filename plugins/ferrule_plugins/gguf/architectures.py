@@ -307,22 +307,29 @@ def _add_own(model: GgufModel, config: dict[str, Any]) -> None:
             one = config.get("num_key_value_heads") == 1
             config.update(new_decoder_architecture=two or not one, multi_query=one)
             config.update(num_kv_heads=config.get("num_key_value_heads"), num_ln_in_parallel_attn=2 if two else 1)
-            down = model.tensors.get("blk.0.ffn_down.weight")  # files state four times the width, whatever it is
-            config["ffn_hidden_size"] = None if down is None else down.shape[-1]
+            config["ffn_hidden_size"] = _inner_size(model)
         case "mpt":
             attention = {
                 "clip_qkv": config.get("clip_qkv"),
                 "alibi_bias_max": _number(model, "attention.max_alibi_bias"),
             }
             config["attn_config"] = {key: value for key, value in attention.items() if value}
+        case "gpt2":
+            config["n_inner"] = _inner_size(model)
         case "starcoder":
-            config["multi_query"] = config.get("num_key_value_heads") == 1
+            config.update(n_inner=_inner_size(model), multi_query=config.get("num_key_value_heads") == 1)
         case "phimoe":
             config["lm_head_bias"] = has("output.bias")
         case "deepseek2":
             _add_latent(model, config)
         case "qwen35" | "qwen35moe" | "qwen3next":
             _add_delta(model, config)
+
+
+def _inner_size(model: GgufModel) -> int | None:
+    """The width of MLPs, of architectures whose files state four times the model's, whatever it is."""
+    down = model.tensors.get("blk.0.ffn_down.weight")
+    return None if down is None else down.shape[-1]
 
 
 def _add_delta(model: GgufModel, config: dict[str, Any]) -> None:

@@ -48,6 +48,9 @@ _PLACE = re.compile(r"at (\d+)\((\d+)\): ")
 _NAMES = re.compile(r"\^(?:\((?:\?:)?(?=[\w|-]*\)\$$))?(\w[\w-]*(?:\|\w[\w-]*)*)\)?\$")  # ^name$ and ^(name|other)$
 _IN_REFERENCES = "%/#!$&'()*+,;=:@?-._~"  # what is not escaped
 _JSON_TOKENS = re.compile(r'"(?:[^"\\]|\\.)*"|\s+|[{}\[\]:,]|[^"\s{}\[\]:,]+|"', re.DOTALL)
+# Of characters by their number, the library writes control characters alone: where a model began to write é as \\u00e9,
+# it got another character. So none is begun, unless one stands in the schema.
+_ESCAPES, _CONTROL = 'nrbtf\\"', "\\u00"
 _UNKNOWN = ("Unimplemented", "Unsupported", "unsupported", "Unknown format", "not supported")
 _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB, not 250
     max_lexer_states=20_000, initial_lexer_fuel=500_000, verbose_errors=False
@@ -211,9 +214,8 @@ class _Writer:
                 return f"({' '.join(map(self.rule, parts))})"
             case Repeated():
                 return self._repeated(form)
-            case Until(stop, others, without):
-                text = f"{_ANY} & ~({_ANY} ({' | '.join(map(_quoted, without))}) {_ANY})" if without else _ANY
-                return self.add(f"({text}) ({' | '.join(map(_quoted, (stop, *others)))})", "[lazy]")
+            case Until():
+                return self._until(form)
             case Anything():
                 return _ANY
             case Triggered():
@@ -236,6 +238,7 @@ class _Writer:
             found = closed(found)
         found = mapped(mapped(found, _plain_keywords), _folded)
         options: dict[str, Any] = {"lenient": False, "whitespace_flexible": False}
+        options["json_allowed_escapes"] = _ESCAPES + ("u" if _CONTROL in json.dumps(schema, ensure_ascii=False) else "")
         if space := spaces.pattern(self._spec, schema):
             options["whitespace_pattern"] = space
         return {**found, "x-guidance": options}
@@ -249,6 +252,17 @@ class _Writer:
             most = "" if form.most is None else str(form.most - 1)
             whole = f"({part} {again}{{{max(0, form.least - 1)},{most}}})"
         return whole if form.least else f"{whole}?"
+
+    def _until(self, form: Until) -> str:
+        text, stops = _ANY, " | ".join(map(_quoted, (form.stop, *form.others)))
+        if form.least or form.most is not None:
+            text = f"/(?s:.{_count(form.least, form.most)})/"
+        if form.without:
+            text += f" & ~({_ANY} ({' | '.join(map(_quoted, form.without))}) {_ANY})"
+        whole = f"({text}) ({stops})"
+        if form.least:  # a stop that comes too early is one, too
+            whole = f"({whole}) & ~(/(?s:.{_count(0, form.least - 1)})/ ({stops}) {_ANY})"
+        return self.add(whole, "[lazy]")
 
     def _triggered(self, form: Triggered) -> str:
         each: list[str] = []
@@ -323,6 +337,13 @@ def _folded(schema: dict[str, Any]) -> dict[str, Any]:
         if others or not names:
             rest[f"^(?:{'|'.join(others)})$" if others else pattern] = value
     return {**schema, "properties": named, "patternProperties": rest}
+
+
+def _count(least: int, most: int | None) -> str:
+    """How often the part of a pattern comes."""
+    if most is not None and most < least:
+        raise ValueError(f"{least} to {most} characters")
+    return f"{{{least},{'' if most is None else most}}}"
 
 
 def _quoted(text: str) -> str:

@@ -18,9 +18,10 @@ from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabula
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
-from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole, without_sets
+from ferrule_plugins.guided_decoding.patterns import CHARACTER, UnsupportedPattern, whole, without_sets
 from ferrule_plugins.guided_decoding.schemas import closed, mapped, walk
 from ferrule_plugins.guided_decoding.support import (
+    CLAIMS,
     Support,
     circular,
     described_contents,
@@ -187,7 +188,11 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
 
 
 def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema with the pattern of its strings. The library's own has no characters by their number."""
     found = whole_pattern(schema)
+    if found.get("type") == "string" and CLAIMS.intersection(found) <= {"type", "minLength", "maxLength", "$id"}:
+        count = f"{{{found.pop('minLength', 0)},{found.pop('maxLength', '')}}}"
+        return {**found, "pattern": f"^{CHARACTER}{count}$"}
     return {**found, "pattern": without_sets(found["pattern"])} if "pattern" in found else found
 
 

@@ -25,6 +25,11 @@ FORMATS = {
     "ipv4": rf"{_BYTE}(?:\.{_BYTE}){{3}}",
 }
 
+# A character of a JSON string, with all escapes; of surrogates, pairs.
+_HEX = "[0-9a-fA-F]"
+_NUMBER = f"(?:[0-9a-cA-CefEF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}|[dD][89abAB]{_HEX}{{2}}\\\\u[dD][c-fC-F]{_HEX}{{2}})"
+CHARACTER = rf'(?:[^"\\\x00-\x1f]|\\["\\/bfnrt]|\\u{_NUMBER})'
+
 
 class UnsupportedPattern(ValueError):
     """A pattern that is not a regular expression in the narrow sense."""

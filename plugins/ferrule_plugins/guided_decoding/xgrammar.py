@@ -176,7 +176,7 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
         case Json(schema):
             return GrammarFormat(grammar=_json(schema, spec))
         case Regex(pattern):
-            return GrammarFormat(grammar=str(xgrammar.Grammar.from_regex(whole(pattern))))
+            return _regex(whole(pattern))
         case Rules(source):
             return GrammarFormat(grammar=_rules(source))
         case OneOf(()):
@@ -187,8 +187,8 @@ def _format(form: Form, spec: GrammarSpec) -> Format:
             return SequenceFormat(elements=[_format(part, spec) for part in parts])
         case Repeated():
             return _repeated(form, _format(form.part, spec))
-        case Until(stop, others, without):
-            return TagFormat(begin="", content=AnyTextFormat(excludes=list(without)), end=[stop, *others])
+        case Until():
+            return _until(form)
         case Anything():
             return AnyTextFormat()
         case Triggered():
@@ -204,6 +204,45 @@ def _repeated(form: Repeated, part: Format) -> Format:
     most = -1 if form.most is None else form.most - 1
     whole = SequenceFormat(elements=[part, RepeatFormat(min=max(0, form.least - 1), max=most, content=again)])
     return whole if form.least else OptionalFormat(content=whole)
+
+
+def _until(form: Until) -> Format:
+    """The library cannot count characters and look for an end at once.
+
+    So none of those that are counted begins an end. But it may where the next one does not go on with it: the two are
+    counted as one, of which at most half as many may come.
+    """
+    stops = [form.stop, *form.others]
+    if form.most is None and not form.least:
+        return TagFormat(begin="", content=AnyTextFormat(excludes=list(form.without)), end=stops)
+    if form.most is not None and form.most < form.least:
+        raise ValueError(f"{form.least} to {form.most} characters")
+    ends = (*stops, *form.without)
+    begin, behind = {end[0] for end in ends}, {end[1] for end in ends if len(end) > 1}
+    broken = begin - {end for end in ends if len(end) == 1}
+    other = f"[^{_class(begin)}]"
+    either = f"(?:{other}|[{_class(broken)}][^{_class(begin | behind)}])" if broken else other
+    if form.most is None:
+        return SequenceFormat(
+            elements=[_regex(f"{either}{{{form.least}}}"), _until(Until(form.stop, form.others, form.without))]
+        )
+    texts = [_regex(f"{other}{{{form.least},{form.most}}}")]
+    if form.least <= form.most // 2:
+        texts.append(_regex(f"{either}{{{form.least},{form.most // 2}}}"))
+    return SequenceFormat(
+        elements=[OrFormat(elements=texts), OrFormat(elements=[ConstStringFormat(value=stop) for stop in stops])]
+    )
+
+
+def _regex(pattern: str) -> Format:
+    return GrammarFormat(grammar=str(xgrammar.Grammar.from_regex(pattern)))
+
+
+def _class(characters: set[str]) -> str:
+    """Inside the brackets of a pattern."""
+    return "".join(
+        f"\\u{ord(one):04x}" if one < " " else f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters)
+    )
 
 
 def _triggered(form: Triggered, spec: GrammarSpec) -> Format:
@@ -248,7 +287,7 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
     text = json.dumps(mapped(found, numbered))
     grammar = str(xgrammar.Grammar.from_json_schema(text, any_whitespace=True, strict_mode=False))
     grammar = _with_space(grammar, spec, schema)
-    grammar = _LENGTH.sub("(mended_character)", grammar)
+    grammar = _LENGTH.sub("mended_character", grammar)
     grammar = _NAMES.sub(lambda rule: rule[0].replace("basic_escape", "mended_escape"), grammar)
     grammar = _PATTERN.sub(r"\1root", grammar)
     return "\n".join((grammar, _ADDED, *(_pattern_rules(number, pattern) for number, pattern in enumerate(patterns))))
@@ -298,7 +337,7 @@ def _known_numbers(schema: dict[str, Any]) -> str | None:
 _SPACE = re.compile(r'"(?:\\.|[^"\\])*"|\(=\(\[ \\n\\r\\t\]\*|(\[ \\n\\r\\t\]\*)')
 _AFTER_SPACE = r'after_space_ ::= ["{}\[\],:\-0-9] | "true" | "false" | "null"'
 # The library counts raw control characters, which JSON does not allow, and none that are escaped.
-_LENGTH = re.compile(re.escape(r"([^\"\\\r\n])"))
+_LENGTH = re.compile(re.escape(r"[^\"\\\r\n]"))
 _PATTERN = re.compile(r'Regex\("(pattern\d+_)", json_string=true\)')
 _RULE = re.compile(r'"(?:\\.|[^"\\])*"|\[(?:\\.|[^\]\\])*\]|\b(root\w*)')
 # Properties that the schema does not name may have any other name, and an escape could spell one that it names.

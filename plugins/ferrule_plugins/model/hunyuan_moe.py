@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from ferrule.checkpoint import changed
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule_nn import MoEDecoder, MoESpec, Naming, need, read_moe, read_routing
@@ -25,7 +26,7 @@ class HunyuanMoe(MoEDecoder, HunyuanDense):
 
     def describe_experts(self, ctx: BuildContext) -> MoESpec:
         c = ctx.config
-        c = {**c, **{name: _same(name, c[name]) for name in _BY_LAYER if c.get(name) is not None}}
+        c = changed(c, {name: _same(name, c[name]) for name in _BY_LAYER if c.get(name) is not None})
         ctx = replace(ctx, config=c)
         shared = int(need(c, "intermediate_size")) * int(c["num_shared_expert"])
         return read_moe(ctx, replace(read_routing(ctx), renormalise=True), shared_size=shared)

@@ -111,7 +111,7 @@ class CpuMemory(DeviceMemory):
         except (MemoryError, RuntimeError) as error:
             if not (isinstance(error, MemoryError) or "can't allocate memory" in str(error)):
                 raise
-            there = f"{max(available(), 0) / 2**30:.1f} GiB are available, and ulimit -v may allow less"
+            there = f"{max(available(), 0) / 2**30:.1f} GiB are available, and ulimit -v or -d may allow less"
             if stage == "step":
                 raise StepTooLarge(f"A step needs more memory than there is: {there}.") from error
             if stage == "cache":

@@ -87,6 +87,16 @@ KIMI_K3 = {
         Thought(f"<|open|>think<|sep|>A sum.{_K3_CALL}", "A sum.", _K3_CALL),
     )
 }
+_INKLING = "<|content_thinking|>A sum.<|end_message|><|message_model|>"
+_INKLING_CALL = "now<|content_invoke_tool_json|>{"
+INKLING = {
+    "samples": (
+        Thought(f"{_INKLING}<|content_text|>Five <b>.<|end_message|>", "A sum.", "Five <b>."),
+        Thought("<|content_text|>Five.<|end_message|>", "", "Five."),
+        Thought(f"{_INKLING}{_INKLING_CALL}", "A sum.", _INKLING_CALL),
+        Thought(f"<|content_text|>I.<|end_message|><|message_model|>{_INKLING}<|content_text|>II", "A sum.", "I.II"),
+    )
+}
 _SHOWN = "<think>\nHm, <b> is it?\n</think>\n\nHello\n"
 MINIMAX_M2_APPEND_THINK = {"samples": (Thought(_SHOWN, "", _SHOWN),)}
 MISTRAL = {

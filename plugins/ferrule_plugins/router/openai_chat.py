@@ -24,7 +24,7 @@ from ferrule_plugins.router.openai_answers import (
     ToolCall,
     UsageInfo,
 )
-from ferrule_plugins.router.openai_fields import echo_of, role_of
+from ferrule_plugins.router.openai_fields import echo_of, extended, role_of
 from ferrule_plugins.router.openai_params import (
     Asked,
     Meter,
@@ -55,7 +55,7 @@ class Chat:
         request = self._request(body)
         asked = Asked.of("chatcmpl", body, info, request, self._ctx)
         try:
-            with named_by(body):
+            with named_by(asked):
                 outputs = await service.generate(request)
         except RequestError as error:
             # The service knows the values under the names of SamplingParams.
@@ -94,6 +94,7 @@ class Chat:
             parallel_tool_calls=body.parallel_tool_calls is not False,
             beam=beam(body),
             thought_tokens=body.include_reasoning,
+            stop_in_reasoning=body.stop_in_reasoning,
             streamed=body.stream,
         )
 
@@ -213,7 +214,7 @@ class _Writer:
         """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
         self._meter.see(output)
         index = output.index
-        finish = finish_of(output)
+        finish = finish_of(output, self._asked)
         pieces = []
         if not self._begun[index]:
             self._begun[index] = True
@@ -238,9 +239,7 @@ class _Writer:
     def _see_prompt(self, output: Output) -> None:
         if output.prompt_ids is None or output.index:
             return
-        if output.prompt_notes:
-            told = self._extension["warnings"] if self._extension is not None else []
-            self._extension = {"warnings": [*told, *output.prompt_notes]}
+        self._extension = extended(self._extension, output.prompt_notes)
         if self._asked.token_ids:
             self._prompt["prompt_token_ids"] = list(output.prompt_ids)
         if self._prompt_text and output.prompt_text is not None:

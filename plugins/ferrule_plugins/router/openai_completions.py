@@ -45,7 +45,7 @@ class Completions:
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
         asked = Asked.of("cmpl", body, info, request, self._ctx)
-        with named_by(body):
+        with named_by(asked):
             outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
         embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
@@ -166,7 +166,7 @@ class _Writer:
         """What one output adds to its choice, or None."""
         self._meter.see(output)
         choice = _choice(output.index)
-        choice["finish_reason"], choice["stop_reason"] = finish_of(output), output.stop_reason
+        choice["finish_reason"], choice["stop_reason"] = finish_of(output, self._asked), output.stop_reason
         if self._echo:
             await self._add_prompt(choice, output)
         if output.prompt_ids is not None and self._asked.token_ids and output.index >= self._num_embedded:
@@ -205,8 +205,8 @@ class _Writer:
         if self._logprobs is None:
             return
         choice["logprobs"] = lists = _no_logprobs()
-        offset = 0
-        for token_id, entry in zip(ids, output.prompt_logprobs or (), strict=True):
+        offsets = asked.service.text_offsets(ids, choice["text"])
+        for offset, token_id, entry in zip(offsets, ids, output.prompt_logprobs or (), strict=True):
             if entry is None:
                 lists["text_offset"].append(offset)
                 lists["tokens"].append(asked.token(token_id))
@@ -214,7 +214,6 @@ class _Writer:
                 lists["top_logprobs"].append(None)
             else:
                 self._add_logprob(lists, offset, entry)
-            offset += len(asked.service.token_text(token_id))
 
     def _add_logprob(self, lists: CompletionLogprobs, offset: int, entry: TokenLogprobs) -> None:
         token = self._asked.token(entry.token_id)

@@ -12,7 +12,7 @@ from ferrule import log
 from ferrule.config import Config
 from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import RequestError, nearest
-from ferrule.frontend.text.messages import ChatMessage, other_keys
+from ferrule.frontend.text.messages import ChatMessage, TemplateFields, other_keys
 from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Service
 from ferrule.schema import check_marks, known_names, printable
@@ -42,8 +42,7 @@ class Notes:
     @property
     def extension(self) -> Extension | None:
         """For the answer; None when there is nothing to say."""
-        found = [*self.unknown, *self.known]
-        return {"warnings": [f"{name}: {why}" for name, why in found]} if found else None
+        return extended(None, [f"{name}: {why}" for name, why in (*self.unknown, *self.known)])
 
     @property
     def headers(self) -> dict[str, str]:
@@ -57,6 +56,12 @@ class Notes:
             raise RequestError(f"{name}: {why} This server refuses fields without effect.", name)
         if self.known:
             _logger.warning("fields without effect", fields=",".join(name for name, _ in self.known))
+
+
+def extended(extension: Extension | None, warnings: Sequence[str]) -> Extension | None:
+    """Return the extension with more warnings; None when there is nothing to say."""
+    told = [*(extension["warnings"] if extension is not None else ()), *warnings]
+    return {"warnings": told} if told else None
 
 
 def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str]]:
@@ -78,10 +83,7 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext
     notes.known += _common(body)
     if isinstance(body, ChatBody):
         notes.known += _chat(body, config, service)
-        if body.chat_template is None:
-            notes.known += _unread_keys(body, service.template_keys)
-            if service.template_reads is not None:
-                notes.known += _unread_variables(body, service.template_reads)
+        notes.known += unread_by_template(body.messages, body, service)
     elif isinstance(body, CompletionBody) and body.add_special_tokens is not None and _only_ids(body.prompt):
         notes.known.append(("add_special_tokens", "nothing is added to token ids."))
     notes.settle(config.frontend.strict_requests)
@@ -139,10 +141,22 @@ def _chat(body: ChatBody, config: Config, service: Service) -> list[tuple[str, s
     return notes[:_MAX_NAMED]
 
 
-def _unread_keys(body: ChatBody, read: frozenset[str] | None) -> list[tuple[str, str]]:
+def unread_by_template(
+    messages: Sequence[Mapping[str, Any]], fields: TemplateFields, service: Service
+) -> list[tuple[str, str]]:
+    """Name what of a conversation and its variables the server's template does not read, where that is known."""
+    if fields.chat_template is not None:
+        return []
+    notes = _unread_keys(messages, service.template_keys)
+    if service.template_reads is not None:
+        notes += _unread_variables(fields, service.template_reads)
+    return notes
+
+
+def _unread_keys(messages: Sequence[Mapping[str, Any]], read: frozenset[str] | None) -> list[tuple[str, str]]:
     """Keys of messages that nothing documents and that the server's template does not read, as far as that is known."""
     notes = []
-    for number, message in enumerate(body.messages):
+    for number, message in enumerate(messages):
         for key in other_keys(message) - (read or frozenset()):
             meant = nearest(key[:_MAX_NAME], ChatMessage.model_fields)
             notes.append((printable(f"messages[{number}].{key}"), f"the chat template does not read it.{meant}"))
@@ -151,16 +165,18 @@ def _unread_keys(body: ChatBody, read: frozenset[str] | None) -> list[tuple[str,
     return notes
 
 
-def _unread_variables(body: ChatBody, reads: frozenset[str]) -> list[tuple[str, str]]:
+def _unread_variables(fields: TemplateFields, reads: frozenset[str]) -> list[tuple[str, str]]:
     """Variables that are given to the server's template in vain."""
+    chat = fields if isinstance(fields, ChatBody) else None
+    without_tools = chat is not None and chat.tool_choice == "none"
     notes = [
         (name, "the chat template does not show them to the model.")
         for name in ("tools", "documents")
-        if getattr(body, name) and name not in reads and not (name == "tools" and body.tool_choice == "none")
+        if getattr(fields, name) and name not in reads and not (name == "tools" and without_tools)
     ]
-    if body.reasoning_effort is not None and not reads & {"reasoning_effort", "enable_thinking"}:
+    if chat is not None and chat.reasoning_effort is not None and not reads & {"reasoning_effort", "enable_thinking"}:
         notes.append(("reasoning_effort", "the chat template does not read it."))
-    if idle := sorted(set(body.chat_template_kwargs or ()) - reads):
+    if idle := sorted(set(fields.chat_template_kwargs or ()) - reads):
         names = ", ".join(repr(name[:_MAX_NAME]) for name in idle[:_MAX_NAMED])
         notes.append(("chat_template_kwargs", f"the chat template does not read {names}."))
     return notes

@@ -62,17 +62,6 @@ def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:
     return tuple(item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
 
 
-@contextmanager
-def named_by(body: GenerateBody) -> Iterator[None]:
-    """The service knows a constraint as structured_outputs; its refusals get the name of the field that stated it."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param == "structured_outputs":
-            error.param = constraint_of(body) or error.param
-        raise
-
-
 def beam(body: GenerateBody) -> Beam | None:
     """Beam search, where it is asked for: `n` beams, or `best_of` beams of which the `n` best are returned."""
     if not body.use_beam_search:
@@ -96,6 +85,7 @@ class Asked:
     reasons: bool  # a reasoning parser runs
     num_per_prompt: int  # choices per prompt
     notes: Notes
+    constraint: str | None  # the field that states a form of the output
 
     @classmethod
     def of(cls, prefix: str, body: GenerateBody, info: RequestInfo, request: Generate, ctx: RouterContext) -> Asked:
@@ -117,6 +107,7 @@ class Asked:
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
             notes=review(body, info.unknown_fields, ctx),
+            constraint=constraint_of(body),
         )
 
     def token(self, token_id: int) -> str:
@@ -173,10 +164,22 @@ def finite(logprob: float) -> float:
     return max(logprob, _LOWEST_LOGPROB)
 
 
-def finish_of(output: Output) -> str | None:
-    """The finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
+@contextmanager
+def named_by(asked: Asked) -> Iterator[None]:
+    """Name the field that stated a constraint in its refusals: the service knows it as structured_outputs."""
+    try:
+        yield
+    except RequestError as error:
+        if error.param == "structured_outputs":
+            error.param = asked.constraint or error.param
+        raise
+
+
+def finish_of(output: Output, asked: Asked) -> str | None:
+    """Return the finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
     if output.finish is FinishReason.ERROR:
-        raise output.failure()
+        with named_by(asked):
+            raise output.failure()
     return None if output.finish is None else output.finish.value
 
 

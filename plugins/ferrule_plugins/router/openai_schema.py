@@ -277,6 +277,9 @@ class ChatBody(TemplateFields, GenerateBody):
     include_reasoning: Annotated[
         bool, Field(description="false: leave the reasoning out of the answer. Default: true.")
     ] = True
+    stop_in_reasoning: Annotated[
+        bool, Field(description="true: `stop` ends thoughts too. Default: false, it is looked for in the answer only.")
+    ] = False
     reasoning_effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,
         Field(description="For the template: `reasoning_effort`, and `enable_thinking`, false for `none`."),

@@ -15,7 +15,7 @@ from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.schema import Body, Text, TokenIds
 from ferrule_plugins.router.openai_answers import Extension
-from ferrule_plugins.router.openai_fields import Notes
+from ferrule_plugins.router.openai_fields import Notes, extended, unread_by_template
 
 _MODEL = "One of the served names. Default: the first."
 
@@ -61,12 +61,19 @@ class Tokenize(Router):
         @routes.post("/tokenize", summary="Token ids of a prompt or a conversation.", response_model=Tokens)
         async def tokenize(body: TokenizeBody, info: CurrentRequest) -> Response:
             service.resolve(body.model)
-            ids = await service.tokenize(_prompt_of(body))
-            texts = [service.token_text(token_id) for token_id in ids] if body.return_token_strs else None
-            length = service.model.max_model_len
-            notes = Notes.of(info.unknown_fields, TokenizeBody)
-            found = Tokens(count=len(ids), max_model_len=length, tokens=ids, token_strs=texts, ferrule=notes.extension)
-            return JSON(found)
+            prompt, notes = _prompt_of(body), Notes.of(info.unknown_fields, TokenizeBody)
+            if body.messages is not None:
+                notes.known += unread_by_template(body.messages, body, service)
+            notes.settle(ctx.config.frontend.strict_requests)
+            read = await service.read(prompt)
+            found = Tokens(
+                count=len(read.ids),
+                max_model_len=service.model.max_model_len,
+                tokens=list(read.ids),
+                token_strs=[service.token_text(token_id) for token_id in read.ids] if body.return_token_strs else None,
+                ferrule=extended(notes.extension, read.notes),
+            )
+            return JSON(found, headers=notes.headers)
 
         @routes.post("/detokenize", summary="Text of token ids.", response_model=Detokenized)
         async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:

@@ -18,7 +18,7 @@ from ferrule.types import TokenSampling
 from ferrule_kernels.cpu import library, sampling
 from ferrule_plugins.sampler.draw import draw
 from ferrule_plugins.sampler.penalties import Penalties
-from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked
+from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked, Reading
 
 NEVER = float("-inf")
 
@@ -41,10 +41,10 @@ class Chooser(Protocol):
     def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
         """In place."""
 
-    def rank(self, logits: torch.Tensor, rows: torch.Tensor, tops: Sequence[int], kept: bool) -> Ranked:
+    def rank(self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading) -> Ranked:
         """What `logprobs.rank` makes of these rows' logits as they are now, and of tokens [rows] chosen later.
 
-        `kept` promises that the logits stay as they are.
+        `rows` None: of all.
         """
 
 
@@ -81,8 +81,12 @@ class TorchChooser:
     def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
         self._penalties.apply(logits, history, penalised.table)
 
-    def rank(self, logits: torch.Tensor, rows: torch.Tensor, tops: Sequence[int], kept: bool) -> Ranked:
-        found = (logits if len(rows) == len(logits) else logits[rows]).log_softmax(-1)
+    def rank(self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading) -> Ranked:
+        found = logits if rows is None else logits[rows]
+        if read.normalised:
+            found = found.log_softmax(-1)
+        elif rows is None and not read.kept:
+            found = found.clone()
         return lambda tokens: logprobs.rank(found, tokens, tops)
 
 

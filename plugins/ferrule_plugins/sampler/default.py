@@ -10,21 +10,24 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.interfaces.sampler import LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
 from ferrule_plugins.sampler import adjust, chooser
 from ferrule_plugins.sampler.plan import Parcel, Plan
+from ferrule_plugins.sampler.told import Told
 
 Change = Callable[[chooser.Chooser, torch.Tensor], None]
 
 
 class DefaultSampler(Sampler):
     """Order: grammar, allowed ids, bad words, min_tokens, bias, processors, penalties; then greedy, or temperature,
-    min_p, top_k, top_p and inversion. Logprobs are those of the logits as the model gave them.
+    min_p, top_k, top_p and inversion. Logprobs are told in each of the modes.
 
     What a request needs as arrays is made once and kept by slot; what a batch needs, for as long as its parameters
     stay. All of it goes to the device in one copy, and the device is waited for where a request has a logits processor
     only.
     """
+
+    logprobs_modes = frozenset(LogprobsMode)
 
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(plugins)
@@ -40,23 +43,23 @@ class DefaultSampler(Sampler):
         plan, choose = self._follow(rows), self._chooser
         errors: dict[int, str] = {}
         draws = plan.draws(rows, parcel)
-        asking = parcel.put(np.array(plan.asking, dtype=np.int64)) if plan.asking else None
+        told = Told(choose, plan, batch.logprobs_mode, parcel) if plan.asking else None
         changes = [*self._edits(plan, batch, logits.shape[1], parcel, errors), *self._penalties(plan, batch, parcel)]
         parcel.send(batch.transfers, logits.device)
-        best, ranked = choose.best(logits), None
+        best = choose.best(logits)
         finite, barred = best.finite, None
-        if asking is not None:
-            kept = not changes and draws is None
-            ranked = choose.rank(logits, asking(), [rows[row].sampling.logprobs or 0 for row in plan.asking], kept)
+        if told is not None:
+            told.see_raw(logits, kept=not changes and draws is None)
         if changes:
             for change in changes:
                 change(choose, logits)
             best = choose.best(logits)
             barred = finite & (best.most == -math.inf)
             finite = finite & best.finite
+        if told is not None:
+            told.see_processed(logits)
         tokens = best.tokens if draws is None else choose.draw(logits, best, draws)
-        told = ranked(tokens.index_select(0, asking())) if ranked is not None and asking is not None else None
-        return Sampled(tokens, finite, None, errors, told, barred)
+        return Sampled(tokens, finite, None, errors, None if told is None else told.of(tokens), barred)
 
     def _follow(self, rows: Sequence[SampleRow]) -> Plan:
         samplings = [row.sampling for row in rows]

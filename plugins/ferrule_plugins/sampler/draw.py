@@ -29,6 +29,35 @@ def draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.
     return torch.cat(chunks)
 
 
+def processed(logits: torch.Tensor, shapes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """The logits [rows, vocab] that tokens [rows] were drawn from: minus infinity where a token is left out.
+
+    A row of `shapes` [rows, 4] float64: top_k (0: all), top_p, temperature, min_p. Nothing waits for the device. A
+    token that was drawn is never left out, even where a kernel rounds otherwise at the border.
+    """
+    size = max(1, ELEMENTS // logits.shape[1])
+    parts = zip(*(torch.split(tensor, size) for tensor in (logits, shapes, tokens.unsqueeze(1))), strict=True)
+    return torch.cat([_processed(*part) for part in parts])
+
+
+def _processed(logits: torch.Tensor, shapes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
+    """Tokens [rows, 1]."""
+    vocab = logits.shape[1]
+    top_k, top_p, temperature, min_p = (column.unsqueeze(1) for column in shapes.unbind(1))
+    logits = logits / temperature.float()
+    probs = logits.softmax(-1)
+    best = probs.sort(-1, descending=True).values
+    floor = best[:, :1] * min_p.float()
+    last = torch.where(top_k > 0, top_k.clamp(max=vocab), vocab).long() - 1
+    floor = torch.maximum(floor, best.gather(1, last).where(top_k > 0, 0.0))
+    best = best.where(best >= floor, 0.0)
+    sums = best.cumsum(-1, dtype=torch.float64)
+    kept = (sums - best < top_p * sums[:, -1:]) & (best > 0)
+    nucleus = best.gather(1, (kept.sum(-1, keepdim=True) - 1).clamp(min=0))
+    floor = torch.maximum(floor, nucleus.where(top_p < 1, 0.0))
+    return logits.masked_fill(probs < floor, float("-inf")).scatter(1, tokens, logits.gather(1, tokens))
+
+
 def _draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.Tensor) -> torch.Tensor:
     temperature = _column([s.temperature for s in samplings], logits)
     probs = torch.softmax(logits / temperature, dim=-1)

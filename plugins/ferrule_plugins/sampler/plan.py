@@ -29,6 +29,13 @@ class Best(NamedTuple):
     finite: torch.Tensor  # bool
 
 
+class Reading(NamedTuple):
+    """How logits are told: their log-softmax, or they themselves. `kept` promises that they stay as they are."""
+
+    normalised: bool
+    kept: bool
+
+
 @dataclass(frozen=True)
 class Draws:
     """Rows to draw: their numbers on the host and, once sent, on the device. `filtered`: some has a top_k or a top_p.
@@ -83,6 +90,8 @@ class Plan:
         self.penalised = [row for row, sampling in enumerate(samplings) if _is_penalised(sampling)]
         drawn = [samplings[row] for row in self.random]
         self._filtered = any(sampling.top_k > 0 or sampling.top_p < 1 for sampling in drawn)
+        self.asked = np.array(self.asking, dtype=np.int64)
+        self.shapes = np.array([_shape(samplings[row]) for row in self.asking], dtype=np.float64)
         self._seeds = noise.keys([sampling.seed for sampling in drawn])
         self._noise: list[list[float]] = []  # [draws][_AHEAD], by how far from these positions:
         self._begin: list[int] = []
@@ -120,6 +129,11 @@ class Plan:
         ]
         table = np.concatenate([np.array(places, dtype=np.float64), self._penalties], axis=1)
         return Penalised(table, int((table[:, 4] - table[:, 2]).max()), parcel.put(table))
+
+
+def _shape(sampling: TokenSampling) -> tuple[float, float, float, float]:
+    """top_k (0: all), top_p, temperature and min_p; those of a greedy row change nothing."""
+    return (0, 1, 1, 0) if sampling.greedy else (sampling.top_k, sampling.top_p, sampling.temperature, sampling.min_p)
 
 
 def _is_penalised(sampling: TokenSampling) -> bool:

@@ -8,7 +8,7 @@ import torch
 
 from ferrule_kernels.cuda import logits as adjusting
 from ferrule_kernels.cuda import sampling
-from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked
+from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked, Reading
 
 
 class TritonChooser:
@@ -60,11 +60,12 @@ class TritonChooser:
             self._counts = adjusting.count_buffer(rows, vocab, logits.device)
         return self._counts
 
-    def rank(self, logits: torch.Tensor, rows: torch.Tensor, tops: Sequence[int], kept: bool) -> Ranked:
+    def rank(self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading) -> Ranked:
         """Rows are copied where something will overwrite them; a log-probability is computed for what is told only."""
         vocab = logits.shape[1]
-        raw = logits if kept and len(rows) == len(logits) else logits.index_select(0, rows)
-        total = adjusting.log_sum_exp(raw)
+        raw = logits if rows is None else logits.index_select(0, rows)
+        raw = raw.clone() if rows is None and not read.kept else raw
+        total = adjusting.log_sum_exp(raw) if read.normalised else raw.new_zeros(len(raw))
         most = max((vocab if top < 0 else min(top, vocab) for top in tops), default=0)
         values, ids = raw.topk(most, dim=-1) if most else (raw[:, :0], raw[:, :0].long())
         values = values - total[:, None]

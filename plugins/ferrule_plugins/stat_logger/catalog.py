@@ -114,6 +114,15 @@ def _milliseconds(name: str, doc: str) -> Metric:
     )
 
 
+def prompt_tokens(stats: RequestStats) -> int:
+    """Return the prompt's tokens, which count with the first token of the choice."""
+    return stats.prompt_tokens if stats.generation_tokens else 0
+
+
+def _computed_tokens(stats: RequestStats) -> int:
+    return stats.prompt_tokens - stats.cached_tokens if stats.generation_tokens else 0
+
+
 def _mean_gap(stats: RequestStats) -> float | None:
     return stats.decode_time / (stats.generation_tokens - 1) if stats.generation_tokens > 1 else None
 
@@ -182,26 +191,31 @@ ENGINE = (
     ),
     _engine("ferrule:engine_restarts_total", "counter", "Engines that were started after one had died.", "restarts"),
     _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
-    _engine("prompt_tokens_total", "counter", "Prompt tokens of requests with a first token.", "prompt_tokens"),
+    _engine("prompt_tokens_total", "counter", "Prompt tokens of choices with a first token.", "choice_prompt_tokens"),
     _engine(
         "prompt_tokens_cached_total",
         "counter",
-        "Prompt tokens of requests with a first token that came from the prefix cache.",
-        "prompt_cached",
+        "Prompt tokens of choices with a first token that came from the prefix cache.",
+        "choice_prompt_cached",
     ),
     Metric(
         name="vllm:prompt_tokens_by_source_total",
         kind="counter",
-        doc="Prompt tokens of requests with a first token, by the source of their keys and values.",
+        doc="Prompt tokens of choices with a first token, by the source of their keys and values.",
         labels=("source",),
         values=(("local_compute",), ("local_cache_hit",), ("external_kv_transfer",)),
         engine=lambda stats: {
-            ("local_compute",): stats.prompt_tokens - stats.prompt_cached,
-            ("local_cache_hit",): stats.prompt_cached,
+            ("local_compute",): stats.choice_prompt_tokens - stats.choice_prompt_cached,
+            ("local_cache_hit",): stats.choice_prompt_cached,
             ("external_kv_transfer",): 0,
         },
     ),
-    _engine("generation_tokens_total", "counter", "Tokens generated.", "generation_tokens"),
+    _engine(
+        "generation_tokens_total",
+        "counter",
+        "Tokens generated, read or not.",
+        "choice_generation_tokens",
+    ),
     Metric(name=STEP_TOKENS, kind="histogram", doc="Tokens per engine step.", buckets=_STEP_TOKENS),
     _QUERIES,
     _HITS,
@@ -242,7 +256,7 @@ REQUESTS = (
         _LATENCY,
         lambda stats: stats.decode_time,
     ),
-    _choice("request_prompt_tokens", "Prompt tokens per choice.", TOKENS, lambda stats: stats.prompt_tokens),
+    _choice("request_prompt_tokens", "Prompt tokens per choice; 0 without a first token.", TOKENS, prompt_tokens),
     _choice("request_generation_tokens", "Generated tokens per choice.", TOKENS, lambda stats: stats.generation_tokens),
     _choice(
         "request_max_num_generation_tokens",
@@ -252,9 +266,9 @@ REQUESTS = (
     ),
     _choice(
         "request_prefill_kv_computed_tokens",
-        "Prompt tokens per choice that were not in the prefix cache and had to be computed.",
+        "Prompt tokens per choice that were not in the prefix cache and had to be computed; 0 without a first token.",
         TOKENS,
-        lambda stats: stats.prompt_tokens - stats.cached_tokens,
+        _computed_tokens,
     ),
     _choice(
         "request_params_n",
@@ -295,7 +309,7 @@ REQUESTS = (
         common=("model_name",),
     ),
     _of_key(KEY_CHOICES, "Choices that ended, by the name of the API key; there is no series without keys."),
-    _of_key(KEY_PROMPT, "Prompt tokens of these choices, by the name of the API key."),
+    _of_key(KEY_PROMPT, "Prompt tokens of those of them with a first token, by the name of the API key."),
     _of_key(KEY_GENERATION, "Generated tokens of these choices, by the name of the API key."),
 )
 

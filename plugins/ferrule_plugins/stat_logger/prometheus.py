@@ -123,7 +123,7 @@ class Prometheus(StatLogger):
             self._count(catalog.TOOLS, mode, "tool_call" if stats.called_tools else "no_tool_call", "chat_completions")
         if stats.key_name:
             self._count(catalog.KEY_CHOICES, stats.key_name)
-            self._count(catalog.KEY_PROMPT, stats.key_name, value=stats.prompt_tokens)
+            self._count(catalog.KEY_PROMPT, stats.key_name, value=catalog.prompt_tokens(stats))
             self._count(catalog.KEY_GENERATION, stats.key_name, value=stats.generation_tokens)
         for metric in catalog.SERVED:
             if metric.choice is not None and (value := metric.choice(stats)) is not None:

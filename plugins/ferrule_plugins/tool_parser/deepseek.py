@@ -2,11 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ferrule_parsing import CallHead, FormatParser, NamedJson, Parameters, ToolFormat
 
 _SECTION = ("<｜tool▁calls▁begin｜>", "<｜tool▁calls▁end｜>")
 _MISSPELT = ("<｜tool_calls_begin｜>", "<｜tool calls begin｜>", "<｜tool\\_calls\\_begin｜>", "<｜tool▁calls｜>")
+# The fence in front of arguments: as the templates write it, and as models mangle it or leave it out.
+_FENCES = (
+    *(f"\n{'`' * ticks}{word}\n" for ticks in (3, 1, 2, 4) for word in ("json", " json", "JSON", "")),
+    "\njson\n",
+    "",
+)
 _CALL = ("<｜tool▁call▁begin｜>", "<｜tool▁sep｜>", "<｜tool▁call▁end｜>")
+
+
+@dataclass(frozen=True)
+class _Fenced(NamedJson):
+    """Arguments in a fence, of which any part may be missing, or more be there."""
+
+    @property
+    def marks(self) -> tuple[str, ...]:  # type: ignore[override]
+        return (*super().marks, "```json", "`")
 
 
 class DeepSeekV3(FormatParser):
@@ -28,8 +45,7 @@ class DeepSeekV3(FormatParser):
         close=(_SECTION[1],),
         separator="\n",
         calls=tuple(
-            NamedJson(CallHead(f"{begin}function{_CALL[1]}", ("\n```json\n", "")), end=f"\n```{_CALL[2]}")
-            for begin in (_CALL[0], "")
+            _Fenced(CallHead(f"{begin}function{_CALL[1]}", _FENCES), end=f"\n```{_CALL[2]}") for begin in (_CALL[0], "")
         ),
     )
 

@@ -155,6 +155,34 @@ class HyV3(FormatParser):
     )
 
 
+class MiniCpm5(FormatParser):
+    """`minicpm5`: MiniCPM 5, as its chat template writes calls. Values may be CDATA sections.
+
+        <function name="get_weather"><param name="city">Lisbon</param></function>
+        <function name="get_weather"><param name="city"><![CDATA[<b>Lisbon</b>]]></param></function>
+
+    The tags are special tokens, and some outputs lack the space behind them.
+    https://github.com/vllm-project/vllm, the parser `minicpm5`
+    """
+
+    conformance = "ferrule_plugins.tool_parser.samples:MINICPM5"
+    special_tokens = ("<function", "</function>", "<param", "</param>")
+    format = ToolFormat(
+        open=('<function name="', '<functionname="'),
+        close=("</function>",),
+        calls=(
+            Parameters(
+                CallHead(behind=('">',)),
+                key='<param name="',
+                behind_key=(('">', None), ('"><![CDATA[', None)),
+                end_value="</param>",
+                gap="",
+                quotes=("<![CDATA[", "]]>"),
+            ),
+        ),
+    )
+
+
 class SolarOpen2(FormatParser):
     """`solar_open2`: Solar Open 2.
 

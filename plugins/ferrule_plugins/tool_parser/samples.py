@@ -211,6 +211,27 @@ HY_V3 = _block(
     *(_ODD, _FLAT, "<tool_calls>\n", "\n", "\n</tool_calls>"),
     json_names=False,
 )
+MINICPM5 = _each(
+    _tags('<function name="{name}">', '<param name="{key}">{value}</param>', "</function>"),
+    *(_ODD, _FLAT),
+    json_names=False,
+)
+MINICPM5["samples"].append(
+    [
+        CallText(
+            '<function name="now"><paramname="a"><![CDATA[</param></function>\n]>]]></param></function>',
+            "now",
+            {"a": "</param></function>\n]>"},
+        )
+    ]
+)
+INKLING = _each(
+    lambda name, values: (
+        f"<|message_model|>{name}<|content_invoke_tool_json|>"
+        f'{{"name":{_json(name)},"args":{_json(values)}}}<|end_message|>'
+    ),
+    *(_ODD, _NESTED),
+)
 SOLAR_OPEN2 = _each(
     _tags(
         "<|tool_call:start|>{name}\n",

@@ -223,10 +223,12 @@ def test_a_constraint_without_an_allowed_token_is_the_clients_fault(server: serv
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=240)
     assert "No token is allowed" in answer.text
     if stream and answer.status_code == 200:
-        assert json.loads(answer.text.rpartition("data: ")[2])["error"]["code"] == 400
+        error = json.loads(answer.text.rpartition("data: ")[2])["error"]
     else:
-        assert answer.status_code == 400
+        error = answer.json()["error"]
+    assert (error["code"], error["param"]) == (400, "guided_regex")
     at_once = httpx.post(f"{server.url}/v1/chat/completions", json={**ask, "allowed_token_ids": then[-1:]}, timeout=240)
     assert "No token is allowed" in at_once.text
+    assert '"param":"guided_regex"' in at_once.text
     metrics = httpx.get(f"{server.url}/metrics").text
     assert re.search(r"corrupted_requests_total\{[^}]*\} 0\.0", metrics), metrics

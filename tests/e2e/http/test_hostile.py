@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from collections.abc import AsyncIterator
@@ -14,6 +13,7 @@ import pytest
 
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_testkit import server as servers
+from tools.campaign.victim import beside
 
 VICTIM = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 120, "ignore_eos": True, "temperature": 0, "logprobs": 1}
 LEAKS = re.compile(r"0x[0-9a-f]{6,}|/[a-z_]+/[a-z_/]+\.py|Traceback|site-packages")
@@ -62,30 +62,12 @@ RAW = [
 
 @asynccontextmanager
 async def victim(http: httpx.AsyncClient) -> AsyncIterator[None]:
-    """Run the same greedy request over and over; each answer must equal the first."""
+    """Stream to another client during the block: its answers are whole, and what they are without hostile requests."""
     expected = (await http.post("/v1/completions", json=VICTIM)).json()["choices"]
-    stop = asyncio.Event()
-
-    async def run() -> int:
-        count = 0
-        while not stop.is_set() or not count:
-            text = ""
-            async with http.stream("POST", "/v1/completions", json={**VICTIM, "stream": True}) as answer:
-                async for line in answer.aiter_lines():
-                    if line.startswith("data: {"):
-                        text += json.loads(line[6:])["choices"][0]["text"]
-            assert text == expected[0]["text"]
-            assert (await http.get("/health")).status_code == 200
-            count += 1
-            await asyncio.sleep(0.2)  # most of the time is the hostile requests'
-        return count
-
-    task = asyncio.create_task(run())
-    try:
+    with beside(http.base_url.port or 0) as other:
         yield
-    finally:
-        stop.set()
-        await task
+    assert other.seen.problems == []
+    assert (await http.get("/health")).status_code == 200
     assert (await http.post("/v1/completions", json=VICTIM)).json()["choices"] == expected
 
 

@@ -106,6 +106,24 @@ def test_logprobs_of_output_and_prompt(llm: LLM) -> None:
     ] * 3
 
 
+@pytest.mark.parametrize("mode", ["raw_logits", "processed_logprobs"])
+def test_logprobs_mode(tiny_llama: Path, mode: str) -> None:
+    params = SamplingParams(temperature=0.5, top_k=1, max_tokens=2, logprobs=1, prompt_logprobs=0, ignore_eos=True)
+    with LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64, logprobs_mode=mode) as opened:
+        output = opened.generate([[5, 6, 7]], params, use_tqdm=False)[0]
+    choice, model = output.outputs[0], LlamaForCausalLM.from_pretrained(tiny_llama)
+    logits = model(torch.tensor([[5, 6, 7, *choice.token_ids]])).logits[0]
+    assert choice.logprobs is not None
+    assert output.prompt_logprobs is not None
+    for place, (token, found) in enumerate(zip(choice.token_ids, choice.logprobs, strict=True), 2):
+        wanted = 0.0 if mode == "processed_logprobs" else float(logits[place, token].detach())
+        assert found[token].logprob == pytest.approx(wanted, abs=1e-4)
+    prompt = logits if mode == "raw_logits" else logits.log_softmax(-1)
+    found = output.prompt_logprobs[1]
+    assert found is not None
+    assert found[6].logprob == pytest.approx(float(prompt[0, 6].detach()), abs=1e-4)
+
+
 def test_chat_of_one_and_of_several_conversations(llm: LLM) -> None:
     one = [{"role": "user", "content": "hello"}]
     two = [{"role": "system", "content": "be brief"}, {"role": "user", "content": "hello"}]

@@ -10,7 +10,7 @@ import pytest
 
 from ferrule.assembly.engine import Engine, build_engine, open_executor
 from ferrule.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
-from ferrule.config.resolve import resolve
+from ferrule.config.resolve import check_names, resolve, with_scheduler
 from ferrule.config.resolved import Resolved
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import Plugins
@@ -52,6 +52,22 @@ class Memory:
 class Late(CpuPlatform):
     def memory(self):
         return Memory(super().memory())
+"""
+OWN_ORDER = """
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.interfaces.scheduler import Scheduler
+
+class OwnOrder(DefaultScheduler):
+    own_order = True
+
+class Half(Scheduler):
+    def add(self, request, now):
+        pass
+
+class Other:
+    pass
+
+number = 1
 """
 SCHEDULER = """
 from ferrule.engine.scheduler import DefaultScheduler
@@ -134,6 +150,44 @@ def test_what_a_plugin_raises_while_the_engine_starts_names_it(
     with pytest.raises(error) as caught:
         started(CHOSEN[kind](tiny_llama), site.discover(), QueueChannel(lambda message: None))
     assert str(caught.value) == told
+
+
+@pytest.mark.parametrize(("policy", "told"), [("fcfs", 0), ("priority", 1)])
+def test_a_policy_that_the_scheduler_does_not_follow_is_told(
+    site: Any, tiny_llama: Path, caplog: pytest.LogCaptureFixture, policy: str, told: int
+) -> None:
+    site.install(distribution("scheduler", OWN_ORDER, "OwnOrder"))
+    section = SchedulerConfig(scheduler_cls="acme_parts.OwnOrder", scheduling_policy=policy)
+    resolved = config(tiny_llama, scheduler=section)
+    plugins = with_scheduler(resolved, site.discover())
+    assert plugins.title("scheduler", "acme_parts.OwnOrder") == "scheduler:acme_parts.OwnOrder of module acme_parts"
+    started(resolved, plugins, QueueChannel(lambda message: None)).executor.shutdown()
+    said = [record.getMessage() for record in caplog.records if "--scheduling-policy" in record.getMessage()]
+    assert (
+        said
+        == ["--scheduling-policy priority: --scheduler-cls acme_parts.OwnOrder admits requests in an order of its own"][
+            :told
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("acme_parts.Nothing", r"module acme_parts cannot be imported: AttributeError: .*Nothing"),
+        ("no_such.module.Class", r"cannot be imported: ModuleNotFoundError: No module named 'no_such'"),
+        ("acme_parts.Half", r"Half lacks .*commit.* of ferrule\.interfaces\.scheduler\.Scheduler"),
+        ("acme_parts.Other", r"Other does not derive from ferrule\.interfaces\.scheduler\.Scheduler"),
+        ("acme_parts.number", r"acme_parts:number is int, not a class"),
+    ],
+)
+def test_an_import_path_of_no_scheduler_says_what_is_missing(site: Any, name: str, told: str) -> None:
+    site.install(distribution("scheduler", OWN_ORDER, "OwnOrder"))
+    resolved = config("/no/such/model", scheduler=SchedulerConfig(scheduler_cls=name))
+    plugins = with_scheduler(resolved, site.discover())
+    check_names(resolved, plugins)
+    with pytest.raises(PluginError, match=told):
+        started(resolved, plugins, QueueChannel(lambda message: None))
 
 
 def test_a_fault_while_the_engine_runs_is_logged_with_the_plugin(

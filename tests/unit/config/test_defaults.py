@@ -102,11 +102,13 @@ def test_what_is_accepted_and_means_something_else_is_said() -> None:
         (("--calculate-kv-scales",), "changes nothing without --kv-cache-dtype fp8"),
         (("--scheduler-cls", "vllm.core.scheduler.Scheduler"), "'default' is used"),
         (("--tokenizer-pool-type", "ray"), "accepted without effect"),
+        (("--code-revision", "v2"), "changes nothing without --trust-remote-code"),
     ):
         (sentence,) = said(*argv)
         assert sentence.startswith(argv[0])
         assert part in sentence
     assert said("--calculate-kv-scales", "--kv-cache-dtype", "fp8_e4m3") == []
+    assert said("--trust-remote-code", "--revision", "v2", "--code-revision", "v2") == []
 
 
 def test_mp_with_one_worker_is_uni() -> None:
@@ -116,7 +118,10 @@ def test_mp_with_one_worker_is_uni() -> None:
 @pytest.mark.parametrize(
     ("argv", "part"),
     [
-        (["--scheduler-cls", "my.module.Scheduler"], "name the file of the class with --plugin scheduler=FILE.py"),
+        (["--scheduler-cls", "my/scheduler.py"], "Name a file with --plugin scheduler=my/scheduler.py."),
+        (["--prefix-caching-hash-algo", "md5"], "sha256_cbor"),
+        (["--trust-remote-code", "--code-revision", "v2"], "--revision is not given. Give both the same revision."),
+        (["--trust-remote-code", "--revision", "v1", "--code-revision", "v2"], "of which --revision is v1."),
         (["--compilation-config", '{"level": 7}'], "--compilation-config: level 7 does not exist; use 0, 1, 2 or 3."),
         (["--compilation-config", '{"levle": 2}'], "--compilation-config has no key 'levle'. Did you mean 'level'?"),
         (["--compilation-config.mode", "high"], "--compilation-config: level 'high' does not exist"),

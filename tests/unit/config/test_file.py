@@ -43,14 +43,15 @@ def test_every_form(tmp_path: Path) -> None:
         api-key: single
         enable-prefix-caching: false
         no-enable-chunked-prefill: true
-        skip-tokenizer-init: yes
+        skip-tokenizer-init: True
+        long-prefill-token-threshold: 0x1F
         hf-token: true
         revision: 0123
         seed:
         gpu-memory-utilization: 5e-1
         hf-overrides:
           rope_theta: 1.0
-          text_config: {layers: [1, 2], released: 2020-01-01}
+          text_config: {layers: [1, 2], released: 2020-01-01, scale: 1e-6, 8: 0512, at: 12:30, said: no}
         override-generation-config.top_k: 3
         allowed-origins: ["https://a"]
         """,
@@ -66,10 +67,12 @@ def test_every_form(tmp_path: Path) -> None:
     assert config.scheduler.enable_chunked_prefill is False
     assert config.model.skip_tokenizer_init is True
     assert config.model.hf_token == ""
-    assert config.model.revision == "0123"  # as written, not as YAML's octal number
+    assert config.model.revision == "0123"  # as written
     assert config.model.seed is None
     assert config.cache.gpu_memory_utilization == 0.5
-    assert config.model.hf_overrides == {"rope_theta": 1.0, "text_config": {"layers": [1, 2], "released": "2020-01-01"}}
+    assert config.scheduler.long_prefill_token_threshold == 31
+    text = {"layers": [1, 2], "released": "2020-01-01", "scale": 1e-6, "8": 512, "at": "12:30", "said": "no"}
+    assert config.model.hf_overrides == {"rope_theta": 1.0, "text_config": text}
     assert config.model.override_generation_config == {"top_k": 3}
     assert config.frontend.allowed_origins == ("https://a",)
     assert parsed.origins["max_num_seqs"] == f"{path}:3"
@@ -115,11 +118,13 @@ def test_keyword_arguments_take_a_file_too(tmp_path: Path) -> None:
     [
         ("port: 1\nmax-num-seq: 3\n", ":2: unknown option 'max-num-seq'. Did you mean '--max-num-seqs'?"),
         ("port: abc\n", ":1: port: 'abc' is not valid; expected a whole number >= 0 and <= 65535."),
-        ("port: [1, 2]\n", ":1: port: ['1', '2'] is not valid"),
+        ("port: [1, 2]\n", ":1: port: [1, 2] is not valid"),
         ("port: {a: 1}\n", ":1: port: {'a': 1} is not valid"),
+        ("enforce-eager: yes\n", ":1: enforce-eager: 'yes' is not valid; expected true or false."),
+        ("no-enforce-eager: off\n", ":1: no-enforce-eager: 'off' is not valid; expected true or false."),
         ("dtype:\n", ":1: dtype: None is not valid"),
         ("enforce-eager: maybe\n", ":1: enforce-eager: 'maybe' is not valid; expected true or false."),
-        ("port: 1\n\nport: 2\n", ":3: port is given twice, first in line 1."),
+        ("port: 1\n\nport: 2\n", ":3: a key is given twice, first in line 1: 'port'."),
         ("max-num-seqs: 1\nmax_num_seqs: 2\n", ":2: max_num_seqs is given twice, first in line 1."),
         ("config: other.yaml\n", ":1: a configuration file cannot name another."),
         ("- a\n- b\n", ":1: expected option names with values."),
@@ -129,10 +134,18 @@ def test_keyword_arguments_take_a_file_too(tmp_path: Path) -> None:
         ("x: \x07\n", "not YAML"),
         ("[" * 5000, "nested too deeply"),
         ("api-key: &a [*a]\n", "recursive"),
-        ("hf-overrides: {day: !!timestamp 2020-01-01}\n", "a value that JSON does not have"),
-        ("hf-overrides: {day: !!timestamp 0000-00-00}\n", ":1: hf-overrides: the value is not what its YAML tag says."),
+        (
+            "hf-overrides: {day: !!timestamp 2020-01-01}\n",
+            ":1: a tag that is not in YAML 1.2's core schema: !!time",
+        ),
+        ("hf-overrides: {day: !!int soon}\n", ":1: the value is not what its YAML tag says."),
+        (
+            "hf-overrides: {a: .nan}\n",
+            ":1: hf-overrides: {'a': nan} is not valid: it holds a value that JSON",
+        ),
+        ("hf-overrides:\n  a: {b: 1,\n    b: 2}\n", ":3: a key is given twice, first in line 2: 'b'."),
         ("hf-overrides: [1]\n", "expected a JSON object"),
-        ("hf-overrides: !!python/object/apply:os.system [ls]\n", "not YAML"),
+        ("hf-overrides: !!python/object/apply:os.system [ls]\n", ":1: a tag that is not in YAML 1.2's core schema"),
     ],
 )
 def test_errors_name_the_place(tmp_path: Path, text: str, part: str) -> None:
@@ -146,7 +159,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
     assert "is not a .yaml or .yml file" in refusal(write(tmp_path, "{}", "serve.json"))
     assert "No such file" in refusal(str(tmp_path / "missing.yaml"))
     (tmp_path / "latin.yml").write_bytes(b"model: \xe9\n")
-    assert "is not UTF-8" in refusal(str(tmp_path / "latin.yml"))
+    assert "not UTF-8" in refusal(str(tmp_path / "latin.yml"))
 
 
 def test_problems_of_file_and_command_line_come_together(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_nothing_is_open_that_has_a_default() -> None:
     hints = get_type_hints(ResolvedScheduler) | get_type_hints(ResolvedModel)
     optional = {name for name, hint in hints.items() if NoneType in get_args(hint)}
     assert optional == {
-        *("seed", "revision", "tokenizer_revision", "hf_token", "max_model_len", "quantization"),
+        *("seed", "revision", "code_revision", "tokenizer_revision", "hf_token", "max_model_len", "quantization"),
         *("logits_processor_pattern", "pipeline_depth", "quantization_param_path"),
         *("target_first_token_ms", "target_inter_token_ms"),
     }

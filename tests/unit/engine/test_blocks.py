@@ -1,6 +1,10 @@
 """BlockPool, hash chains and KVCacheManager."""
 
+import hashlib
+import struct
+
 import pytest
+import xxhash
 
 from ferrule.engine.blocks import BlockPool
 from ferrule.engine.cache import KVCacheManager, footprint
@@ -142,7 +146,7 @@ def test_check_names_the_law_that_is_broken(spoil, law):
 @pytest.mark.parametrize("algo", HASHERS)
 def test_chain_depends_on_every_token_and_on_its_root(algo):
     def digests(ids, root=b"root"):
-        return HashChain(root, 2, HASHERS[algo]).grow(ids, len(ids) // 2)
+        return HashChain(root, 2, HASHERS[algo]()).grow(ids, len(ids) // 2)
 
     base = digests([1, 2, 3, 4])
     assert digests([1, 2, 3, 4, 9]) == base
@@ -150,6 +154,16 @@ def test_chain_depends_on_every_token_and_on_its_root(algo):
     assert digests([1, 2, 3, 5])[1] != base[1]
     assert digests([0, 2, 3, 4])[1] != base[1]
     assert digests([1, 2, 3, 4], b"other")[0] != base[0]
+
+
+def test_digests_of_cbor_are_those_of_the_bytes_that_the_standard_gives():
+    """RFC 8949: 83 is an array of three, 43 three bytes, 82 an array of two, 19 a number of two bytes, f6 null."""
+    written = bytes.fromhex("83 43616263 82 01 1901f4 f6")
+    assert HASHERS["sha256_cbor"]()(b"abc", [1, 500]) == hashlib.sha256(written).digest()
+    assert HASHERS["xxhash_cbor"]()(b"abc", [1, 500]) == xxhash.xxh3_128_digest(written)
+    packed = b"abc" + struct.pack("<2q", 1, 500)
+    assert HASHERS["xxhash"]()(b"abc", [1, 500]) == xxhash.xxh3_128_digest(packed)
+    assert HASHERS["sha256"]()(b"abc", [1, 500]) == hashlib.sha256(packed).digest()
 
 
 def test_chain_grows_without_hashing_again():

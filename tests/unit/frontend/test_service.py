@@ -154,6 +154,20 @@ async def test_a_conversation_is_rendered(folder: Path) -> None:
     assert engine.requests[0].sampling.max_tokens == 256 - len("<user>Hi<assistant>")
 
 
+async def test_what_a_template_does_not_show_is_told_with_the_ids(folder: Path) -> None:
+    chat = ChatPrompt(messages=({"role": "user", "content": "Hi"}, {"role": "tool", "content": "no"}))
+    only_users = {"chat_template": "{% for m in messages if m.role == 'user' %}<{{ m.content }}>{% endfor %}"}
+    note = "messages[1].content: the chat template does not show it to the model."
+    async with serving(folder, FakeEngine(), frontend=only_users) as service:
+        read = await service.read(chat)
+        assert (bytes(read.ids), read.text, read.notes) == (b"<Hi>", "<Hi>", (note,))
+        (answer,) = await answers(service, Generate(prompts=(chat,), params=SamplingParams(max_tokens=1)))
+        assert answer.prompt_notes == read.notes
+    async with serving(folder, FakeEngine(), frontend=only_users | {"strict_requests": True}) as service:
+        with pytest.raises(RequestError, match=re.escape(note)):
+            await service.tokenize(chat)
+
+
 async def test_ids_need_no_text(folder: Path) -> None:
     async with serving(folder, FakeEngine(), model={"skip_tokenizer_init": True}) as service:
         (answer,) = await answers(service, ask([5, 6], max_tokens=3))
@@ -637,7 +651,8 @@ async def test_closing_the_stream_cancels_what_runs(folder: Path) -> None:
             assert [output async for output in stream] == []
         stream = await service.generate(ask("abc"))
         await stream.aclose()  # type: ignore[attr-defined]  # never read at all
-        assert service.ledger.open == 0
+        assert service.ledger.waiting == service.ledger.waiting_tokens == 0  # at once
+        await drained(service)
     assert {reason for _, reason in engine.cancels} == {FinishReason.ABORT}
     assert {id for id, _ in engine.cancels} == {request.id for request in engine.requests}
 
@@ -897,6 +912,7 @@ async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
         await outputs(service, ask("abc", n=2, max_tokens=4))
         stream = await service.generate(ask("abc"))
         await stream.aclose()  # type: ignore[attr-defined]
+        await drained(service)
         media_type, text = service.exposition()
     assert (media_type, text[:6]) == ("text/plain", "events")
     assert recorder.seen.count(("tokens", True, 1)) == 2
@@ -909,7 +925,8 @@ async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
     assert 0 < finished[0].time_to_first_token <= finished[0].end_to_end
     assert [stats.longest for stats in finished] == [None, 4, 0]
     assert {stats.called_tools for stats in finished} == {None}
-    assert ("engine", engine.figures) in recorder.seen
+    counted = replace(engine.figures, choice_prompt_tokens=6, choice_generation_tokens=8)
+    assert ("engine", counted) in recorder.seen
     recorder.seen.clear()
     call = HttpStats(route="/x", method="GET", status=200, seconds=0.1, received=0, sent=2)
     async with serving(folder, engine, plugins, observability={"disable_log_stats": True}) as service:

@@ -11,7 +11,7 @@ import sys
 
 import pytest
 
-from ferrule.errors import StartupError
+from ferrule.errors import PluginError, StartupError
 from ferrule.launch import child, resources
 from ferrule.launch.process import LENGTH_BYTES, MAX_BOOT_BYTES
 from ferrule.launch.resources import as_startup_error, check_limits
@@ -102,6 +102,8 @@ def test_few_files_are_told_before_anything_is_opened(monkeypatch: pytest.Monkey
     [
         (MemoryError(), "not enough memory"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "not enough memory"),
+        (ImportError("libx.so: failed to map segment from shared object"), "not enough memory"),
+        (ImportError("no module named 'x'"), None),
         (RuntimeError("can't start new thread"), "No thread"),
         (OSError(errno.EMFILE, "Too many open files", "/tmp/board"), "Too many files are open: /tmp/board"),
         (OSError(errno.ENOSPC, "No space left on device", "/tmp/x"), "/tmp/x: No space left"),
@@ -115,3 +117,74 @@ def test_what_the_system_lacks_is_one_block(error: Exception, says: str | None) 
     told = as_startup_error(error)
     assert (told is None) == (says is None)
     assert says is None or says in str(told)
+
+
+_LIMITED = """
+import resource, sys
+size = int(sys.argv[2]) * 1024
+resource.setrlimit(getattr(resource, sys.argv[1]), (size, size))
+{program}
+"""
+
+
+def limited(kind: str, kib: int, program: str, *argv: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", _LIMITED.format(program=program), kind, str(kib), *argv]
+    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, stdin=subprocess.DEVNULL)
+
+
+@pytest.mark.parametrize(("kind", "kib", "option"), [("RLIMIT_DATA", 150_000, "-d"), ("RLIMIT_AS", 300_000, "-v")])
+def test_a_server_without_memory_names_the_limit_and_exits(kind: str, kib: int, option: str) -> None:
+    serve = "from ferrule.launch.cli import main; sys.argv[1:] = ['serve', '--port', '0']; main()"
+    done = limited(kind, kib, serve)
+    assert done.returncode == 1
+    assert f"{kib} KiB of memory (ulimit {option}); an engine needs" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(("kind", "kib", "option"), [("RLIMIT_DATA", 200_000, "-d"), ("RLIMIT_AS", 560_000, "-v")])
+def test_libraries_that_do_not_get_memory_end_a_process_with_the_limit(kind: str, kib: int, option: str) -> None:
+    """As an engine's process meets them, behind the launcher's check."""
+    program = """
+from ferrule.env import before_numpy
+before_numpy()
+import numpy
+from ferrule.launch.child import report
+from ferrule.launch.resources import as_startup_error
+from ferrule.plugin import discover
+try:
+    discover().load("executor", "uni")
+except Exception as error:
+    report(as_startup_error(error) or error)
+"""
+    done = limited(kind, kib, program)
+    assert f"A limit on memory may be the reason: ulimit {option} is {kib}." in done.stderr or done.returncode < 0
+    assert "Traceback" not in done.stderr
+
+
+def test_a_plugin_that_fails_under_a_limit_is_told_with_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    error = PluginError("Plugin x cannot be imported: SystemError", "See why.")
+    error.__cause__ = SystemError()
+    limits = {resource.RLIMIT_AS: (1 << 30, 1 << 31)}
+    monkeypatch.setattr(
+        resources.resource, "getrlimit", lambda number: limits.get(number, (resource.RLIM_INFINITY,) * 2)
+    )
+    assert str(as_startup_error(error)) == f"{error}\nA limit on memory may be the reason: ulimit -v is 1048576."
+    resources.check_memory()
+    limits.clear()
+    assert as_startup_error(error) is None
+    limits[resource.RLIMIT_DATA] = (1 << 20, resource.RLIM_INFINITY)
+    with pytest.raises(StartupError, match="1024 KiB of memory .ulimit -d.; an engine needs 262144") as caught:
+        resources.check_memory()
+    assert "the highest that is allowed here is unlimited" in caught.value.hint
+
+
+def test_last_words_are_written_where_no_thread_can_start() -> None:
+    program = """
+import threading
+from ferrule import log
+def start(self): raise RuntimeError("can't start new thread")
+threading.Thread.start = start
+log.last_words("the end" + "x" * 100_000)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr[:7]) == (0, "the end")

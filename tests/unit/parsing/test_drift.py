@@ -83,6 +83,12 @@ def bad(x: str) -> tuple[str, Any]:
         ("kimi_k2", K2.format("None.") + "<|tool_call_section_end|>", "None.", []),
         ("deepseek_v3", V3.replace("{}", '{"city": "LA"'), "", [LA]),
         ("deepseek_v31", V31.replace("{}", '{"city": "LA"'), "", [LA]),
+        # a fence that is mangled, or missing on one side
+        *(
+            ("deepseek_v3", V3.replace("\n```json\n{}\n```", f'{before}{{"city": "LA"}}{behind}'), "", [LA])
+            for before in ("\n```json\n", "\n```\n", "\n``json\n", "\n````json\n", "\njson\n", "\n``` json", "\n", "")
+            for behind in ("\n```", "", "\n``", "````", "\n```json\n```")
+        ),
         ("hermes", '<tool_call>{"name": "get_weather", "arguments": {"city": "LA"}\n</tool_call>', "", [LA]),
         ("cohere_command3", "It is <co>a</co: 0:[1,2],1:[0]> and <co: 1>b</co: 1>.", "It is a and b.", []),
         ("cohere_command3", "x <co: " + "y" * 200, "x <co: " + "y" * 200, []),

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import random
-import re
 from collections.abc import Iterator
 from importlib import import_module
 from typing import Any
@@ -16,14 +14,14 @@ import pytest
 from msgspec.structs import replace
 
 from ferrule.frontend.guided.constraint import tool_parser
-from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
 from ferrule.types import GrammarSpec
 from ferrule_parsing import FormatParser, Tags
 from ferrule_parsing.argument_schemas import described
-from ferrule_parsing.parameters import _of_length
 from ferrule_plugins.guided_decoding.guidance import Guidance
+from ferrule_plugins.guided_decoding.xgrammar import XGrammar
 from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
 from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
@@ -37,7 +35,7 @@ PARSERS = {
 }
 ENDS = (
     *("</parameter>", "</arg_value>", "</｜DSML｜parameter>", "</steptml:parameter>", "<escape>", '<|"|>'),
-    *("<|close|>argument<|sep|>", "<|tool_arg:end|>"),
+    *("<|close|>argument<|sep|>", "<|tool_arg:end|>", "</param>"),
     *('"', "}", "]", "\n"),
 )
 MARKS = sorted({text for parser in PARSERS.values() for text in (*parser.special_tokens, *ENDS)})
@@ -395,14 +393,124 @@ def test_a_root_that_leads_nowhere_says_nothing(schema: dict[str, Any]) -> None:
     assert described(schema) == ({}, None)
 
 
-@pytest.mark.parametrize(
-    ("least", "most"), [(0, 0), (0, 1), (1, 1), (0, 2), (1, 3), (2, 2), (3, 4), (2, None), (0, None)]
-)
-def test_strings_in_tags_have_their_length_and_may_hold_line_breaks(least: int, most: int | None) -> None:
+@pytest.fixture(scope="module", params=[Guidance, XGrammar])
+def either(request: pytest.FixtureRequest) -> GrammarBackend:
+    made: GrammarBackend = request.param(WORDS)
+    return made
+
+
+TAGGED = {
+    "qwen3_coder": "<tool_call>\n<function=f>\n<parameter=a>\n{}\n</parameter>\n</function>\n</tool_call>",
+    "glm45": "<tool_call>f\n<arg_key>a</arg_key>\n<arg_value>{}</arg_value>\n</tool_call>",
+    "gemma4": '<|tool_call>call:f{{a:<|"|>{}<|"|>}}<tool_call|>',
+}
+
+
+@pytest.mark.parametrize("name", TAGGED)
+@pytest.mark.parametrize(("least", "most"), [(0, 1), (1, 1), (1, 3), (2, 3), (2, None)])
+def test_strings_between_tags_have_their_length_and_may_hold_any_character(
+    either: GrammarBackend, name: str, least: int, most: int | None
+) -> None:
     bounds = {"minLength": least} if most is None else {"minLength": least, "maxLength": most}
-    pattern = re.compile(_of_length(bounds, "<"))
-    for size in range(6):
-        for letters in itertools.product("a\n", repeat=size):
-            text = "".join(letters)
-            right = least <= size and (most is None or size <= most) and text == text.strip("\n")
-            assert (pattern.fullmatch(text) is not None) is right, text
+    tools = (function("f", type="object", properties={"a": {"type": "string", **bounds}}, required=["a"]),)
+    _, spec = made(name, tools, "required")
+    assert spec is not None
+    compiled = either.compile(spec)
+    for text in ("", "a", "é", "ab", "a<", "<b", "\na", "a\n", "a\nb", "a<b", "<b>", "</b>", "<|b", "a <b"):
+        whole = TAGGED[name].format(text).encode()
+        right = least <= len(text) and (most is None or len(text) <= most)
+        grammar = either.load(compiled)
+        accepted = all(grammar.accept([byte]) for byte in whole) and bool(allowed(grammar, WORDS)[STOP])
+        less = isinstance(either, XGrammar) and any(char in "\n<" for char in text)
+        assert accepted is right or (less and not accepted), text
+        if accepted:
+            parser, _ = made(name, tools, "required")
+            assert json.loads(fold(parser, list(whole.decode())).calls[0].arguments) == {"a": text}
+
+
+def test_a_tag_begins_in_a_string_of_limited_length(either: GrammarBackend) -> None:
+    tools = (function("f", properties={"a": {"type": "string", "minLength": 1, "maxLength": 99}}, required=["a"]),)
+    _, spec = made("qwen3_coder", tools, "required")
+    assert spec is not None
+    tagged = ("a</param", "a</parameter>b", "<html>\n<p>1 < 2</p>\n</html>") if isinstance(either, Guidance) else ()
+    for text in ("<p> 1 < 2", "if a < b:\n    c()\nd", *tagged):
+        grammar = either.load(either.compile(spec))
+        assert all(grammar.accept([byte]) for byte in TAGGED["qwen3_coder"].format(text).encode()), text
+
+
+@pytest.mark.parametrize("text", ['"x', "[1", " a", "{", "\n[x", "a\n<b"])
+@pytest.mark.parametrize("schema", [{"type": ["string", "null"]}, {}, {"anyOf": [{"maxLength": 9}, {"type": "null"}]}])
+def test_an_enforced_string_that_may_be_null_is_read_as_it_is(schema: dict[str, Any], text: str) -> None:
+    parser, _ = made("qwen3_coder", (function("f", properties={"a": schema}, required=["a"]),), "required")
+    found = fold(parser, list(TAGGED["qwen3_coder"].format(text)))
+    assert json.loads(found.calls[0].arguments) == {"a": text}
+
+
+@pytest.mark.parametrize("space", ["", " "])
+def test_the_tags_of_minicpm5_may_lack_their_space(space: str) -> None:
+    text = f'So: <function{space}name="now"><param{space}name="a">1</param></function>.'
+    found = fold(PARSERS["minicpm5"](TOOLS), list(text))
+    assert [(call.name, call.arguments) for call in found.calls] == [("now", '{"a": "1"}')]
+
+
+_NOW = '<|content_invoke_tool_json|>{"name":"now","args":{}}<|end_message|>'
+
+
+@pytest.mark.parametrize(
+    ("text", "content", "calls"),
+    [
+        (f"now{_NOW}<|content_model_end_sampling|>", "", 1),
+        (f"{_NOW}<|message_model|>now{_NOW}", "", 2),
+        ("<|content_text|>Five.<|end_message|><|content_model_end_sampling|>", "Five.", 0),
+        (f"<|content_text|>I ask.<|end_message|><|message_model|>now{_NOW}", "I ask.", 1),
+        (f"now{_NOW}<|message_model|><|content_text|>Done.<|end_message|>", "Done.", 1),
+        ("Just this. <|message_model|>now", "Just this. now", 0),
+        ("now", "now", 0),
+    ],
+)
+def test_messages_of_inkling_name_their_kind(text: str, content: str, calls: int) -> None:
+    for step in (1, 7, len(text)):
+        found = fold(PARSERS["inkling"](TOOLS), [text[at : at + step] for at in range(0, len(text), step)])
+        assert (found.content, [call.name for call in found.calls]) == (content, ["now"] * calls)
+
+
+OPEN = [
+    {"$ref": "#/$defs/a", "$defs": {"a": {**N, "required": ["n"]}}},
+    {
+        "allOf": [{"$ref": "#/$defs/a"}, {"properties": {"m": {"type": "integer"}}, "required": ["m"]}],
+        "$defs": {"a": N},
+    },
+    {"anyOf": [{"properties": {"n": {"type": "integer"}}, "required": ["n"]}, {**N, "required": ["s"]}]},
+    {**N, "anyOf": [{"required": ["n"]}, {"required": ["s"]}]},
+    {"additionalProperties": {"type": "integer"}},
+    {"additionalProperties": {"$ref": "#/$defs/a"}, "$defs": {"a": {"type": "boolean"}}},
+]
+
+
+@pytest.mark.parametrize("schema", OPEN, ids=range(len(OPEN)))
+@pytest.mark.parametrize("name", ["qwen3_coder", "glm45", "deepseek_v32", "gemma4", "pythonic", "minicpm5"])
+def test_open_roots_are_enforced_in_the_format(backend: Guidance, name: str, schema: dict[str, Any]) -> None:
+    tools = (function("f", **schema),)
+    for seed in range(3):
+        parser, spec = made(name, tools, "required", parallel_tool_calls=False)
+        assert isinstance(parser, PARSERS[name])
+        assert spec is not None
+        assert checked(parser, tools, generated(backend, name, spec, seed, length=20), size=7).calls
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"allOf": [N, {"additionalProperties": False}]},
+        {"allOf": [N, {"properties": {"n": {"type": "string"}}}]},
+        {"anyOf": [{"properties": {"n": {"type": "integer"}}}, {"properties": {"n": {"type": "string"}}}]},
+        {"anyOf": [N, {"type": "null"}]},
+        {"oneOf": [N, {"properties": {"n": {"type": "integer"}}}]},
+        {"$ref": "#/$defs/a", "$defs": CHAIN},
+    ],
+    ids=range(6),
+)
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4"])
+def test_roots_that_a_format_cannot_say_are_enforced_as_json(name: str, schema: dict[str, Any]) -> None:
+    parser, _ = made(name, (function("f", **schema),), "required")
+    assert not isinstance(parser, PARSERS[name])

@@ -18,6 +18,7 @@ from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError, StartupError
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.sampler import Sampler
 from ferrule.plugin import discover
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
@@ -404,3 +405,14 @@ def test_an_unknown_device_is_named(folder: Path, plugins: Plugins) -> None:
 def test_a_cache_that_memory_cannot_hold(folder: Path, plugins: Plugins) -> None:
     with pytest.raises(ConfigError, match="GiB"):
         _start(_config(folder, Environment(cpu_kvcache_space=1e6)), plugins)
+
+
+@pytest.mark.parametrize("check", [True, False], ids=["check", "start"])
+def test_a_mode_of_logprobs_that_the_sampler_does_not_know(
+    folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch, check: bool
+) -> None:
+    sampler = plugins.load("sampler", "default")
+    monkeypatch.setattr(sampler, "logprobs_modes", Sampler.logprobs_modes)
+    config = _config(folder, logprobs_mode="raw_logits")
+    with pytest.raises(ConfigError, match="--logprobs-mode raw_logits: the sampler default knows raw_logprobs"):
+        Worker(config, plugins).check_start() if check else _start(config, plugins)

@@ -19,6 +19,7 @@ import pytest
 
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer, read_vocabulary
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
+from ferrule.plugin import Plugins, discover
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.outcome import Outcome
 from ferrule.types import (
@@ -106,6 +107,43 @@ def test_a_mask_that_the_other_parameters_empty_ends_that_request(harness: Harne
     assert "No token is allowed" in str(failed.error)
     assert failed.invalid
     assert other.finish in {FinishReason.STOP, FinishReason.LENGTH}
+
+
+class Planted(Plugins):
+    """All plugins that are installed, and `CountingBackend` as "counting"."""
+
+    def load(self, kind: str, name: str) -> Any:
+        return CountingBackend if name == "counting" else super().load(kind, name)
+
+    def origin(self, kind: str, name: str) -> str:
+        return "planted" if name == "counting" else super().origin(kind, name)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("script", ["slow", "complex"])
+def test_an_engine_ends_a_request_whose_constraint_is_too_much_and_the_others_of_its_step_go_on(
+    tiny_llama: Path, backend: GrammarBackend, depth: int, script: str
+) -> None:
+    """The client is to blame, which the API answers 400; that the server is not corrupted is counted."""
+    found = discover()
+    constraints = [grammar_of(script), None, compiled(backend, Json(SCHEMA)), grammar_of(script)]
+    prompts = [*PROMPTS, [41, 42, 43, 44]]
+    ends = {"max_tokens": 24, "stop_token_ids": backend.vocabulary.stop_ids}
+    STOPPED.clear()
+    with Harness(tiny_llama, dtype="float32", plugins=Planted(refs=found.refs, selection=found.selection)) as harness:
+        alone = harness.engine(depth=depth).run(prompts[1:3], grammars=constraints[1:3], **ends)
+        engine = harness.engine(depth=depth)
+        try:
+            first, *others, last = engine.run(prompts, grammars=constraints, **ends)
+            for output in (first, last):
+                assert (output.finish, output.invalid) == (FinishReason.ERROR, True)
+                assert str(output.error).startswith("The constraint on the output ")
+            assert [output.token_ids for output in others] == [output.token_ids for output in alone]
+            assert engine.stats.corrupted_requests == 0
+            again = engine.run(prompts[1:3], grammars=constraints[1:3], **ends)
+            assert [output.token_ids for output in again] == [output.token_ids for output in alone]
+        finally:
+            STOPPED.set()
 
 
 # ------------------------------------------------------------------------------------------- without a model
@@ -397,6 +435,42 @@ def test_a_constraint_that_takes_too_long_ends_its_requests_and_delays_no_other(
     grammars.apply((0,), [admit(0, "slow", 7), admit(4, "slower")])
     assert follow(grammars, 0, 1, 4) == ({1: 3, 4: 0}, {0: SLOW})  # what was too slow is not tried again
     assert follow(grammars, 1, 3, 4) == ({1: 4, 3: 3}, {4: SLOW})
+
+
+def test_a_constraint_that_gets_slow_after_it_was_loaded_anew_is_not_tried_again(grammars: Grammars) -> None:
+    """A preempted request begins with what it had generated; its constraint took too long meanwhile."""
+    grammars.apply((), [admit(0, "slow"), admit(1, "")])
+    follow(grammars, 0, 1)
+    assert follow(grammars, 0, 1) == ({1: 1}, {0: SLOW})
+    grammars.forget()
+    grammars.apply((), [admit(0, "slow", 7, 7), admit(1, "", 7, 7)])
+    assert follow(grammars, 0, 1) == ({1: 2}, {0: SLOW})
+
+
+def test_new_constraints_wait_while_threads_that_were_left_behind_work(
+    grammars: Grammars, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ferrule.runner.follower._MOST_LEFT", 2)
+    grammars.prepare(grammar_of("known")).result(60)
+    grammars.apply((), [admit(0, "slow"), admit(1, "slower"), admit(2, "")])
+    assert follow(grammars, 0, 1, 2) == (dict.fromkeys(range(3), 0), {})
+    assert follow(grammars, 0, 1, 2) == ({2: 1}, {0: SLOW, 1: SLOW})
+    waiting = grammars.prepare(grammar_of("new"))
+    assert grammars.prepare(grammar_of("known")).done()
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    assert follow(grammars, 2) == ({2: 2}, {})
+    STOPPED.set()
+    waiting.result(60)
+
+
+def test_constraints_that_wait_do_not_outlive_the_runner(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ferrule.runner.follower._MOST_LEFT", 0)
+    waiting = grammars.prepare(grammar_of("new"))
+    with pytest.raises(TimeoutError):
+        waiting.result(0.05)
+    grammars.close()
+    waiting.result(60)
 
 
 def test_a_constraint_that_is_too_complex_is_the_clients_fault(grammars: Grammars) -> None:

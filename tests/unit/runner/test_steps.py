@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
@@ -13,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from ferrule.assembly.model import pack
 from ferrule.interfaces.model import BuildContext
-from ferrule.interfaces.sampler import SampleBatch, Sampled
+from ferrule.interfaces.sampler import LogprobsMode, SampleBatch, Sampled
 from ferrule.plugin import Plugins
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
@@ -67,10 +67,10 @@ def _model(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32,
     return model
 
 
-def _runner(model: Llama, slots: int = 4) -> ModelRunner:
+def _runner(model: Llama, slots: int = 4, mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS) -> ModelRunner:
     dtype = model.embed_tokens.weight.dtype
     limits = RunnerLimits(slots=slots, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=dtype, device=torch.device("cpu"))
-    sampler = DefaultSampler(NoPlugins())
+    limits, sampler = replace(limits, logprobs_mode=mode), DefaultSampler(NoPlugins())
     runner = ModelRunner(RunnerParts(model=model, attention=CpuAttention(), sampler=sampler, limits=limits))
     runner.init_cache(BLOCKS)
     return runner
@@ -272,6 +272,22 @@ def test_logprobs_equal_transformers(runner: ModelRunner, reference: LlamaForCau
         assert [token for token, _ in entry.top] == top.indices.tolist()
         assert [value for _, value in entry.top] == pytest.approx(top.values.tolist(), abs=1e-4)
     assert not any(row.logprobs or row.prompt_logprobs for row in plain.rows)
+
+
+@pytest.mark.parametrize("mode", LogprobsMode)
+def test_what_logprobs_are_in_each_mode(reference: LlamaForCausalLM, mode: LogprobsMode) -> None:
+    """Those of the prompt are raw; whether they are log-probabilities is the mode's."""
+    request = Request(_prompt(9), _greedy(3, logprobs=0, prompt_logprobs=0, logit_bias=((7, 2.5),)))
+    Driver(_runner(_model(reference.state_dict()), mode=mode)).run([request])
+    ids = torch.tensor([[*request.prompt, *request.tokens]])
+    with torch.no_grad():
+        theirs = reference(ids).logits[0]
+    if mode.processed:
+        theirs[8:, 7] += 2.5
+    theirs = theirs.log_softmax(-1) if mode.normalised else theirs
+    entries = [e for r in request.rows for e in r.prompt_logprobs] + [e for r in request.rows for e in r.logprobs]
+    wanted = theirs[:-1].gather(1, ids[0, 1:, None]).flatten().tolist()
+    assert [entry.logprob for entry in entries] == pytest.approx(wanted, abs=1e-4)
 
 
 def test_logprobs_do_not_depend_on_sampling(runner: ModelRunner) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tools.campaign import batch, hostile, programs, storm
+from tools.campaign import batch, crafted, hostile, programs, storm
 from tools.campaign.running import growths, verdict
 from tools.campaign.soak import MIB, Size
 
@@ -84,3 +84,40 @@ def test_a_program_is_missed_by_its_status_lost_words_tracebacks_and_what_is_lef
     assert list(programs.problems_of(case, **right)) == []
     for wrong in ({"status": -6}, {"status": None}, {"out": ""}, {"err": "here\nTraceback"}, {"left": 1}):
         assert len(list(programs.problems_of(case, **{**right, **wrong}))) == 1, wrong
+
+
+def test_crafted_requests_are_of_every_backend_and_number_of_choices() -> None:
+    names = [case.name for case in crafted.CASES]
+    assert len(names) == len(set(names))
+    for constraint in crafted.CONSTRAINTS:
+        for backend in crafted.BACKENDS:
+            found = {name for name in names if name.startswith(f"constraint: {constraint}, {backend}, n=")}
+            assert len(found) == 3
+    for case in crafted.CASES:
+        assert case.message.startswith(b"POST /v1/completions HTTP/1.1\r\n")
+
+
+@pytest.mark.parametrize(
+    ("answer", "problem"),
+    [
+        (b"HTTP/1.1 200 OK\r\n\r\n{}", ""),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n{}", ""),
+        (b"", "no answer"),
+        (b"HTTP/1.1 503 Unavailable\r\n\r\nwhy", "answered 503: b'why'"),
+        (b'HTTP/1.1 200 OK\r\n\r\ndata: {"error": {"code": 500}}', "the answer has"),
+    ],
+)
+def test_a_crafted_request_is_missed_by_a_5xx_an_error_in_its_stream_and_no_answer(answer: bytes, problem: str) -> None:
+    found = crafted.problem_of(crafted.Case("a", b""), answer)
+    assert found.startswith(problem)
+    assert bool(found) == bool(problem)
+
+
+def test_a_trailer_is_missed_where_it_acts() -> None:
+    cases = {case.name: case for case in crafted.trailers()}
+    head = b"HTTP/1.1 200 OK\r\n"
+    fine, refused, named = head + b"\r\n{}", b"HTTP/1.1 401 Unauthorized\r\n\r\n{}", b"x-request-id: from-a-trailer\r\n"
+    assert crafted.problem_of(cases["trailers: authorization"], fine)
+    assert not crafted.problem_of(cases["trailers: authorization"], refused)
+    assert not crafted.problem_of(cases["trailers: x-request-id"], fine)
+    assert crafted.problem_of(cases["trailers: x-request-id"], head + named + b"\r\n{}")

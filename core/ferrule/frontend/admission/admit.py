@@ -20,12 +20,12 @@ from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.admission.processors import find_function_processor, find_processors
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
-from ferrule.frontend.text.detokenize import decode
+from ferrule.frontend.text.detokenize import decode, shown
 from ferrule.frontend.text.infill import infill
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Prompt
+from ferrule.interfaces.service import ChatPrompt, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Embeds, TokenSampling
@@ -52,14 +52,6 @@ class Prepared(Struct, frozen=True):
         return max(len(self.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
 
 
-class Reading(Struct, frozen=True):
-    """The ids of a prompt, its text if it had one, and what of a conversation it does not show."""
-
-    ids: tuple[int, ...]
-    text: str | None = None
-    notes: tuple[str, ...] = ()
-
-
 class PromptReader:
     """Texts, ids and conversations to ids, off the event loop, under the limits. `encoder` None: ids only."""
 
@@ -80,7 +72,16 @@ class PromptReader:
             return await self._embed(prompt.embeds, checked)
         read = await self.read(prompt)
         ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
-        return Prepared(ids, read.text, sampling, notes=read.notes)
+        text = read.text
+        if text is not None and len(ids) < len(read.ids):
+            text = await self._truncated(read.ids, text, checked.kept(len(ids)))
+        return Prepared(ids, text, sampling, notes=read.notes)
+
+    async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
+        """What is left of the text of `ids`."""
+        left = shown(self._need_encoder().tokenizer, ids, text)
+        within = range(len(ids))[kept]
+        return await self._decode(ids[max(left.start, within.start) : min(left.stop, within.stop)])
 
     async def _embed(self, encoded: str, checked: Checked) -> Prepared:
         rules = self.rules
@@ -99,7 +100,7 @@ class PromptReader:
             embeds = replace(embeds, tokens=len(ids), data=data)
         return Prepared(ids, None, sampling, embeds, digest)
 
-    async def read(self, prompt: Prompt | ChatPrompt) -> Reading:
+    async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Raises RequestError."""
         notes: tuple[str, ...] = ()
         if isinstance(prompt, ChatPrompt):
@@ -107,20 +108,20 @@ class PromptReader:
             written = await self.renderer.encode(prompt, encoder)
             if written is not None:
                 text = decode(encoder.tokenizer, written, skip_special_tokens=False)
-                return Reading(self._known(written, param), text)
+                return ReadPrompt(self._known(written, param), text)
             rendered = await self.renderer.write(prompt)
             text, notes = rendered.text, rendered.notes
         elif prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
                 raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
-            return Reading(check_ids(prompt.ids, self.rules, "prompt"))
+            return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt"))
         else:
             encoder, param = self._need_encoder(), "prompt"
             text = check_text(prompt.text, self.max_characters, param)
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
         ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
-        return Reading(self._known(ids, param), text, notes)
+        return ReadPrompt(self._known(ids, param), text, notes)
 
     def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if ids and max(ids) >= self.rules.vocab_size:
@@ -136,13 +137,16 @@ class PromptReader:
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Raises RequestError."""
-        encoder = self._need_encoder()
+        self._need_encoder()
         if len(ids) > self.max_characters:
             raise RequestError(f"There are {len(ids)} tokens; at most {self.max_characters} are taken.", "tokens")
-        checked = check_ids(ids, self.rules, "tokens")
-        if len(checked) <= _SHORT:
-            return decode(encoder.tokenizer, checked, skip_special_tokens=False)
-        return await encoder.offload(lambda: decode(encoder.tokenizer, checked, skip_special_tokens=False))
+        return await self._decode(check_ids(ids, self.rules, "tokens"))
+
+    async def _decode(self, ids: Sequence[int]) -> str:
+        encoder = self._need_encoder()
+        if len(ids) <= _SHORT:
+            return decode(encoder.tokenizer, ids, skip_special_tokens=False)
+        return await encoder.offload(lambda: decode(encoder.tokenizer, ids, skip_special_tokens=False))
 
     async def close(self) -> None:
         await self.renderer.close()
@@ -167,6 +171,7 @@ def read_rules(
         max_model_len=info.max_model_len,
         context=capacity(scheduler_limits(config, info, client.num_blocks)),
         max_logprobs=config.model.max_logprobs,
+        logits_mode=mode if (mode := config.model.logprobs_mode).endswith("_logits") else None,
         eos_ids=tuple(token for token in eos_ids(config, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,

@@ -14,8 +14,16 @@ from ferrule.errors import OverloadedError, RequestError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.plugin.faults import FaultCount
-from ferrule.types import EngineStats, FinishReason, RequestTimes
-from ferrule.wire.board import BUFFERED, WAITING, WAITING_TOKENS, Board
+from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
+from ferrule.wire.board import (
+    BUFFERED,
+    GENERATION_TOKENS,
+    PROMPT_CACHED,
+    PROMPT_TOKENS,
+    WAITING,
+    WAITING_TOKENS,
+    Board,
+)
 from ferrule.wire.buffers import Buffers
 
 TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a tuple
@@ -62,7 +70,10 @@ class Loggers:
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One choice in the books: reserved, then (with its first token) no longer waiting, then settled, once."""
+    """One choice in the books: reserved, then (with its first token) no longer waiting, then settled, once.
+
+    `received` are tokens that the engine has sent for it, `generated` those of them that were counted.
+    """
 
     arrival: float
     prompt: int  # tokens
@@ -73,6 +84,7 @@ class Account:
     waits: bool = True
     settled: bool = False
     cached: int = 0
+    received: int = 0
     generated: int = 0
     first_token: float = 0.0
     streamed: bool = True
@@ -116,7 +128,8 @@ class Reservation:
 class Ledger:
     """`waiting` counts choices that were admitted and have no token yet, from before their prompt is rendered.
 
-    The queue is one for all API processes: its limits hold for the sum.
+    The queue is one for all API processes: its limits hold for the sum. A token is counted once, for its choice and for
+    the totals: so the sums over finished choices are the totals once nothing is open, however choices end.
     """
 
     def __init__(
@@ -171,26 +184,30 @@ class Ledger:
             self.board.add(WAITING, -reservation.count)
             self.open -= reservation.count
 
-    def tokens(self, account: Account, count: int, cached: int) -> None:
-        """A delta with tokens arrived."""
+    def tokens(self, account: Account, count: int) -> None:
+        """Count tokens that a client reads."""
         now = self._clock()
         first, gap = account.waits, now - account.last_token
-        self._stop_waiting(account)
+        self.leave_queue(account)
         if first:
             account.first_token = now
         account.last_token = now
-        account.generated += count
-        if account.caller is not None:
-            account.caller.spend(count)
-        account.cached = max(account.cached, cached)
+        self._count(account, count)
         self.loggers.tell("on_tokens", lambda logger: logger.on_tokens(first, count, gap))
 
-    def settle(self, account: Account, finish: FinishReason, times: RequestTimes | None, preemptions: int = 0) -> None:
-        """The choice is over for client and engine; later calls for it do nothing."""
+    def settle(self, account: Account, finish: FinishReason, last: RequestDelta | None) -> None:
+        """Close the account of a choice that is over for client and engine; later calls for it do nothing.
+
+        `last` is the engine's last delta, None when the engine has died. What no client has read is counted now.
+        """
         if account.settled:
             return
         self.drop(account)
-        stats = _stats(account, finish, times or RequestTimes(), preemptions, self._clock())
+        self._count(account, account.received - account.generated)
+        now = self._clock()
+        times = last and last.times
+        times = times or RequestTimes(account.arrival, first_token=account.first_token, finished=now)
+        stats = _stats(account, finish, times, last.num_preemptions if last else 0, now)
         self.loggers.tell("on_finish", lambda logger: logger.on_finish(stats))
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
@@ -198,27 +215,49 @@ class Ledger:
     def drop(self, account: Account) -> None:
         """Take an open account off the books, and count it nowhere."""
         account.settled = True
-        self._stop_waiting(account)
+        self.leave_queue(account)
         self.open -= 1
 
     def engine(self, stats: EngineStats) -> None:
         """The first API process tells the engine's figures, for all: they are there once, and never go back."""
         if self.board.leads:
-            stats = replace(stats, buffered_bytes=self.board.total(BUFFERED))
+            stats = replace(
+                stats,
+                buffered_bytes=self.board.total(BUFFERED),
+                choice_prompt_tokens=self.board.total(PROMPT_TOKENS),
+                choice_prompt_cached=self.board.total(PROMPT_CACHED),
+                choice_generation_tokens=self.board.total(GENERATION_TOKENS),
+            )
             self.loggers.tell("on_engine", lambda logger: logger.on_engine(stats, 0))
 
-    def _stop_waiting(self, account: Account) -> None:
+    def leave_queue(self, account: Account) -> None:
+        """Give back the place of a choice that waits no longer."""
         if account.waits:
             account.waits = False
             self.board.add(WAITING, -1)
             self.hold(-account.weight)
 
+    def _count(self, account: Account, count: int) -> None:
+        """Count tokens for the choice, for all, and for the key that pays for them; with the first ones the prompt."""
+        if not count:
+            return
+        if not account.generated:
+            self.board.add(PROMPT_TOKENS, account.prompt)
+            self.board.add(PROMPT_CACHED, account.cached)
+        account.generated += count
+        self.board.add(GENERATION_TOKENS, count)
+        if account.caller is not None:
+            account.caller.spend(count)
+
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
+    """Return the figures of a choice. A phase in which it was ended lasted until then."""
+
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0
 
     group = account.group or (account,)
+    first = times.first_token or times.finished
     return RequestStats(
         finish=finish,
         prompt_tokens=account.prompt,
@@ -228,9 +267,9 @@ def _stats(account: Account, finish: FinishReason, times: RequestTimes, preempti
         n=account.n,
         time_to_first_token=between(account.arrival, account.first_token),
         end_to_end=between(account.arrival, now),
-        queue_time=between(times.arrival, times.scheduled),
+        queue_time=between(times.arrival, times.scheduled or first),
         inference_time=between(times.scheduled, times.finished),
-        prefill_time=between(times.scheduled, times.first_token),
+        prefill_time=between(times.scheduled, first),
         decode_time=between(times.first_token, times.finished),
         num_preemptions=preemptions,
         longest=max(one.generated for one in group) if all(one.settled for one in group) else None,

@@ -52,6 +52,7 @@ class Rules(Struct, frozen=True, kw_only=True):
     max_model_len: int
     context: int
     max_logprobs: int  # -1: no cap
+    logits_mode: str | None = None  # the --logprobs-mode where logprobs are logits, by which no answers can be ranked
     eos_ids: tuple[int, ...]
     has_tokenizer: bool
     max_new_tokens: int | None = None  # of the generation config: a cap on every request
@@ -119,6 +120,8 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
     most = rules.limits.max_n
     n = _within(params.n, "n", 1, most)
     best_of = n if params.best_of is None else _within(params.best_of, "best_of", n, most)
+    if best_of > n:
+        _check_ranking("best_of", rules)
     logprobs = _logprobs(params.logprobs, "logprobs", rules)
     base = TokenSampling(
         seed=0,
@@ -164,6 +167,7 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
     """
     if not isinstance(beam, Beam):
         raise RequestError("beam must be a Beam.", "beam")
+    _check_ranking("use_beam_search", rules)
     width = beam.width
     if not checked.n <= width <= rules.limits.max_n:
         raise RequestError(f"The beams (n, best_of) must be {checked.n} to {rules.limits.max_n}.", "n")
@@ -334,6 +338,15 @@ def _stop_strings(params: SamplingParams, rules: Rules) -> tuple[str, ...]:
     if strings and not params.detokenize:
         raise RequestError("stop needs text, so detokenize must be true.", "stop")
     return strings
+
+
+def _check_ranking(param: str, rules: Rules) -> None:
+    if rules.logits_mode is not None:
+        raise RequestError(
+            f"{param} ranks answers by their log-probabilities, and this server computes logits in their place "
+            f"(--logprobs-mode {rules.logits_mode}).",
+            param,
+        )
 
 
 def _logprobs(value: int | None, name: str, rules: Rules) -> int | None:

@@ -102,8 +102,8 @@ class ChildPool:
         """The task's result for `request` (made of plain values).
 
         Raises RequestError naming `param` when the task refuses, takes longer than `seconds` or needs too much memory,
-        OverloadedError when no child gets free in time, and PluginError for what `setup` raised. Cancelling kills the
-        child.
+        OverloadedError when no child gets free or starts in time, UnavailableError when none starts, and PluginError
+        for what `setup` raised. Cancelling kills the child.
         """
         body = pack(request, param)
         try:
@@ -112,7 +112,7 @@ class ChildPool:
         except TimeoutError:
             raise OverloadedError(f"{what} cannot be processed now: too many others are.") from None
         try:
-            child = await self._take()
+            child = await self._take(what)
             try:
                 reply = await child.ask(body, seconds)
             except TimeoutError:
@@ -146,7 +146,7 @@ class ChildPool:
                 raise RequestError(f"{what} failed ({kind}).", param)
         raise RequestError(f"{what} cannot be processed.", param)
 
-    async def _take(self) -> Child:
+    async def _take(self, what: str) -> Child:
         while self._idle:
             child = self._idle.pop()
             if child.alive:
@@ -167,7 +167,11 @@ class ChildPool:
                     raise EOFError
                 if self._setup is not None:
                     self._check_setup(await child.ask(await self._setup(), _START_SECONDS))
-        except (TimeoutError, EOFError, asyncio.IncompleteReadError):
+        except TimeoutError:  # it has a low priority, and others may have needed all processors
+            self._discard(child)
+            _logger.error("a helper process did not start in time", pid=child.pid, seconds=_START_SECONDS)
+            raise OverloadedError(f"{what} cannot be processed now: its helper process starts too slowly.") from None
+        except (EOFError, asyncio.IncompleteReadError):
             self._discard(child)
             _logger.error("a helper process did not start", pid=child.pid)
             raise UnavailableError("A helper process of the server did not start.") from None

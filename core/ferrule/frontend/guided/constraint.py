@@ -103,6 +103,13 @@ def check_strict(parser: ToolParser, tools: Sequence[dict[str, Any]], context: C
             )
 
 
+def constraint_param(request: Generate) -> str:
+    """Return the field that a constraint of this request comes from."""
+    if enforces(request.tool_choice):
+        return "tool_choice"
+    return "structured_outputs" if request.grammar or request.params.grammar else "tools"
+
+
 class Constraints:
     """From requests to what the engine takes. `parsers` are the server's."""
 
@@ -132,9 +139,7 @@ class Constraints:
         spec = self._spec(request, context)
         if spec is None:
             return None
-        param = "tool_choice" if enforces(request.tool_choice) else "structured_outputs"
-        if param == "structured_outputs" and not (request.grammar or request.params.grammar):
-            param = "tools"
+        param = constraint_param(request)
         if request.beam is not None:
             raise RequestError("A beam search cannot be constrained.", param)
         return await self._compiler.compile(spec, param)

@@ -46,6 +46,8 @@ class Choice:
         self.account = account
         self.finish: FinishReason | None = None  # as the client was told
         self.last: RequestDelta | None = None  # the engine's last word
+        self.ended = False  # nothing more comes from the engine
+        self.constraint: str | None = None  # the field that it comes from
         self.prompt_text: str | None = None
         self.prompt_notes: tuple[str, ...] = ()
         self.named_stop_ids: frozenset[int] = frozenset()
@@ -78,6 +80,13 @@ class Choice:
         """Over for the client; the engine may not know yet."""
         return self.finish is not None
 
+    def receive(self, delta: RequestDelta) -> None:
+        """Note what the engine has sent, whether or not a client reads it. Once for each delta, in order."""
+        self.account.received += len(delta.token_ids)
+        self.account.cached = max(self.account.cached, delta.cached)
+        if delta.finish is not None:
+            self.last = delta
+
     def take(self, delta: RequestDelta) -> Output | None:
         """What a delta brings, or None for one without tokens and without an end."""
         self._prompt_logprobs += delta.prompt_logprobs
@@ -94,20 +103,17 @@ class Choice:
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
         text, count, offsets = self._read(delta)
-        finish = delta.finish
-        reason: int | str | None = self._reason(delta)
-        matched = self._stops.matched if self._stops is not None else None
-        if matched is not None:
-            finish, reason = FinishReason.STOP, matched
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self._num_tokens += count
         self._num_parsed += len(text)
         self.score += sum(entry.logprob for entry in logprobs)
-        self.finish = finish
-        events = self.parse.feed(text, ids)
+        events = self.parse.feed(text, ids, self._num_tokens > self.request.sampling.min_tokens)
         answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
-        if self.done:
+        if delta.finish is not None or self._matched() is not None:
             events += self.parse.finish()
+        matched = self._matched()
+        reason = self._reason(delta) if matched is None else matched
+        self.finish = finish = delta.finish if matched is None else FinishReason.STOP
         if self.answer_tokens is not None and answer is not None:
             if self.done:
                 answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
@@ -127,6 +133,7 @@ class Choice:
             error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
             usage=self._usage(),
             invalid=delta.invalid,
+            param=self.constraint if delta.invalid else None,
         )
 
     def _answer(
@@ -172,6 +179,11 @@ class Choice:
             prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
         )
 
+    def _matched(self) -> str | None:
+        """The stop string that has ended the answer."""
+        stops = self._stops or self.parse.stops
+        return None if stops is None else stops.matched
+
     def _reason(self, delta: RequestDelta) -> int | None:
         """The stop token's id when the request named it; the end of sequence is not reported."""
         return delta.stop_reason if delta.stop_reason in self.named_stop_ids else None
@@ -186,8 +198,8 @@ class Choice:
             shown = ids[:-1]
         text, offsets = "", []
         for number, token in enumerate(shown, 1):
-            offsets.append(self._num_characters)
             piece = self._detokenizer.feed(token)
+            offsets.append(self._num_characters + self._detokenizer.begin)
             self._num_characters += len(piece)
             if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
                 text += piece
@@ -195,9 +207,10 @@ class Choice:
             text += self._stops.feed(piece)
             if self._stops.matched is not None:
                 return text, number, tuple(offsets)
+        rest = "" if delta.finish is None else self._detokenizer.finish()
+        self._num_characters += len(rest)
         offsets += [self._num_characters] * (len(ids) - len(shown))
         if delta.finish is not None:
-            rest = self._detokenizer.finish()
             if self._stops is not None:
                 rest = self._stops.feed(rest)
                 if self._stops.matched is None:
@@ -265,10 +278,16 @@ class OutputStream(AsyncIterator[Output]):
 
     async def _next(self) -> tuple[Choice, RequestDelta]:
         if self._single is not None:
+            choice = self._choices[0]
             try:
-                return self._choices[0], await anext(self._single)
+                delta = await anext(self._single)
             except StopAsyncIteration:
                 raise EngineDead("The engine ended a request without a last word.") from None
+            except EngineDead:
+                choice.ended = True
+                raise
+            choice.receive(delta)
+            return choice, delta
         if not self._arrived.empty():
             await asyncio.sleep(0)  # others have their turn
         arrived = await self._arrived.get()
@@ -295,9 +314,9 @@ class OutputStream(AsyncIterator[Output]):
         if self.whole:
             self._keep(200 + 100 * len(output.token_ids) + size_of(output.logprobs))
         if new:
-            self._ledger.tokens(choice.account, new, output.usage.cached_tokens)
+            self._ledger.tokens(choice.account, new)
         if choice.done:
-            self._finish(choice, delta)
+            self._finish(choice)
         return output
 
     def _keep(self, num_bytes: int) -> None:
@@ -305,12 +324,10 @@ class OutputStream(AsyncIterator[Output]):
         if num_bytes and self._ledger.buffers.full:
             raise UnavailableError("The server is short of memory for answers.", retry_after=1)
 
-    def _finish(self, choice: Choice, delta: RequestDelta) -> None:
+    def _finish(self, choice: Choice) -> None:
         self._left -= 1
         if not self._left:
             self._let_go()
-        if delta.finish is not None:
-            choice.last = delta
         if choice.last is not None:
             self._settle(choice)
             return
@@ -325,17 +342,19 @@ class OutputStream(AsyncIterator[Output]):
         task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, choice: Choice, stream: AsyncIterator[RequestDelta]) -> None:
-        """Read a choice's deltas to the last one. After its end for the client, only the engine's times matter."""
+        """Read a choice's deltas to the last one. What comes after its end for the client is only counted."""
         try:
             async for delta in stream:
-                if delta.finish is not None:
-                    choice.last = delta
+                choice.receive(delta)
                 if not choice.done:
                     await self._arrived.put((choice, delta))
         except (EngineDead, MemoryError) as error:
-            await self._arrived.put(error)
-        if choice.done:
-            self._settle(choice)
+            if not choice.done:
+                await self._arrived.put(error)
+        finally:
+            choice.ended = True
+            if choice.done:
+                self._settle(choice)
 
     def _let_go(self) -> None:
         """Nobody reads any more: each task that waits for room gets it, and puts nothing after that."""
@@ -343,11 +362,11 @@ class OutputStream(AsyncIterator[Output]):
             self._arrived.get_nowait()
 
     def _settle(self, choice: Choice) -> None:
-        last = choice.last or RequestDelta(id=choice.id)
         choice.account.called_tools = choice.parse.called
-        self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, last.times, last.num_preemptions)
+        self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, choice.last)
 
     def _abort(self) -> None:
+        """Cancel what runs, and leave the queue. Accounts are settled with the engine's last word, if one comes."""
         if self._closed:
             return
         self._closed = True
@@ -357,7 +376,11 @@ class OutputStream(AsyncIterator[Output]):
             self._cancel([choice.id for choice in running], FinishReason.ABORT)
         for choice in running:
             choice.finish = FinishReason.ABORT
-            self._settle(choice)
+            self._ledger.leave_queue(choice.account)
+            if choice.ended or choice.last is not None:
+                self._settle(choice)
+            elif self._single is not None:
+                self._start(choice, self._single)
 
 
 # ------------------------------------------------------------------------------------------------ fold

@@ -13,6 +13,7 @@ from typing import Any
 
 from ferrule.frontend.admission.admit import Prepared
 from ferrule.frontend.guided.constraint import Parsers, told_of_calls, told_of_thoughts, tool_parser
+from ferrule.frontend.output.stops import StopMatcher
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -38,7 +39,10 @@ class ParseChain:
     What a parser raises is logged with its title, and is a RequestFailed here and in `feed` and `finish`.
     """
 
-    __slots__ = ("_parsers", "_reasoning", "_tools", "called", "parted", "special_tokens", "wants_special_tokens")
+    __slots__ = (
+        *("_parsers", "_reasoning", "_tools"),
+        *("called", "parted", "special_tokens", "stops", "wants_special_tokens"),
+    )
 
     def __init__(
         self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
@@ -46,6 +50,7 @@ class ParseChain:
         self._parsers = parsers
         self._reasoning: ReasoningParser | None = None
         self._tools: ToolParser | None = None
+        self.stops: StopMatcher | None = None  # set where stop strings end the answer, and thoughts may hold them
         self.parted = (0, 0)  # characters of thoughts, and of what is not thoughts, that the last text brought
         context, special = context or ChoiceContext(), False
         with self._tools_fault("begin"):
@@ -72,14 +77,16 @@ class ParseChain:
     def parts_thoughts(self) -> bool:
         return self._reasoning is not None
 
-    def feed(self, text: str, token_ids: tuple[int, ...] = ()) -> tuple[Event, ...]:
-        """Events of new text and the ids that it came from."""
+    def feed(self, text: str, token_ids: tuple[int, ...] = (), may_stop: bool = True) -> tuple[Event, ...]:
+        """Events of new text and the ids that it came from; `may_stop`: stop strings in it count."""
         if self._reasoning is None and self._tools is None:
             return (Content(text),) if text else ()
         events: Iterable[Event] = (Content(text),)
         if self._reasoning is not None:
             with self._reasoning_fault("feed"):
                 events = self._part(self._reasoning.feed(TextDelta(text, token_ids)))
+        if may_stop:
+            events = self._stop(events)
         return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
@@ -87,14 +94,33 @@ class ParseChain:
         if self._reasoning is None and self._tools is None:
             return ()
         rest: list[Event] = []
-        if self._reasoning is not None:
+        self.parted = (0, 0)
+        if self._reasoning is not None and not self.stopped:
             with self._reasoning_fault("finish"):
                 rest = self._part(self._reasoning.finish())
+            rest = self._stop(rest)
+        if self.stops is not None and not self.stopped:
+            rest.append(Content(self.stops.finish()))
         events = self._read_calls(rest, ())
         if self._tools is not None:
             with self._tools_fault("finish"):
                 events += self._note(self._tools.finish())
         return join_events(events)
+
+    @property
+    def stopped(self) -> bool:
+        """Whether one of the stop strings has ended the answer. Nothing but the end is to follow."""
+        return self.stops is not None and self.stops.matched is not None
+
+    def _stop(self, events: Iterable[Event]) -> list[Event]:
+        """What comes before a stop string in the text that is not thoughts."""
+        if self.stops is None:
+            return list(events)
+        kept: list[Event] = []
+        for event in events:
+            if not self.stopped:
+                kept.append(Content(self.stops.feed(event.text)) if isinstance(event, Content) else event)
+        return kept
 
     def _reasoning_fault(self, doing: str) -> AbstractContextManager[None]:
         return failing_request(self._parsers.reasoning_title, doing)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import codecs
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 
 from ferrule.interfaces.tokenizer import Tokenizer
 
@@ -19,7 +20,13 @@ _LOST = "\ufffd"
 
 
 class Detokenizer(ABC):
-    """One choice's text. Nothing is fed after `finish`. A shallow copy is a fork: no state is changed in place."""
+    """One choice's text. Nothing is fed after `finish`. A shallow copy is a fork: no state is changed in place.
+
+    `begin` is where the token that was fed last begins in the text that came with it: behind what stands for parts of
+    characters before it that were never completed. A token within a character begins where the character does.
+    """
+
+    begin = 0
 
     @abstractmethod
     def feed(self, token_id: int) -> str:
@@ -64,6 +71,30 @@ def decode(
     return "".join(parts)
 
 
+def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
+    """Where the tokens of `text` begin in it, in characters. Special tokens around it have no length.
+
+    A tokenizer that changes texts makes the places of what follows a change approximate.
+    """
+    inside = shown(tokenizer, ids, text)
+    detokenizer, found, at = open_detokenizer(tokenizer, skip_special_tokens=False), [0] * inside.start, 0
+    for place in inside:
+        piece = detokenizer.feed(ids[place])
+        found.append(min(at + detokenizer.begin, len(text)))
+        at = min(at + len(piece), len(text))
+    return found + [len(text)] * (len(ids) - inside.stop)
+
+
+def shown(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> range:
+    """The places of the ids that spell `text`, without special tokens that the tokenizer has put around it."""
+    special = tokenizer.all_special_ids.__contains__
+    begin = [tokenizer.token(token) or "" for token in takewhile(special, ids)]
+    end = [tokenizer.token(token) or "" for token in takewhile(special, reversed(ids[len(begin) :]))][::-1]
+    first = next(count for count in range(len(begin) + 1) if text.startswith("".join(begin[count:])))
+    kept = next(count for count in range(len(end), -1, -1) if text.endswith("".join(end[:count])))
+    return range(first, len(ids) - len(end) + kept)
+
+
 class _Pieces(Detokenizer):
     """For tokenizers whose tokens are bytes, whatever stands beside them."""
 
@@ -78,6 +109,7 @@ class _Pieces(Detokenizer):
         self._pending = b""  # the beginning of a character
 
     def feed(self, token_id: int) -> str:
+        self.begin = 0
         if token_id in self._skipped:
             return ""
         if self._joined:
@@ -95,9 +127,19 @@ class _Pieces(Detokenizer):
 
     def _decode(self, piece: bytes, final: bool = False) -> str:
         data = self._pending + piece
+        self.begin = int(bool(self._pending and piece) and not _continues(self._pending, piece))
         text, used = codecs.utf_8_decode(data, "replace", final)
         self._pending = data[used:]
         return text
+
+
+def _continues(pending: bytes, piece: bytes) -> bool:
+    """Whether a piece goes on with the character that has begun."""
+    try:
+        codecs.utf_8_decode(pending + piece[:1], "strict", False)
+    except UnicodeDecodeError:
+        return False
+    return True
 
 
 class _Windows(Detokenizer):
@@ -107,7 +149,7 @@ class _Windows(Detokenizer):
     spaces that belong between tokens.
     """
 
-    __slots__ = ("_after_special", "_given", "_ids", "_joined", "_num_context", "_skipped", "_tokenizer")
+    __slots__ = ("_after_special", "_given", "_ids", "_joined", "_num_context", "_skipped", "_tokenizer", "_unsettled")
 
     def __init__(
         self, tokenizer: Tokenizer, context: list[int], skipped: frozenset[int], joined: frozenset[int]
@@ -119,11 +161,13 @@ class _Windows(Detokenizer):
         self._ids = context
         self._num_context = len(context)
         self._given = len(self._text(context))  # characters of the window's text that are out
+        self._unsettled = ""  # what follows them: the beginning of a character, as it looks
 
     def _text(self, ids: Sequence[int]) -> str:
         return self._tokenizer.decode(ids, skip_special_tokens=False) if ids else ""
 
     def feed(self, token_id: int) -> str:
+        self.begin = 0
         if token_id in self._skipped:
             return ""
         special = token_id in self._joined
@@ -136,15 +180,19 @@ class _Windows(Detokenizer):
         while settled and len(text) - settled < _UNSETTLED and text[settled - 1] == _LOST:
             settled -= 1
         whole = settled == len(text)
-        if not whole and len(self._ids) - self._num_context < _WINDOW:
-            return self._give(text[:settled])
-        new = self._give(text)
-        self._close()
+        closes = whole or len(self._ids) - self._num_context >= _WINDOW
+        before, self._unsettled = self._unsettled, "" if closes else text[settled:]
+        new = self._give(text if closes else text[:settled])
+        self.begin = len(before) if new.startswith(before) else 0
+        if closes:
+            self._close()
         return new
 
     def _begin_anew(self, token_id: int) -> str:
         """The rest of the window and a special token as it is written alone, which is the context of what follows."""
-        new = self._give(self._text(self._ids)) + self._text([token_id])
+        new = self._give(self._text(self._ids))
+        self.begin, self._unsettled = len(new), ""
+        new += self._text([token_id])
         self._ids = [token_id]
         self._close()
         return new

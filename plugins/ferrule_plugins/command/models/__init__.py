@@ -9,6 +9,7 @@ from typing import Any
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
+from ferrule.config.places import placed
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.command import part_options
@@ -61,4 +62,5 @@ class ModelsCommand(Command):
         resolved, chosen = prepare(config, parsed.notices, plugins, "models")
         if not config.model.model:
             return list_architectures(chosen, as_json=parsed.extra["show"].json)
-        return show(resolved, chosen, as_json=parsed.extra["show"].json)
+        with placed(config):
+            return show(resolved, chosen, as_json=parsed.extra["show"].json)

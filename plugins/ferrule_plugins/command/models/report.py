@@ -98,7 +98,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     except StartupError as error:
         report.refusal = " ".join(part for part in (error.message, error.hint) if part)
         return report
-    report.notes = tuple(chooser.notes)
+    report.notes = (*chooser.notes, *filter(None, [choice.unread]))
     report.architecture = choice.architecture
     report.implementation = "transformers" if choice.implementation == "transformers" else "native"
     report.context = choice.context.max_model_len
@@ -209,6 +209,8 @@ def _lines(report: Report) -> Sequence[str]:
         add("memory", f"{_size(report.memory)} free; {_fits_as(report)}")
         add("context", f"{report.context:,} tokens")
         add("cache", _cache(report) or "what is kept for each token is known once the weights are there")
+        for note in report.notes:
+            add("note", note)
     add("family", report.family)
     add("options", " ".join(report.flags))
     add("template", report.template and f"the model's own; where it has none: --chat-template {report.template}")

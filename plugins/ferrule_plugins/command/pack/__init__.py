@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ferrule.config.help import Usage
 from ferrule.config.parse import parse_command
+from ferrule.config.places import placed
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
@@ -31,7 +32,8 @@ class PackCommand(Command):
         from ferrule_plugins.command.pack.run import pack
 
         ready, chosen = prepare(config, parsed.notices, plugins, "pack")
-        return pack(parsed.extra["pack"], ready, chosen)
+        with placed(config):
+            return pack(parsed.extra["pack"], ready, chosen)
 
 
 def _named(argv: Sequence[str]) -> list[str]:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ferrule.config.help import Usage
 from ferrule.config.parse import parse_command
+from ferrule.config.places import placed
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
@@ -32,4 +33,5 @@ class QuantizeCommand(Command):
         from ferrule_plugins.command.quantize.run import quantize
 
         ready, chosen = prepare(config, parsed.notices, plugins, "quantize")
-        return quantize(asked, ready, chosen)
+        with placed(config):
+            return quantize(asked, ready, chosen)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ferrule.config.help import Usage
 from ferrule.config.parse import parse_command
+from ferrule.config.places import placed
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.command.serve import with_model
@@ -30,4 +31,5 @@ class RunBatch(Command):
         config = options.applied(with_model(parsed.config), parsed.extra["served"])
         notices = (*parsed.notices, *options.notices(batch, parsed.origins))
         ready, chosen = prepare(config, notices, plugins, "batch")
-        return run_batch(Batch(batch, ready, chosen, options.identity(config)))
+        with placed(config):
+            return run_batch(Batch(batch, ready, chosen, options.identity(config)))

@@ -6,6 +6,7 @@ import math
 import re
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,6 +17,7 @@ from ferrule.errors import RequestError
 from ferrule.frontend.admission.validate import (
     Rules,
     Seeds,
+    check_beam,
     check_ids,
     check_output_cells,
     check_params,
@@ -27,7 +29,8 @@ from ferrule.frontend.admission.validate import (
     wrap_seed,
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.sampling_params import RequestOutputKind, SamplingParams
+from ferrule.interfaces.service import Generate
+from ferrule.sampling_params import Beam, RequestOutputKind, SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from ferrule.types import CacheGroup
 
@@ -223,6 +226,19 @@ def test_logprobs_without_a_cap() -> None:
     assert check_params(SamplingParams(logprobs=500), free).base.logprobs == 500
     with pytest.raises(RequestError):
         check_params(SamplingParams(logprobs=VOCAB + 1), free)
+
+
+def test_what_is_ranked_by_logprobs_is_refused_where_they_are_logits() -> None:
+    logits = msgspec.structs.replace(RULES, logits_mode="raw_logits")
+    assert check_params(SamplingParams(n=2, best_of=2, logprobs=1), logits).logprobs == 1
+    with pytest.raises(RequestError, match="--logprobs-mode raw_logits") as caught:
+        check_params(SamplingParams(n=2, best_of=3), logits)
+    assert caught.value.param == "best_of"
+    params = SamplingParams(temperature=0)
+    request, checked = Generate(prompts=(), params=params), check_params(params, logits)
+    with pytest.raises(RequestError, match="--logprobs-mode raw_logits") as caught:
+        check_beam(Beam(width=2), request, checked, logits)
+    assert caught.value.param == "use_beam_search"
 
 
 def test_without_a_tokenizer_text_options_are_refused() -> None:

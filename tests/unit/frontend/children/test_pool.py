@@ -216,6 +216,21 @@ async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: 
     await pool.close()
 
 
+async def test_a_child_that_starts_too_slowly_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The machine is too busy for it, which no request is to be answered 5xx for."""
+    monkeypatch.setattr("ferrule.frontend.children.pool._START_SECONDS", 0.05)
+
+    async def setup() -> bytes:
+        await asyncio.sleep(3600)
+        return b""
+
+    pool = ChildPool(TASK, size=1, memory_bytes=512 << 20, setup=setup)
+    with pytest.raises(OverloadedError, match="The chat template cannot be processed now"):
+        await ask(pool, SIMPLE)
+    await pool.close()
+    assert pool.pids == frozenset()
+
+
 @pytest.mark.parametrize("value", ["\ud800", 1 << 70, object()])
 async def test_values_that_cannot_travel_are_the_client_s_fault(pool: ChildPool, value: Any) -> None:
     with pytest.raises(RequestError):

@@ -392,6 +392,6 @@ async def test_leaving_a_ranked_request_cancels_its_samples(folder: Path) -> Non
         await until(lambda: len(runs.requests) == 3)
         await stream.aclose()  # type: ignore[attr-defined]
         assert len(runs.cancels) == 3
-        assert service.ledger.open == 0
+        await drained(service)
         with pytest.raises(RequestError, match="best_of"):
             await service.generate(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=3, best_of=2)))

@@ -238,3 +238,24 @@ def test_a_router_that_cannot_be_served_is_refused(capsys: pytest.CaptureFixture
     )
     assert cli.main(["serve", "--dry-run", "--plugin", f"router={file}", "--routers", "+mine"]) == 1
     assert "no routes" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "part"),
+    [
+        ('api-key: ""\n', 1, "--api-key"),
+        ('seed: 1\nchat-template: ""\n', 2, "--chat-template: '' is neither a file nor a known template."),
+        ("tool-call-parser: nope\n", 1, "--tool-call-parser: no tool_parser plugin 'nope'"),
+        ("max-model-len: 1000000\n", 1, "--max-model-len 1000000 is more than"),
+        ("hf-overrides:\n  a: 1\n  rope_parameters: 3\n", 3, "With --hf-overrides: "),
+        ("override-generation-config:\n  top_k: x\n", 2, "--override-generation-config: 'top_k' must be a number"),
+        ("plugin-config:\n  policy:fcfs: {width: 1}\n", 2, "--plugin-config policy:fcfs"),
+    ],
+)
+def test_errors_begin_with_file_and_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, text: str, line: int, part: str
+) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text(text)
+    assert cli.main(["serve", str(tiny.path()), "--dry-run", "--config", str(file)]) in (1, 2)
+    assert f"error:\n  {file}:{line}: {part}" in capsys.readouterr().err

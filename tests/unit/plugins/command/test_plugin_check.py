@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ferrule.config.plugins import configured, selection_options
+from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import discover
 from ferrule_plugins.command.plugins import PluginsCommand
@@ -167,3 +169,13 @@ def test_it_needs_neither_pytest_nor_hypothesis(site):
     )
     done = site.python("-c", script)
     assert (done.stdout.strip(), done.returncode) == ("True", 0), done.stderr
+
+
+def test_a_class_is_checked_by_its_import_path(tmp_path, monkeypatch, capsys):
+    (tmp_path / "acme_paths.py").write_text(POLICY)
+    monkeypatch.syspath_prepend(tmp_path)
+    name = POLICY.partition("class ")[2].partition("(")[0]
+    words = ["check", f"acme_paths.{name}", "--plugin", f"policy=acme_paths.{name}"]
+    plugins = configured(discover(), selection_options(words, Environment()), Environment())
+    assert PluginsCommand().run(words, plugins) == 0
+    assert capsys.readouterr().out.splitlines()[0] == f"policy:acme_paths.{name} of module acme_paths"

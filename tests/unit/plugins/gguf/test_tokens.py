@@ -260,7 +260,7 @@ def test_templates_of_files_run_in_the_sandbox(tmp_path: Path) -> None:
     ("changes", "said"),
     [
         ({"ggml.model": "rwkv"}, "kind 'rwkv'"),
-        ({"ggml.pre": "llama2"}, "'llama2' is not known. Did you mean 'llama4'"),
+        ({"ggml.pre": "llama2"}, "'llama2' is not known. Did you mean 'llama[34]'"),
         ({"ggml.merges": ["ab"]}, "'ab', which is not two parts"),
         ({"ggml.merges": [1]}, "not two parts"),
         ({"ggml.tokens": []}, "not a list of texts"),

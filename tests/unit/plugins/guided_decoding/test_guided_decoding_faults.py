@@ -13,7 +13,7 @@ import pytest
 from ferrule.plugin import discover
 from ferrule.types import Fixed, Form, GrammarSpec, Json, Regex, Rules, Series
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere, json_text, whitespace, whole
-from ferrule_testkit.guided import accepts, vocabulary
+from ferrule_testkit.guided import MERGED, accepts, first_refused, vocabulary, whole_tokens_of
 
 VOCABULARY = vocabulary()
 GUIDANCE = discover().make("guided_decoding", "guidance", VOCABULARY)
@@ -36,6 +36,7 @@ def allows(name: str, form: Form, text: str) -> bool | None:
         (NAMED, '{"a":1,"b\\u0061":"x"}', '{"a":1,"\\u0061":"x"}'),
         ({"type": "string", "maxLength": 2}, '"\\n\\u00e9"', '"a\tb"'),
         ({"type": "string", "maxLength": 2}, '"\\ud83d\\ude00a"', '"\\ud83d"'),
+        ({"type": "string", "minLength": 1, "maxLength": 1}, '"\\u00e9"', '"\t"'),
         ({"type": "string", "pattern": "^1(?:[.][0-9]+)?$"}, '"1.25"', '"125"'),
         ({"type": "string", "pattern": "^root[^x]$"}, '"rootb"', '"rootx"'),
     ],
@@ -179,3 +180,58 @@ def test_integers_are_exact_or_refused(name: str, value: int) -> None:
             data, judge = backend.compile(spec), jsonschema.Draft202012Validator(schema)
             for number in (value - 1, value, value + 1):
                 assert accepts(backend.load(data), VOCABULARY, str(number)) is judge.is_valid(number), (schema, number)
+
+
+STRINGS = ({"type": "string"}, {"type": "string", "minLength": 1, "maxLength": 1}, {"type": "string", "maxLength": 3})
+IN_OBJECT = {
+    "type": "object",
+    "properties": {"a": {"type": "string"}},
+    "required": ["a"],
+    "additionalProperties": False,
+}
+CHARACTERS = ("é", "日", "\U0001f600", "/", "\n", "\x1b", "\x7f", '"', "\\", "A")
+
+
+def spellings(char: str) -> set[str]:
+    """A character as JSON may write it in a string."""
+    units = char.encode("utf-16-be").hex()
+    numbers = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
+    short = {"/": "\\/", "\n": "\\n"}.get(char, json.dumps(char, ensure_ascii=False)[1:-1])
+    return {numbers, numbers.upper().replace("\\U", "\\u"), short, json.dumps(char)[1:-1]}
+
+
+WORDS = vocabulary((*MERGED, "\U0001f600"))
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("schema", STRINGS, ids=range(3))
+def test_what_begins_as_an_escape_is_the_character_that_it_names(name: str, schema: dict[str, object]) -> None:
+    """Every spelling may be written, or it cannot be begun: none turns into another character."""
+    backend = discover().make("guided_decoding", name, WORDS)
+    if backend.refuses(spec := GrammarSpec(form=Json(schema))) is not None:
+        return
+    data = backend.compile(spec)
+    for text in (f'"{spelling}"' for char in CHARACTERS for spelling in spellings(char)):
+        begun = name != "guidance" or not text.startswith(('"\\u', '"\\/')) and "\x7f" not in text
+        grammar = backend.load(data)
+        assert (first_refused(grammar, WORDS, whole_tokens_of(text, WORDS)) is None) is begun, text
+        if not begun and "\\" in text:
+            assert first_refused(backend.load(data), WORDS, whole_tokens_of(text[:3], WORDS)) == 2, text
+
+
+@pytest.mark.parametrize("name", BACKENDS)
+@pytest.mark.parametrize("value", ["é", "\U0001f600", "/", "\x1b"])
+def test_a_string_that_a_schema_names_can_be_written(name: str, value: str) -> None:
+    backend = discover().make("guided_decoding", name, WORDS)
+    for schema in ({"const": value}, {"enum": [value, "b"]}):
+        if backend.refuses(spec := GrammarSpec(form=Json(schema))) is None:
+            data = backend.compile(spec)
+            tokens = [whole_tokens_of(f'"{text}"', WORDS) for text in spellings(value)]
+            assert any(first_refused(backend.load(data), WORDS, ids) is None for ids in tokens)
+
+
+def test_guidance_does_not_spell_a_name_that_the_schema_has() -> None:
+    assert (allows("guidance", Json(NAMED), '{"b":"x"}'), allows("guidance", Json(NAMED), '{"\\u0061":"x"}')) == (
+        True,
+        False,
+    )

@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 
-from ferrule.config import Config, ModelConfig
+from ferrule.config import Config, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError, PluginError
-from ferrule.locate.localise import localise, weight_patterns
+from ferrule.locate.localise import check_remote, localise
+from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
 from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
 from ferrule_testkit.wheels import Distribution
@@ -167,15 +168,9 @@ def test_pickles_only_without_safetensors_and_code_only_with_trust(hub: FakeHub,
     assert names(trusted) == {"config.json", "tokenizer.json", "modeling.py"}
 
 
-def test_a_format_of_another_package_gets_every_file() -> None:
-    assert weight_patterns(["x.tensors"], "tensors") == ("*",)
-    assert weight_patterns(["a.safetensors", "a.bin"], "auto") == ("*.safetensors",)
-    assert weight_patterns(["consolidated.safetensors", "a.bin"], "auto") == ("*.bin", "*.pt")
-
-
 def test_weights_are_of_the_first_format_that_the_repository_has() -> None:
     def chosen(*files: str) -> tuple[str, ...]:
-        return weight_patterns(["config.json", *files], "auto")
+        return WeightFiles("auto").patterns(["config.json", *files])
 
     mistral = ("consolidated*.safetensors",)
     assert chosen("consolidated.safetensors", "params.json") == mistral
@@ -183,6 +178,7 @@ def test_weights_are_of_the_first_format_that_the_repository_has() -> None:
     assert chosen("consolidated-00001-of-00002.safetensors", *beside) == mistral
     assert chosen("consolidated.safetensors", "model.safetensors", "model.bin") == ("*.safetensors",)
     assert chosen("model.tensors") == ("*.tensors",)
+    assert chosen("consolidated.safetensors", "a.bin") == ("*.bin", "*.pt")
     assert set(chosen()) == {"*.safetensors", "*.bin", "*.pt", "*.tensors", *mistral}
 
 
@@ -385,6 +381,113 @@ def test_a_hub_of_another_package_is_asked_for_exactly_what_the_user_pinned(shel
     assert ["*.py" in each["patterns"] for each in asked] == [False, True, True]
     with pytest.raises(CheckpointError, match="the hub shelf has names that begin with shelf:"):
         localise(resolve(Config(model=ModelConfig(model="org/model", hub="shelf"))), plugins)
+
+
+# ------------------------------------------------------------------------------------------------ another format
+
+FORMATS = """
+from ferrule.interfaces.load_format import Description, WeightSource
+
+
+class Acme(WeightSource):
+    patterns = ("*.acme", "*.onnx")
+
+    @classmethod
+    def refuses(cls, folder):
+        return None if folder and [*folder.glob("*.acme")] else "there is no .acme file"
+
+    @classmethod
+    def describe(cls, place):
+        return Description({"config.json": b'{"architectures": ["LlamaForCausalLM"]}'}, tuple(place.glob("*.acme")))
+
+    def tensors(self, folder, model, options):
+        yield from ()
+
+
+class Silent(Acme):
+    patterns = ()
+
+    @classmethod
+    def describe(cls, place):
+        return None
+"""
+
+
+@pytest.fixture
+def formats(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A package with two formats, a broken one, and a hub whose repositories are folders."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    entry = {
+        "ferrule.v1.load_format": {"acme": "acme_f:Acme", "silent": "acme_f:Silent", "broken": "nowhere:Broken"},
+        "ferrule.v1.hub": {"copies": "acme_hub:Copies"},
+    }
+    site.install(Distribution(name="acme-f", entry_points=entry, files={"acme_f.py": FORMATS, "acme_hub.py": COPIES}))
+    return site.discover()
+
+
+COPIES = """
+import shutil
+from fnmatch import fnmatch
+from pathlib import Path
+
+from ferrule.interfaces.hub import ModelHub
+
+
+class Copies(ModelHub):
+    def refuses(self, name):
+        return None
+
+    def files(self, repository):
+        at = Path(repository.name.removeprefix("copies:"))
+        return [file.relative_to(at).as_posix() for file in sorted(at.rglob("*")) if file.is_file()]
+
+    def fetch(self, repository, choose):
+        names = self.files(repository)
+        patterns = choose(names)
+        for name in names:
+            wanted = any(fnmatch(name, each) for each in patterns)
+            if wanted and not any(fnmatch(name, each) for each in repository.ignore):
+                target = repository.folder / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(Path(repository.name.removeprefix("copies:")) / name, target)
+        return repository.folder
+"""
+
+PLAIN = ("config.json", "model.acme", "model.onnx", "README.md")
+
+
+@pytest.mark.parametrize(
+    ("load_format", "files", "fetched"),
+    [
+        ("auto", PLAIN, {"config.json", "model.acme", "model.onnx"}),
+        ("auto", (*PLAIN, "model.safetensors"), {"config.json", "model.safetensors"}),
+        ("auto", ("model.acme", "README.md"), {"model.acme"}),
+        ("acme", (*PLAIN, "model.safetensors"), {"config.json", "model.acme", "model.onnx"}),
+        ("acme", (*PLAIN, "consolidated.safetensors"), {"config.json", "model.acme", "model.onnx"}),
+        ("silent", (*PLAIN, "consolidated.acme"), {*PLAIN, "consolidated.acme"} - {"model.onnx"}),
+    ],
+)
+def test_a_format_of_another_package_gets_the_files_that_it_names(
+    formats: Any, tmp_path: Path, load_format: str, files: tuple[str, ...], fetched: set[str]
+) -> None:
+    for name in files:
+        (tmp_path / "repository").mkdir(exist_ok=True)
+        (tmp_path / "repository" / name).write_bytes(CONFIG if name == "config.json" else b"weights")
+    model = ModelConfig(model=f"copies:{tmp_path / 'repository'}", hub="copies")
+    load = LoadConfig(load_format=load_format, download_dir=str(tmp_path / "found"))
+    config = resolve(Config(model=model, load=load))
+    assert check_remote(config, formats) == []
+    localise(config, formats)
+    assert names(str(tmp_path / "found")) == fetched
+
+
+def test_a_repository_without_files_of_any_format_is_told_of_all(formats: Any, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_bytes(CONFIG)
+    model = ModelConfig(model=f"copies:{tmp_path}", hub="copies")
+    with pytest.raises(CheckpointError, match=r"\*\.safetensors or .* or \*\.acme or \*\.onnx\."):
+        check_remote(resolve(Config(model=model)), formats)
+    with pytest.raises(PluginError, match="broken"):
+        check_remote(resolve(Config(model=model, load=LoadConfig(load_format="broken"))), formats)
 
 
 def test_a_hub_that_nobody_offers_is_named_by_what_there_is(shelf: Path, site: Any) -> None:

@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.locate.localise import weight_patterns
+from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
 from ferrule_plugins.load_format import safetensors as safetensors_files
 from ferrule_plugins.load_format import shards
@@ -187,10 +187,14 @@ def test_hf_prefers_files_that_cannot_hold_code(tmp_path: Path) -> None:
 def test_what_a_hub_is_asked_for() -> None:
     both = ["config.json", "a.safetensors", "a.bin"]
     for name in ("hf", "bitsandbytes", "auto"):
-        assert weight_patterns(both, name) == ("*.safetensors",)
-        assert weight_patterns(["config.json", "a.bin"], name) == ("*.bin", "*.pt")
-    assert weight_patterns(both, "npcache") == ("*.bin", "*.pt")
-    assert weight_patterns(both, "sharded_state") == weight_patterns(both, "runai_streamer") == ("*.safetensors",)
+        assert WeightFiles(name).patterns(both) == ("*.safetensors",)
+        assert WeightFiles(name).patterns(["config.json", "a.bin"]) == ("*.bin", "*.pt")
+    assert WeightFiles("npcache").patterns(both) == ("*.bin", "*.pt")
+    assert (
+        WeightFiles("sharded_state").patterns(both)
+        == WeightFiles("runai_streamer").patterns(both)
+        == ("*.safetensors",)
+    )
 
 
 def tokens(folder: Path, load_format: str = "auto", **model: Any) -> tuple[str | None, Any]:

@@ -199,8 +199,25 @@ def test_other_names_of_a_method_read_it_too(folder: Path, plugins: Plugins, tmp
     quantized_checkpoint(folder, tmp_path / "made", "awq")
     assert load_folder(tmp_path / "made", plugins).info.quantization == "awq"
     assert load_folder(tmp_path / "made", plugins, quantization="awq_marlin").info.quantization == "awq_marlin"
-    with pytest.raises(ConfigError, match="--quantization gptq: the weights are quantized .awq."):
-        load_folder(tmp_path / "made", plugins, quantization="gptq")
+
+
+@pytest.mark.parametrize("made", ["awq", "gptq", "nf4", "fp8-blocks"])
+def test_another_method_than_the_checkpoint_has_is_told_what_reads_it(
+    folder: Path, plugins: Plugins, tmp_path: Path, made: str
+) -> None:
+    quantized_checkpoint(folder, tmp_path / "made", made)
+    form = FORMATS[made].config["quant_method"]
+    reader = load_folder(tmp_path / "made", plugins).info.quantization
+    for name in plugins.names("quantization"):
+        if form not in plugins.load("quantization", name).formats:
+            with pytest.raises(
+                ConfigError, match=f"--quantization {name}: the weights are quantized .{form}."
+            ) as caught:
+                load_folder(tmp_path / "made", plugins, quantization=name)
+            assert caught.value.hint == f"Leave --quantization out: {reader} then serves the weights as they are."
+    if form != "bitsandbytes":
+        with pytest.raises(ConfigError, match="Leave --load-format out"):
+            load_folder(tmp_path / "made", plugins, load_format="bitsandbytes")
 
 
 @pytest.mark.parametrize(("file", "method"), [("quantize_config.json", "gptq"), ("quant_config.json", "awq_marlin")])
@@ -245,10 +262,11 @@ def test_settings_may_be_in_the_file_of_modelopt(folder: Path, plugins: Plugins,
 # ---------------------------------------------------------------------------------------- what is refused
 
 
-@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors"])
+@pytest.mark.parametrize("method", ["awq", "gptq", "compressed-tensors", "gguf", "quark", "ferrule_packed"])
 def test_methods_of_checkpoints_do_not_take_float_weights(folder: Path, plugins: Plugins, method: str) -> None:
-    with pytest.raises(ConfigError, match=f"--quantization {method}: the weights are not quantized"):
+    with pytest.raises(ConfigError, match=f"--quantization {method}: the weights are not ") as caught:
         load_folder(folder, plugins, quantization=method)
+    assert "are floats: leave --quantization out to serve them as they are" in caught.value.hint
 
 
 def _changed(name: str, **changes: Any) -> dict[str, Any]:

@@ -98,7 +98,7 @@ def test_a_quantization_that_is_no_object_is_told(folder: Path, plugins: Plugins
 
 
 def test_a_model_without_such_layers_refuses(folder: Path, plugins: Plugins) -> None:
-    with pytest.raises(ConfigError, match="has no layer that can be quantized"):
+    with pytest.raises(ConfigError, match="has no layer that it quantizes"):
         load_folder(
             folder, plugins, hf_overrides={"quantization_config": {"quant_method": "mxfp4"}}
         )  # of experts alone

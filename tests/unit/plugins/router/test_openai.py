@@ -324,6 +324,26 @@ async def test_a_failed_request_is_a_500_or_an_event() -> None:
         assert site.service.open == 0
 
 
+async def test_a_request_whose_constraint_cannot_be_followed_is_a_400_or_an_event() -> None:
+    """The engine blames the client for it, in the middle of an answer."""
+    message = "The constraint on the output takes too long to follow: simplify its repetitions."
+
+    def blamed(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
+        good, _ = failing(request, index, ids)
+        return [good, Output(index=index, finish=FinishReason.ERROR, error=message, invalid=True)]
+
+    for call in (Site().complete, Site().chat):
+        site: Site = call.__self__  # type: ignore[attr-defined]
+        site.service.script = blamed
+        error = error_of(await call(), 400)
+        assert (error["message"], error["type"]) == (message, "BadRequestError")
+        streamed = await call(stream=True)
+        assert "[DONE]" not in streamed.text
+        assert message in streamed.text
+        assert '"code":400' in streamed.text
+        assert site.service.open == 0
+
+
 async def test_infinite_logprobs_are_json() -> None:
     site = Site()
 
@@ -478,6 +498,25 @@ async def test_models() -> None:
     assert [card["id"] for card in cards] == ["fake", "alias"]
     assert cards[0]["max_model_len"] == 256
     assert (await site.http.get("/v1/models/alias")).json()["object"] == "model"
+
+
+@pytest.mark.parametrize(
+    ("given", "param"),
+    [
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"structured_outputs": {"regex": "a"}}, "structured_outputs"),
+    ],
+)
+async def test_a_constraint_that_the_engine_refuses_is_named_as_the_client_does(
+    given: dict[str, Any], param: str
+) -> None:
+    site = Site()
+    refused = Output(index=0, finish=FinishReason.ERROR, error="no", invalid=True, param="structured_outputs")
+    site.service.script = lambda request, index, ids: [refused]
+    for call in (site.complete, site.chat):
+        assert error_of(await call(**given))["param"] == param
+        assert f'"param":"{param}"' in (await call(**given, stream=True)).text
 
 
 async def test_tokenize_and_back() -> None:

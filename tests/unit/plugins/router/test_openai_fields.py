@@ -182,6 +182,35 @@ async def test_variables_that_the_template_does_not_read() -> None:
     assert warnings_of(await site.chat(**given)) == []
 
 
+async def test_tokenize_names_what_a_template_does_not_show() -> None:
+    """As chat does: keys and variables that it does not read, and content that it leaves out."""
+    site, strict = Site(), Site(strict_requests=True)
+    given: dict[str, Any] = {
+        "messages": [{"role": "user", "content": "a", "mood": "gay"}],
+        "documents": [{"title": "a", "text": "b"}],
+        "chat_template_kwargs": {"other": 2},
+    }
+    told = [
+        "messages[0].mood: the chat template does not read it.",
+        "documents: the chat template does not show them to the model.",
+        "chat_template_kwargs: the chat template does not read 'other'.",
+    ]
+    lost = "messages[0].content: the chat template does not show it to the model."
+    for one in (site, strict):
+        one.service.template_reads = frozenset({"messages"})
+    response = await site.http.post("/tokenize", json=given)
+    assert warnings_of(response) == told == warnings_of(await site.chat(**given))
+    assert response.headers[IGNORED] == "messages[0].mood, documents, chat_template_kwargs"
+    assert error_of(await strict.http.post("/tokenize", json=given))["param"] == "messages[0].mood"
+    site.service.notes = (lost,)
+    response = await site.http.post("/tokenize", json=given | {"zzz": 1})
+    assert warnings_of(response) == ["zzz: unknown, ignored.", *told, lost]
+    assert response.json()["tokens"] == [97]
+    response = await site.http.post("/tokenize", json={"messages": [{"role": "user", "content": "a"}]})
+    assert warnings_of(response) == [lost]
+    assert warnings_of(await site.http.post("/tokenize", json=given | {"chat_template": "of the request"})) == [lost]
+
+
 async def test_nothing_is_added_to_ids() -> None:
     assert warnings_of(await Site().complete(prompt=[97], add_special_tokens=True))[0].startswith("add_special_tokens")
     assert warnings_of(await Site().complete(prompt=["a"], add_special_tokens=True)) == []

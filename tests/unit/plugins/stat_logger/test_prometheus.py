@@ -166,7 +166,7 @@ def test_sleep_and_sources_of_prompt_tokens() -> None:
     logger = Prometheus(CONFIG, fake_model())
     assert value(logger, "engine_sleep_state", sleep_state="awake") == 0  # not heard of yet
     for level, state in enumerate(("awake", "weights_offloaded", "discard_all")):
-        logger.on_engine(EngineStats(sleep_level=level, prompt_tokens=10, prompt_cached=4), 0)
+        logger.on_engine(EngineStats(sleep_level=level, choice_prompt_tokens=10, choice_prompt_cached=4), 0)
         states = {key: number for key, number in samples(logger).items() if key[0] == "engine_sleep_state"}
         assert [key[1] for key, number in states.items() if number] == [frozenset({("sleep_state", state)})]
     assert value(logger, "prompt_tokens_by_source_total", source="local_compute") == 6
@@ -215,8 +215,9 @@ def test_latencies_and_requests() -> None:
     assert value(logger, "request_success_total", finished_reason="stop") == 1
     assert value(logger, "request_success_total", finished_reason="abort") == 1
     assert value(logger, "request_success_total", finished_reason="error") == 0
-    assert value(logger, "request_prompt_tokens_sum") == 14
-    assert value(logger, "request_prefill_kv_computed_tokens_sum") == 6
+    assert value(logger, "request_prompt_tokens_sum") == 7  # as in the total: with a first token
+    assert value(logger, "request_prompt_tokens_count") == 2
+    assert value(logger, "request_prefill_kv_computed_tokens_sum") == 3
     assert value(logger, "request_params_n_count") == 0  # counted with the last of a prompt's choices
     logger.on_finish(request_stats(longest=9))
     assert value(logger, "request_params_n_bucket", le="1.0") == 0

@@ -61,4 +61,18 @@ NEWER: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "So.",
         _DAYS,
     ),
+    (
+        "minicpm5",
+        'So. <function name="forecast"><param name="city"><![CDATA[Oslo]]></param>'
+        '<param name="days">2</param></function>',
+        "So.",
+        _DAYS,
+    ),
+    (
+        "inkling",
+        "<|content_text|>So.<|end_message|><|message_model|>forecast<|content_invoke_tool_json|>"
+        '{"name":"forecast","args":{"city":"Oslo"}}<|end_message|><|content_model_end_sampling|>',
+        "So.",
+        _ALONE,
+    ),
 ]

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
 import math
-import os
 import subprocess
 import sys
 import threading
@@ -25,7 +23,6 @@ from ferrule import schema
 from ferrule.engine.cache import KVCacheManager, PrefixHit
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, ConfigError, EngineDead
-from ferrule.interfaces.command import Command
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
@@ -49,6 +46,7 @@ from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
+from tests.conformance import planted_commands
 from tests.simulate.bugs import BUGS
 
 # ------------------------------------------------------------------------------------------ attention
@@ -878,92 +876,6 @@ class DividesByTheTokens(Prometheus):
         super().on_finish(stats)
 
 
-# ------------------------------------------------------------------------------------------ command
-
-
-class HeavyHelp(Command):
-    summary = "Heavy."
-
-    def run(self, argv, plugins):
-        import numpy  # noqa: F401
-
-        print("usage")
-        return 0
-
-
-class TracebackForFlags(Command):
-    summary = "Odd."
-
-    def run(self, argv, plugins):
-        if argv[0] not in ("-h", "--help"):
-            raise KeyError(argv[0])
-        print("usage")
-        return 0
-
-
-class FlagsAreIgnored(Command):
-    summary = "Odd."
-
-    def run(self, argv, plugins):
-        print("usage")
-        return 0
-
-
-class ExitsItself(Command):
-    summary = "Odd."
-
-    def run(self, argv, plugins):
-        print("usage", flush=True)
-        os._exit(3)
-
-
-class OnSubCommands(Command):
-    """The way of argparse's manual: sub-commands, each with its function, and SystemExit for help and errors."""
-
-    summary = "Work with numbers."
-
-    def run(self, argv, plugins):
-        parser = argparse.ArgumentParser(prog="ferrule numbers", description=self.summary)
-        commands = parser.add_subparsers(required=True)
-        add = commands.add_parser("add", help="add numbers")
-        add.add_argument("number", nargs="*", type=int)
-        add.set_defaults(func=self.add)
-        args = parser.parse_args(argv)
-        return args.func(args)
-
-    def add(self, args):
-        print(sum(args.number))
-        return 0
-
-
-class OnSubCommandsInFull(OnSubCommands):
-    conformance: ClassVar = {"arguments": ("add",)}
-
-
-class HeavySubCommands(OnSubCommands):
-    def run(self, argv, plugins):
-        import numpy  # noqa: F401
-
-        return super().run(argv, plugins)
-
-
-class ExitsWithAWord(Command):
-    summary = "Odd."
-
-    def run(self, argv, plugins):
-        sys.exit("usage")
-
-
-class HidesTheFlag(Command):
-    summary = "Odd."
-
-    def run(self, argv, plugins):
-        if list(argv) not in (["-h"], ["--help"]):
-            raise ConfigError("These arguments are wrong.")
-        print("usage")
-        return 0
-
-
 # ------------------------------------------------------------------------------------------ hooks
 
 
@@ -1099,14 +1011,14 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "stat_logger", CountsCallsTwice, "test_each_event_counts_once"
     yield "stat_logger", CountsRefusalsTwice, "test_each_event_counts_once"
     yield "stat_logger", SilentWithoutLogStats, "test_calls_are_told_without_log_stats"
-    yield "command", HeavyHelp, "test_help_is_quick"
-    yield "command", TracebackForFlags, "test_an_unknown_flag_is_one_block"
-    yield "command", FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
-    yield "command", ExitsItself, "test_help_is_an_answer"
-    yield "command", ExitsItself, "test_help_is_quick"
-    yield "command", HeavySubCommands, "test_help_is_quick"
-    yield "command", ExitsWithAWord, "test_help_is_an_answer"
-    yield "command", HidesTheFlag, "test_an_unknown_flag_is_named"
+    yield "command", planted_commands.HeavyHelp, "test_help_is_quick"
+    yield "command", planted_commands.TracebackForFlags, "test_an_unknown_flag_is_one_block"
+    yield "command", planted_commands.FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
+    yield "command", planted_commands.ExitsItself, "test_help_is_an_answer"
+    yield "command", planted_commands.ExitsItself, "test_help_is_quick"
+    yield "command", planted_commands.HeavySubCommands, "test_help_is_quick"
+    yield "command", planted_commands.ExitsWithAWord, "test_help_is_an_answer"
+    yield "command", planted_commands.HidesTheFlag, "test_an_unknown_flag_is_named"
     yield "hooks", Misspelt, "test_no_hook_is_misspelt"
     yield "hooks", OtherParameters, "test_signatures_fit"
     yield "hooks", StumblesOverStrangers, "test_it_hears_everything"
@@ -1146,8 +1058,8 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("router", Echo),
         ("executor", WithAWorker),
         ("hooks", Hooks),
-        ("command", OnSubCommands),
-        ("command", OnSubCommandsInFull),
+        ("command", planted_commands.OnSubCommands),
+        ("command", planted_commands.OnSubCommandsInFull),
         ("scheduler", WithTheDefaults),
     ],
 )

@@ -45,6 +45,11 @@ class Shape:
         self._members: dict[str, Shape] = {}
         self.kinds = _STRING if schema is None else argument_schemas.types(self._schema)
 
+    @property
+    def is_open(self) -> bool:
+        """Whether any member may stand in such an object, as far as the schema says."""
+        return not self._described[0] or self._described[1] is not None
+
     def declares(self, name: str) -> bool:
         return name in self._described[0]
 
@@ -91,7 +96,8 @@ class ElementsReader(HeadedReader):
 
     An element that begins with another element is a list if its schema says so, or if it says nothing and the first
     one is an entry; otherwise an object. Of members that come twice the first counts, but where the schema says list,
-    they are its entries. A missing closing tag is made up for where an outer one, the next argument or call follows.
+    they are its entries. A missing closing tag is made up for where an outer one, another call, or what belongs to an
+    outer element follows.
     `exact`: functions whose arguments a constraint wrote, so that JSON in them is right and may hold any text.
     """
 
@@ -130,8 +136,6 @@ class ElementsReader(HeadedReader):
         tag = self._take_tag(reader)
         if tag is None:
             return False
-        if self._open[-1].repeats and tag != (False, self._open[-1].name):
-            self._close(len(self._open) - 1, out)
         if tag.closes:
             self._close_named(tag.name, reader, start, out)
         elif self._ends_call(tag):
@@ -156,6 +160,7 @@ class ElementsReader(HeadedReader):
 
     def _begin(self, name: str, out: CallWriter) -> None:
         """Behind the opening tag of an element."""
+        self._close(self._place(name) + 1, out)
         around = self._open[-1]
         again = not around.is_list and name in around.given
         if again and self._muted is None:
@@ -255,12 +260,24 @@ class ElementsReader(HeadedReader):
 
     def _ends_value(self, tag: _Tag) -> bool:
         """Whether a tag in a text ends it, though it is not the text's own."""
-        around = self._open[-1]
         if tag.closes:
             return bool(self._find(tag.name)) or self._markup.outside(tag.name)
+        around = self._open[-1]
+        known = around.is_list or around.shape.declares(tag.name)
+        return (known and self._expects(around, tag.name)) or self._ends_call(tag)
+
+    def _place(self, name: str) -> int:
+        """What an element belongs to: an outer one, whose tag is missing, if that alone knows the name."""
+        for at in range(len(self._open) - 1, -1, -1):
+            if self._expects(self._open[at], name):
+                return at
+        return len(self._open) - 1 - self._open[-1].repeats
+
+    def _expects(self, around: _Open, name: str) -> bool:
         if around.is_list:
-            return tag.name == self._markup.entry or self._ends_call(tag)
-        return (around.shape.declares(tag.name) and tag.name not in around.given) or self._ends_call(tag)
+            return name == (around.name if around.repeats else self._markup.entry)
+        fits = around is self._open[-1] and around.shape.is_open
+        return fits or (around.shape.declares(name) and name not in around.given)
 
     def _find(self, name: str) -> int:
         """The place of the innermost element of this name that is open. 0: there is none."""

@@ -89,7 +89,7 @@ class _Forms:
         may_be_text = not kinds or "string" in kinds
         if options is None:
             return None if may_be_text else self._json(name, schema)
-        if may_be_text and (kinds & CONTAINERS or not all(map(_free_or_string, options))):
+        if may_be_text and (kinds & CONTAINERS or not _keep_their_type(options)):
             return None
         nested = sum(bool(argument_schemas.types(one) & CONTAINERS) for one in options) == 1 and self._left > 0
         forms = [self._option(name, one, kinds, depth if nested else _DEEPEST) for one in options]
@@ -137,13 +137,11 @@ class _Forms:
         return f"{self._markup.prefix}</{name}>"
 
 
-def _free_or_string(schema: dict[str, Any]) -> bool:
-    """Whether any text that is read as another type than a string fits, or none is."""
-    return argument_schemas.types(schema) <= {"string"} or argument_schemas.keywords(schema) <= {
-        "type",
-        "enum",
-        "const",
-    }
+def _keep_their_type(options: list[dict[str, Any]]) -> bool:
+    """Whether a string that looks like a value of another type, and is read as one, fits as well."""
+    strings = [one for one in options if argument_schemas.types(one) <= {"string"}]
+    free = any(argument_schemas.keywords(one) not in _VALUES for one in strings)
+    return not free or all(argument_schemas.keywords(one) <= {"type"} for one in options if one not in strings)
 
 
 def _read_alike(ways: list[dict[str, Any]]) -> bool:

@@ -92,7 +92,7 @@ def made(name: str, tools: Any, choice: Any, **more: Any) -> tuple[ToolParser, G
     return found
 
 
-def generated(backend: Guidance, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
+def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
     """A random text that the constraint allows. After `length` tokens, what ends a value is preferred."""
     rng = random.Random(seed)
     grammar, text = backend.load(backend.compile(replace(spec, any_whitespace=False))), b""

@@ -41,7 +41,7 @@ class _Elements(HeadedCall):
         return ElementsReader(self.head, self.markup, schemas, exact)
 
     def form(self, function: EnforcedFunction) -> Form | None:
-        """Objects without names of their own may hold any elements as arguments, and are JSON in them."""
+        """Arguments of which the schema says nothing may be any elements."""
         head = self.head.form(function.name)
         if head is None:
             return None
@@ -64,9 +64,11 @@ class _Forms:
     def members(self, schema: dict[str, Any], depth: int) -> Form | None:
         """The members of an object. None for what cannot be said so."""
         ways = argument_schemas.ways(schema)
-        each = [self._way(one, depth) for one in ways] if _read_alike(ways) else []
+        each = [self._way(one, depth) for one in ways]
         found = tuple(one for one in each if one is not None)
-        return None if not found or len(found) < len(each) else found[0] if len(found) == 1 else OneOf(found)
+        if not found or len(found) < len(each) or not _read_alike(ways):
+            return None
+        return found[0] if len(found) == 1 else OneOf(found)
 
     def _way(self, schema: dict[str, Any], depth: int) -> Form | None:
         found = argument_schemas.arguments(schema)

@@ -35,7 +35,7 @@ def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
     properties, required = schema.get("properties", {}), schema.get("required", [])
     if not set(required) <= set(properties):
         return None
-    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    shared = definitions(schema)
     found = []
     for name, inner in properties.items():
         whole = {} if inner is True else inner
@@ -50,7 +50,7 @@ def ways(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 
     None, an empty list, when this cannot be said so, or an argument has other types in one of them.
     """
-    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    shared = definitions(schema)
     found = _ways(schema, shared, 0) or []
     return [{**shared, **one} for one in found] if len(found) < 2 or _alike(found) else []
 
@@ -58,7 +58,7 @@ def ways(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 def others(schema: Mapping[str, Any]) -> dict[str, Any] | None:
     """The schema of arguments that are not named, which stands for itself. None where it says nothing."""
     found = schema.get("additionalProperties")
-    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
+    shared = definitions(schema)
     return {**shared, **found} if isinstance(found, dict) else None
 
 
@@ -119,21 +119,41 @@ def described(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
     It may name them at its root, or where its root leads: by a reference, or in one of several schemas.
     """
-    shared = {key: schema[key] for key in _ELSEWHERE if key in schema}
     named: dict[str, list[dict[str, Any]]] = {}
     others: list[dict[str, Any]] = []
-    waiting, seen = [schema], 0
-    while waiting and seen < _MOST_ROOTS:
-        root, seen = waiting.pop(0), seen + 1
+    for root in _roots(schema):
         for name, value in _object(root, "properties").items():
             named.setdefault(name, []).extend([value] if isinstance(value, dict) else [])
         rest = (*_object(root, "patternProperties").values(), root.get("additionalProperties"))
         others += [value for value in rest if isinstance(value, dict)]
+    return {name: _either(values) or {} for name, values in named.items()}, _either(others)
+
+
+def entries(schema: Mapping[str, Any]) -> dict[str, Any] | None:
+    """The schema of the entries of lists, from where `described` looks. None where it says nothing of them."""
+    found: list[Any] = []
+    for root in _roots(schema):
+        first = root.get("prefixItems")
+        found += [*(first if isinstance(first, list) else ()), root.get("items")]
+    return _either([one for one in found if isinstance(one, dict)])
+
+
+def definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
+    """What references in a schema point to."""
+    return {key: schema[key] for key in _ELSEWHERE if key in schema}
+
+
+def _roots(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """A schema and those that its root leads to."""
+    shared = definitions(schema)
+    waiting, seen = [schema], 0
+    while waiting and seen < _MOST_ROOTS:
+        root, seen = waiting.pop(0), seen + 1
+        yield root
         target = _resolve({**shared, **root}) if "$ref" in root else None
         combined = (root.get(key) for key in ("allOf", "anyOf", "oneOf"))
         inner = (one for options in combined if isinstance(options, list) for one in options)
         waiting += [one for one in (target, *inner) if isinstance(one, dict)]
-    return {name: _either(values) or {} for name, values in named.items()}, _either(others)
 
 
 def _either(schemas: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -159,7 +179,7 @@ def types(schema: Mapping[str, Any]) -> frozenset[str]:
     for key in ("anyOf", "oneOf"):
         options = schema.get(key)
         if isinstance(options, list):
-            shared = {name: schema[name] for name in _ELSEWHERE if name in schema}
+            shared = definitions(schema)
             each = [types({**shared, **option}) if isinstance(option, dict) else frozenset() for option in options]
             return frozenset[str]().union(*each) if all(each) else frozenset()
     return frozenset()
@@ -186,11 +206,11 @@ def options(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
         target = _resolve(schema) if keywords(schema) == {"$ref"} else None
         if target is None:
             return None
-        schema = {**{key: schema[key] for key in _ELSEWHERE if key in schema}, **target}
+        schema = {**definitions(schema), **target}
     for key in ("anyOf", "oneOf"):
         if key in schema:
             alone = set(schema) - NOTES - set(_ELSEWHERE) <= {key}
-            shared = {name: schema[name] for name in _ELSEWHERE if name in schema}
+            shared = definitions(schema)
             inner = schema[key]
             plain = alone and isinstance(inner, list) and all(isinstance(one, dict) for one in inner)
             return [{**shared, **one} for one in inner] if plain else None

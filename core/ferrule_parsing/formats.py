@@ -201,7 +201,7 @@ class ToolFormat:
 
 
 def _is_tag(text: str) -> bool:
-    return text.startswith(("<", "[")) and len(text) > 1
+    return text.startswith(("<", "[", "]<")) and len(text) > 1
 
 
 def _beginning(bare: str, triggers: tuple[str, ...]) -> str:

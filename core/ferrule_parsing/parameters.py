@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,9 +15,9 @@ from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, Schemas
 from ferrule_parsing.heads import HeadedCall, HeadedReader, Spellings
 from ferrule_parsing.json_object import ObjectReader
-from ferrule_parsing.literals import json_of_literal
 from ferrule_parsing.reader import Reader, Tags
 from ferrule_parsing.tagged_values import ValueReader, ValueTags
+from ferrule_parsing.typed_text import json_of
 
 _LONGEST = 256  # characters of a key
 _STRING = frozenset(("string",))
@@ -280,7 +279,7 @@ class _ParametersReader(HeadedReader):
         return tag
 
     def _end_value(self, out: CallWriter) -> None:
-        out.arguments('"' if self._kinds == _STRING else _json_of("".join(self._value), self._kinds))
+        out.arguments('"' if self._kinds == _STRING else json_of("".join(self._value), self._kinds))
         self._values, self._state = None, self._between
 
     def _in_value(self, reader: Reader, out: CallWriter) -> bool:
@@ -365,28 +364,3 @@ def _value_tags(syntax: Parameters, open: tuple[str, ...], close: tuple[str, ...
 @lru_cache(maxsize=64)
 def _one_tag(text: str) -> Tags:
     return Tags(text)
-
-
-def _json_of(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: what it is already, what Python would read, or the text as a string."""
-    stripped = text.strip()
-    kind = _json_type(stripped)
-    if kind is not None and (not kinds or kind in kinds or (kind == "integer" and "number" in kinds)):
-        return stripped
-    if kinds and "string" not in kinds:
-        literal = stripped if kind is not None else json_of_literal(stripped)
-        if literal is not None:
-            return literal
-    return encode_basestring(text)
-
-
-def _json_type(text: str) -> str | None:
-    """The type of a JSON text; None for anything else."""
-    try:
-        return argument_schemas.json_type(json.loads(text, parse_constant=_refuse))
-    except (ValueError, RecursionError):
-        return None
-
-
-def _refuse(constant: str) -> None:
-    raise ValueError(constant)

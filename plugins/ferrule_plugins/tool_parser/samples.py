@@ -225,6 +225,34 @@ MINICPM5["samples"].append(
         )
     ]
 )
+
+
+def _minimax_m3(name: str, values: Arguments) -> str:
+    mark = "]<]minimax[>["
+
+    def value(of: Any) -> str:
+        match of:
+            case dict():
+                return "".join(f"{mark}<{key}>{value(one)}{mark}</{key}>" for key, one in of.items())
+            case list():
+                return "".join(f"{mark}<item>{value(one)}{mark}</item>" for one in of)
+            case str():
+                return of
+        return _json(of)
+
+    return f'{mark}<invoke name="{name}">{value(values)}{mark}</invoke>'
+
+
+_M3_OPEN, _M3_CLOSE = "]<]minimax[>[<tool_call>\n", "\n]<]minimax[>[</tool_call>"
+MINIMAX_M3 = _block(_minimax_m3, _ODD, _FLAT, _M3_OPEN, "\n", _M3_CLOSE, json_names=False)
+MINIMAX_M3["samples"].append(
+    [
+        _call(
+            *(_minimax_m3, "add", {"a": 1, "b": {"x": ["1", "}", {"y": ["]<]", ""]}], "z": "0"}}),
+            *(_M3_OPEN, _M3_CLOSE),
+        )
+    ]
+)
 INKLING = _each(
     lambda name, values: (
         f"<|message_model|>{name}<|content_invoke_tool_json|>"

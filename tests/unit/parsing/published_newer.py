@@ -75,4 +75,24 @@ NEWER: list[tuple[str, str, str, list[tuple[str, Any]]]] = [
         "So.",
         _ALONE,
     ),
+    (
+        "minimax_m3",
+        'So.]<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="forecast">]<]minimax[>[<city>Oslo]<]minimax[>[</city>'
+        "]<]minimax[>[<days>2]<]minimax[>[</days>]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>",
+        "So.",
+        _DAYS,
+    ),
+    (
+        "minimax_m3",
+        ']<]minimax[>[<tool_call>\n]<]minimax[>[<invoke name="save">]<]minimax[>[<text>\na < b\n]<]minimax[>[</text>'
+        "]<]minimax[>[<force>true]<]minimax[>[</force>]<]minimax[>[<tags>]<]minimax[>[<item>x]<]minimax[>[</item>"
+        "]<]minimax[>[<item>]<]minimax[>[<k>v]<]minimax[>[</k>]<]minimax[>[</item>]<]minimax[>[</tags>"
+        "]<]minimax[>[<meta>]<]minimax[>[<kind>t]<]minimax[>[</kind>]<]minimax[>[</meta>]<]minimax[>[</invoke>\n"
+        ']<]minimax[>[<invoke name="ping">]<]minimax[>[</invoke>\n]<]minimax[>[</tool_call>',
+        "",
+        [
+            ("save", {"text": "\na < b\n", "force": True, "tags": ["x", {"k": "v"}], "meta": {"kind": "t"}}),
+            ("ping", {}),
+        ],
+    ),
 ]

@@ -171,7 +171,7 @@ SPECIAL = [
     for name in PLUGINS.names("tool_parser")
     if issubclass(PLUGINS.load("tool_parser", name), FormatParser)
     for tag in PLUGINS.load("tool_parser", name).special_tokens
-    if tag[0] in "<["
+    if tag[0] in "<[]"
 ]
 
 

@@ -92,7 +92,7 @@ def made(name: str, tools: Any, choice: Any, **more: Any) -> tuple[ToolParser, G
     return found
 
 
-def generated(backend: Guidance, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
+def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
     """A random text that the constraint allows. After `length` tokens, what ends a value is preferred."""
     rng = random.Random(seed)
     grammar, text = backend.load(backend.compile(replace(spec, any_whitespace=False))), b""
@@ -328,6 +328,9 @@ def test_the_second_call_is_read_with_what_the_first_one_prepared(name: str, mon
     assert made == []
 
 
+M3 = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]minimax[>[<b>1]<]minimax[>[</b>'
+
+
 @pytest.mark.parametrize(
     "schema",
     [
@@ -343,13 +346,13 @@ def test_the_second_call_is_read_with_what_the_first_one_prepared(name: str, mon
     ],
     ids=range(9),
 )
-@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "pythonic", "hermes"])
+@pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "pythonic", "hermes", "minimax_m3"])
 def test_schemas_that_are_none_raise_nothing(name: str, schema: dict[str, Any]) -> None:
     """The backend that compiles the constraint says what is wrong."""
     tools = (function("f", strict=True, **schema),)
     for choice in ("required", "auto"):
         parser, _ = made(name, tools, choice)
-        for part in (*json.dumps({"name": "f", "arguments": {"a": 1}}), "<function=f><parameter=a>1</parameter>"):
+        for part in (*json.dumps({"name": "f", "arguments": {"a": 1}}), "<function=f><parameter=a>1</parameter>", M3):
             parser.feed(TextDelta(part))
         parser.finish()
 

@@ -14,7 +14,16 @@ from msgspec.structs import replace
 from ferrule.engine.hashing import HashChain
 from ferrule.engine.snapshots import NOWHERE, Borders
 from ferrule.interfaces.scheduler import RequestView
-from ferrule.types import Admit, Chunk, EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs
+from ferrule.types import (
+    Admit,
+    Chunk,
+    EngineRequest,
+    FinishReason,
+    RequestDelta,
+    RequestTimes,
+    RowResult,
+    TokenLogprobs,
+)
 
 MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and so is never preempted again
 
@@ -159,6 +168,19 @@ class Request:
             samples=samples,
             new_blocks=blocks,
             save=save,
+        )
+
+    def delta(
+        self, row: RowResult, count: int, stop: int | None, prompt_logprobs: tuple[TokenLogprobs, ...]
+    ) -> RequestDelta:
+        """The news of the first `count` tokens of a row. `stop` is the stop token that ended it."""
+        return RequestDelta(
+            id=self.id,
+            token_ids=row.token_ids[:count],
+            logprobs=row.logprobs[:count],
+            prompt_logprobs=prompt_logprobs,
+            stop_reason=stop,
+            cached=self.cached,
         )
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:

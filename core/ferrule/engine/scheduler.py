@@ -290,15 +290,7 @@ class DefaultScheduler(Scheduler):
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
         self.counters.generation_tokens += count
-        tokens, logprobs = row.token_ids[:count], row.logprobs[:count]
-        delta = RequestDelta(
-            id=request.id,
-            token_ids=tokens,
-            logprobs=logprobs,
-            prompt_logprobs=prompt_logprobs,
-            stop_reason=stop,
-            cached=request.cached,
-        )
+        delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)
 
     def _end(self, request: Request, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:

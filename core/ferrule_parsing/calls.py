@@ -25,6 +25,7 @@ class CallWriter:
         self._said = False  # there was content
         self._beside = False  # nothing but space since the last call
         self._index = -1
+        self._ids: set[str] = set()
         self._open = False
 
     @property
@@ -52,13 +53,16 @@ class CallWriter:
             self._space.append(text[len(body) :])
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one."""
+        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one. Of calls that the
+        model gives the same id, the later ones get new ones: answers to calls name them by their ids."""
         self.end()
         self._text(self._filter.flush())
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
-        self._events.append(CallStart(self._index, id or self._new_id(), name))
+        chosen = id if id and id not in self._ids else self._new_id()
+        self._ids.add(chosen)
+        self._events.append(CallStart(self._index, chosen, name))
 
     def arguments(self, fragment: str) -> None:
         """The next part of the open call's arguments."""

@@ -53,14 +53,13 @@ class CallWriter:
             self._space.append(text[len(body) :])
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one. Of calls that the
-        model gives the same id, the later ones get new ones: answers to calls name them by their ids."""
+        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one."""
         self.end()
         self._text(self._filter.flush())
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
-        chosen = id if id and id not in self._ids else self._new_id()
+        chosen = id if id and id not in self._ids else self._new_id()  # results of tools name their call by its id
         self._ids.add(chosen)
         self._events.append(CallStart(self._index, chosen, name))
 

@@ -34,10 +34,6 @@ class Tags:
         found = self._pattern.match(text, at)
         return "" if found is None else found[0]
 
-    def may_be_longer(self, text: str, at: int) -> bool:
-        """Whether the tag that stands at `at` may be the beginning of a longer one."""
-        return len(text) - at < self.longest and text[at:] in self._prefixes
-
     def open_end(self, text: str, at: int) -> int:
         """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
         begun = self._beginning.search(text, max(at, len(text) - self.longest + 1))
@@ -70,7 +66,7 @@ class Reader:
         """(text before the next tag, the tag); both are read. Without a tag: (what surely belongs to none, "")."""
         start = self.at
         found = tags.find(self.text, start)
-        if found is not None and not tags.may_be_longer(self.text, found.start()):
+        if found is not None and tags.here(self.text, found.start()) is not None:
             self.at = found.end()
             return self.text[start : found.start()], found[0]
         self.at = tags.open_end(self.text, start)

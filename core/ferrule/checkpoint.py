@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule import mistral_params, rotary
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule.rotary import is_positive
 from ferrule.small_files import read_json as read_json
 
@@ -337,7 +337,8 @@ def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | 
     """Default sampling values that ``generation_config.json`` states, under the names of `SamplingParams`.
 
     `overrides` (``--override-generation-config``) win, and are all there is without a folder. Other keys of the file
-    are not sampling values and are left.
+    are not sampling values and are left. Raises ConfigError for an override that is not a number, CheckpointError for
+    such a value of the file.
     """
     source = {**(generation(folder) if folder else {}), **(overrides or {})}
     defaults: dict[str, Any] = {}
@@ -348,7 +349,8 @@ def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | 
         if isinstance(value, bool) or not isinstance(value, (int, float)):
             given = folder is None or key in (overrides or {})
             where = "--override-generation-config" if given else Path(folder or "") / "generation_config.json"
-            raise CheckpointError(f"{where}: {key!r} must be a number, not {value!r:.80}.")
+            kind = ConfigError if given else CheckpointError
+            raise kind(f"{where}: {key!r} must be a number, not {value!r:.80}.")
         defaults["max_tokens" if key == "max_new_tokens" else key] = value
     return defaults
 

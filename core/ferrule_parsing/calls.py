@@ -25,6 +25,7 @@ class CallWriter:
         self._said = False  # there was content
         self._beside = False  # nothing but space since the last call
         self._index = -1
+        self._ids: set[str] = set()
         self._open = False
 
     @property
@@ -58,7 +59,9 @@ class CallWriter:
         self._space.clear()
         self._index += 1
         self._open = self._beside = True
-        self._events.append(CallStart(self._index, id or self._new_id(), name))
+        chosen = id if id and id not in self._ids else self._new_id()  # results of tools name their call by its id
+        self._ids.add(chosen)
+        self._events.append(CallStart(self._index, chosen, name))
 
     def arguments(self, fragment: str) -> None:
         """The next part of the open call's arguments."""

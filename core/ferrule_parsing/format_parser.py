@@ -136,9 +136,6 @@ class FormatParser(ToolParser):
             self._enter("" if own else tag, unmarked=False)
             self._bracket = int(self.format.brings_bracket(tag))
         elif tag and self._late and tag == self.format.edges[0]:
-            if self.format.text_tags and self.format.text_tags.here(self._reader.text, self._reader.at - 1) is None:
-                self._reader.at -= 1  # this may be the beginning of a tag
-                return False
             self._enter(tag, unmarked=True)
             self._bracket = 1
         elif tag:

@@ -51,6 +51,7 @@ class _ObjectCall(CallReader):
         self._syntax = syntax
         self._arguments_keys = _ARGUMENTS.union(syntax.arguments_keys) - {syntax.name_key}
         self._known = known
+        self._before_name = _BEFORE_NAME | {syntax.id_key}
         self._object = ObjectReader()
         self._name: list[str] = []
         self._unsent: list[str] = []  # arguments before the name is known, or that are not an object
@@ -59,7 +60,8 @@ class _ObjectCall(CallReader):
     def read(self, reader: Reader, out: CallWriter) -> None:
         reader.at = self._object.feed(reader.text, reader.at)
         for member in self._object.take():
-            self._read(member, out)
+            if not self.failed:  # the same whether the rest comes at once or later
+                self._read(member, out)
         if self._object.done or self._object.failed:
             self.done, self.failed = self._object.done, self.failed or self._object.failed
             if self.named:
@@ -76,7 +78,7 @@ class _ObjectCall(CallReader):
                 self._name = []
         elif member.key in self._arguments_keys and not self._whole:
             self._read_arguments(member, out)
-        elif self._known is not None and not self.named and member.key not in _BEFORE_NAME:
+        elif self._known is not None and not self.named and member.key not in self._before_name:
             self.failed = True  # an object that is not a call need not be read to its end
 
     def _start(self, name: str | None, out: CallWriter) -> None:

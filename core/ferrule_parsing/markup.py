@@ -41,10 +41,10 @@ class MarkupFilter:
         return "".join(kept)
 
     def flush(self) -> str:
-        """What was held back: no tag follows, but one that begins a pair may stand in it."""
+        """What was held back: no tag follows, but one that begins a pair or a longer tag may stand in it."""
         text = self._reader.rest()
-        for tag in self._alone & self._ends.keys():
-            text = text.replace(tag, "")
+        for tag in self._tags.texts if text and self._tags else ():
+            text = text.replace(tag, "") if tag in self._alone else text
         return text
 
     def _closed(self, end: str) -> bool | None:

@@ -66,7 +66,7 @@ class Reader:
         """(text before the next tag, the tag); both are read. Without a tag: (what surely belongs to none, "")."""
         start = self.at
         found = tags.find(self.text, start)
-        if found is not None:
+        if found is not None and tags.here(self.text, found.start()) is not None:
             self.at = found.end()
             return self.text[start : found.start()], found[0]
         self.at = tags.open_end(self.text, start)

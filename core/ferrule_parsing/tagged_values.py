@@ -89,7 +89,7 @@ class ValueReader:
         if tag.lstrip("\n") in self._tags.close:
             nested = self._depth > 0
             self._depth -= nested
-            return Says.MAY_END if tag[0] == "\n" and not nested else Says.NOTHING
+            return Says.MAY_END if self._tags.lines and not nested else Says.NOTHING
         if tag[0] != "\n":
             return self._behind_closer(reader)
         reader.at -= len(tag) - 1

@@ -263,7 +263,7 @@ def test_a_diffusion_model_is_refused(tmp_path: Path) -> None:
         Harness(tmp_path)
 
 
-def test_an_encoder_is_refused_once_it_shows_that_it_looks_ahead(tmp_path: Path) -> None:
+def test_an_encoder_is_refused_for_its_configuration(tmp_path: Path) -> None:
     """The same class with `is_decoder` is a decoder, and runs: the refusal says so."""
     folder = tiny_checkpoint("bert", tmp_path / "bert")
     assert len(tokens(folder)) == 12

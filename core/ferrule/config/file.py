@@ -47,7 +47,8 @@ def _items(path: str, schema: Schema, root: MappingNode) -> list[Item]:
         elif match is None and schema.partial:
             continue
         elif match is None:
-            problems.append(f"{place}: unknown option {key!r}.{schema.suggest('--' + key)}")
+            hint = " Keys have no dashes in front." if key.startswith("-") else schema.suggest("--" + key)
+            problems.append(f"{place}: unknown option {key!r}.{hint}")
         elif match.spec.name == "config":
             problems.append(f"{place}: a configuration file cannot name another.")
         else:

@@ -42,8 +42,8 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
 
     A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
     is none, the file's stem is the name. `adapter` is a module that is asked first: see `FileAdapter`. Raises
-    ConfigError for a wrong value, PluginError for a file that cannot be read or parsed, or that needs an adapter of
-    ours when none was named.
+    ConfigError for a wrong value, PluginError for a module that is not there, and for a file that cannot be read or
+    parsed, or that needs an adapter of ours when none was named.
     """
     kind, equals, path = option.partition("=")
     kind = kind.strip()
@@ -55,6 +55,8 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
         )
     file = Path(path.strip()).expanduser().absolute()
     if (named := path_ref(kind, path.strip())) is not None and not file.exists():
+        if not _is_here(named.distribution):
+            raise PluginError(f"--plugin {option}: there is no module {named.distribution} to import, nor such a file.")
         return [named]
     content = _read(file)
     try:
@@ -96,6 +98,14 @@ def path_ref(kind: str, path: str) -> PluginRef | None:
         contract=CONTRACT,
         origin=Origin.PATH,
     )
+
+
+def _is_here(module: str) -> bool:
+    """Whether a module that is in no package can be found. It is not imported."""
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ValueError:  # one that was made by hand, as `__main__` is
+        return module in sys.modules
 
 
 def load_file(ref: PluginRef, base: type) -> object:

@@ -116,6 +116,7 @@ def test_keyword_arguments_take_a_file_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "part"),
     [
+        ("--port: 1\n", ":1: unknown option '--port'. Keys have no dashes in front."),
         ("port: 1\nmax-num-seq: 3\n", ":2: unknown option 'max-num-seq'. Did you mean '--max-num-seqs'?"),
         ("port: abc\n", ":1: port: 'abc' is not valid; expected a whole number >= 0 and <= 65535."),
         ("port: [1, 2]\n", ":1: port: [1, 2] is not valid"),

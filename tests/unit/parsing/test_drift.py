@@ -74,6 +74,17 @@ def bad(x: str) -> tuple[str, Any]:
         ("granite", '<|tool_call|>So: [{"name":"add","arguments":{"a":1,"b":2}}]', "So:", [SUM]),
         ("xlam", '[TOOL_CALLS][{"name":"add","arguments":{"a":1,"b":2}}]', "", [SUM]),
         ("xlam", "[TOOL", "[TOOL", []),
+        # a mark that is the beginning of a longer one
+        ("xlam", '[{"name":"add","arguments":{"a":1,"b":2}}]So.\n```json\n[{', "So.\n```json\n[{", [SUM]),
+        ("xlam", '[{"name":"add","arguments":{"a":1,"b":2}}]```', "", [SUM]),
+        ("minicpm5", "So. <function", "So.", []),
+        # calls behind words have a number in front of their name, too
+        (
+            "cohere_command3",
+            '<|START_ACTION|>So [{"tool_call_id":"0","tool_name":"add","parameters":{"a":1,"b":2}}]<|END_ACTION|>',
+            "So",
+            [SUM],
+        ),
         # a number in the place of the name
         ("kimi_k2", K2.format(K2_CALL.format("0 ", '{"city":"LA"}')), "", [LA]),
         ("kimi_k2", K2.format(K2_CALL.format("1", '{"a":1,"b":2}')), "", [SUM]),
@@ -164,6 +175,20 @@ def test_a_number_is_the_only_function() -> None:
     parser = PLUGINS.load("tool_parser", "kimi_k2")(list(TOOLS[:1]))
     found = fold(parser, list(K2.format(K2_CALL.format("3", "{}"))))
     assert ([call.name for call in found.calls], found.ids) == (["get_weather"], ["functions.get_weather:3"])
+
+
+def test_an_id_that_the_model_writes_twice() -> None:
+    """Answers to calls name them by their ids."""
+    for name, call in (
+        ("kimi_k2", K2.format(K2_CALL.format("functions.get_weather:0", '{"city":"LA"}'))),
+        ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "LA"}'),
+    ):
+        parser = PLUGINS.load("tool_parser", name)(list(TOOLS))
+        parser.begin(ChoiceContext(tools=TOOLS))
+        found = fold(parser, [call, call, call])
+        assert [call.name for call in found.calls] == ["get_weather"] * 3
+        assert found.ids[0] in call
+        assert len(set(found.ids)) == 3
 
 
 SPECIAL = [

@@ -169,6 +169,18 @@ def test_a_value_that_is_not_closed(format: Format) -> None:
 
 
 @each_format
+def test_a_value_that_the_end_of_the_call_closes(format: Format) -> None:
+    """Also on the value's own line, and with another call behind it."""
+    call = format.write("get_weather", city="Rome").strip().replace("\n", "")
+    head, end, tail = call.partition(format.end)
+    assert read(format.name, f"{head}{tail}") == ("", [("get_weather", {"city": "Rome"})])
+    assert read(format.name, f"{head}{tail}\nDone.") == ("Done.", [("get_weather", {"city": "Rome"})])
+    for other in (format.write("now"), call):
+        content, calls = read(format.name, f"{head}{tail}{other}")
+        assert (content, len(calls), calls[0]) == ("", 2, ("get_weather", {"city": "Rome"}))
+
+
+@each_format
 @pytest.mark.parametrize("drift", ["1>", "", "_city>"])
 def test_a_misspelt_closing_tag_is_not_a_part_of_the_value(format: Format, drift: str) -> None:
     text = format.write("get_weather", city="Rome", days="3").replace(format.end, format.end[:-1] + drift)

@@ -541,6 +541,7 @@ def test_a_file_and_a_distribution_of_one_name_conflict(site, tmp_path):
     [
         ("mine.py", ConfigError, "kind=file.py"),
         ("policy=", ConfigError, "kind=file.py"),
+        ("policy=nowhere.module.Mine", PluginError, "there is no module nowhere to import"),
         ("polcy=mine.py", ConfigError, "Did you mean 'policy'"),
         ("policy=/nowhere/mine.py", PluginError, "cannot be read"),
     ],

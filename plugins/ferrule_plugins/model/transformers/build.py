@@ -121,7 +121,19 @@ def build(config: Any, ctx: BuildContext, attention: str) -> Any:
             f"transformers cannot build a causal language model of type {config.model_type!r}{what} "
             f"({type(error).__name__}: {str(error)[:200]})."
         ) from error
+    _check_causal(model)
     return model
+
+
+def _check_causal(model: Any) -> None:
+    """Raise CheckpointError for an encoder in a class that is a decoder where its configuration says so, as BERT's."""
+    encoder = getattr(model.config.get_text_config(), "is_decoder", None) is False  # GPT-NeoX has the key, unread
+    if encoder and any(getattr(module, "is_decoder", None) is False for module in model.modules()):
+        raise CheckpointError(
+            f"{class_name(model)} attends in both directions, because config.json does not say that it is a decoder. "
+            "Only causal models continue text.",
+            "If the checkpoint is for a decoder, start with --hf-overrides '{\"is_decoder\": true}'.",
+        )
 
 
 def usual_attention(model: Any) -> str:

@@ -111,11 +111,9 @@ def _check_causal(inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
     part = len(ids) // 2
     if _error(_whole(inner, ids[:part]), wanted[:part], inner.dtype) <= 1:
         return
-    decoder = getattr(inner.config, "is_decoder", None) is False
     raise CheckpointError(
         f"{type(inner).__name__} of transformers attends in both directions, or draws at random: the logits of a "
-        "text's first tokens change with the tokens behind them. Only causal models continue text.",
-        "If the checkpoint is for a decoder, start with --hf-overrides '{\"is_decoder\": true}'." if decoder else "",
+        "text's first tokens change with the tokens behind them. Only causal models continue text."
     )
 
 

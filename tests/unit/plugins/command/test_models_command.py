@@ -57,6 +57,17 @@ def test_a_model_that_would_be_refused_says_why(tmp_path: Path, capsys: pytest.C
     assert "no: T5Model has an encoder and a decoder" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("named", ["BertForMaskedLM", "BertModel", "BertLMHeadModel"])
+def test_an_encoder_whose_class_can_be_a_decoder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
+) -> None:
+    config = {"model_type": "bert", "architectures": [named], "hidden_size": 32, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100}
+    assert ModelsCommand().run([written(tmp_path / "encoder", config)], discover()) == 1
+    assert "no: BertLMHeadModel of transformers attends in both directions" in capsys.readouterr().out
+    assert ModelsCommand().run([written(tmp_path / "decoder", config | {"is_decoder": True})], discover()) == 0
+
+
 def test_the_list_has_native_and_other_architectures(capsys: pytest.CaptureFixture[str]) -> None:
     assert ModelsCommand().run(["--json"], discover()) == 0
     rows = {row["architecture"]: row["through"] for row in json.loads(capsys.readouterr().out)}

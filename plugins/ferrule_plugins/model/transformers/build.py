@@ -19,6 +19,11 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 
 EAGER = "eager"  # the library's attention that always has a mask; some classes compute something else without one
+_HEADS = {  # tables of the library: for each type the class with another head, and what such a model does
+    "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "classifies whole texts",
+    "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "classifies tokens",
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "finds answers within a text",
+}
 _ELSEWHERE = {  # tables of the library, and what a model that is only in one of them is
     "MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES": "reads images and text together",
     "MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES": "reads images, sound and text together",
@@ -80,22 +85,24 @@ def _check_kind(kind: str, outer: Mapping[str, Any]) -> None:
     """Raises CheckpointError for a model type of the library that does not continue text."""
     from transformers.models.auto import modeling_auto
 
-    named = ", ".join(map(str, outer.get("architectures") or ())) or kind
+    classes = outer.get("architectures") or ()
+    named = ", ".join(map(str, classes)) or kind
     pairs = {**modeling_auto.MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES}  # class of each type with an encoder, too
     pairs = {**pairs, **modeling_auto.MODEL_FOR_SEQ_TO_SEQ_CAUSAL_LM_MAPPING_NAMES}
-    if outer.get("is_encoder_decoder") is True or pairs.get(kind) in (outer.get("architectures") or ()):
+    if outer.get("is_encoder_decoder") is True or pairs.get(kind) in classes:
         raise CheckpointError(
             f"{named} has an encoder and a decoder; Ferrule serves models that only have a decoder.",
             "Take a decoder-only model, or serve this one with transformers itself.",
         )
-    if kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
+    tasks = [does for table, does in _HEADS.items() if getattr(modeling_auto, table, {}).get(kind) in classes]
+    if not tasks and kind in modeling_auto.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         return
-    for table, does in _ELSEWHERE.items():
-        if kind in getattr(modeling_auto, table, {}):
-            raise CheckpointError(
-                f"{named} {does}; Ferrule serves models that continue text.",
-                "Take a checkpoint whose architecture ends in ForCausalLM.",
-            )
+    tasks += [does for table, does in _ELSEWHERE.items() if kind in getattr(modeling_auto, table, {})]
+    if tasks:
+        raise CheckpointError(
+            f"{named} {tasks[0]}; Ferrule serves models that continue text.",
+            "Take a checkpoint whose architecture ends in ForCausalLM.",
+        )
     raise CheckpointError(
         f"transformers has no causal language model of the type {kind!r}, which {named} is.",
         "Ferrule serves models that continue text.",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,13 @@ def test_a_model_that_would_be_refused_says_why(tmp_path: Path, capsys: pytest.C
     folder = written(tmp_path / "t5", {"architectures": ["T5Model"], "model_type": "t5", "is_encoder_decoder": True})
     assert ModelsCommand().run([folder], discover()) == 1
     assert "no: T5Model has an encoder and a decoder" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("task", ["SequenceClassification", "TokenClassification", "QuestionAnswering"])
+def test_a_decoder_with_the_head_of_another_task(tmp_path: Path, capsys: pytest.CaptureFixture[str], task: str) -> None:
+    folder = written(tmp_path / "llama", {"architectures": [f"LlamaFor{task}"], "model_type": "llama"})
+    assert ModelsCommand().run([folder], discover()) == 1
+    assert re.search(rf"no: LlamaFor{task} (classifies|finds)", capsys.readouterr().out)
 
 
 @pytest.mark.parametrize("named", ["BertForMaskedLM", "BertModel", "BertLMHeadModel"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -163,7 +164,10 @@ class ToolParserKit(Kit):
                 fold(self.make(), [text[:end]])
 
     def test_truncation_loses_nothing(self) -> None:
-        """What came before the end is content, or part of a call: no character of a payload disappears."""
+        """What came before the end is content, or part of a call: no character of a payload disappears.
+
+        A tag that ends calls may also end one where it stands in a value whose own end did not come.
+        """
         for sample in self._samples():
             calls = fold(self.make(), [_text(sample)]).calls
             wanted = sum(isinstance(part, CallText) for part in sample)
@@ -279,11 +283,29 @@ class ToolParserKit(Kit):
         call = folded.calls[number]
         promise(call.name == part.name, f"{place} calls {call.name!r}, not {part.name!r}")
         came = f"{place} gives the arguments {shown(call.arguments)}"
-        promise(arguments.startswith(call.arguments), f"{came}, not the beginning of {shown(arguments)}")
+        fine = arguments.startswith(call.arguments) or _ended(part.text, length, call.arguments, arguments)
+        promise(fine, f"{came}, not the beginning of {shown(arguments)}")
         start = part.text.find(arguments)
         if start >= 0 and self.json_arguments:
             owed = arguments[: max(0, length - start)]
             promise(len(call.arguments) >= len(owed), f"{came}, not {shown(owed)}")
+
+
+def _ended(text: str, length: int, came: str, whole: str) -> bool:
+    """Whether `came`, of the first `length` characters of a call, ends its last value at a tag that also ends the call.
+
+    The model may have left out what closes the value, and it may have written of the format's own tags.
+    """
+    try:
+        given, wanted = list(json.loads(came).items()), list(json.loads(whole).items())
+    except (ValueError, AttributeError):
+        return False
+    if not given or given[:-1] != wanted[: len(given) - 1]:
+        return False
+    (name, value), (other, all_of_it) = given[-1], wanted[len(given) - 1]
+    if name != other or not isinstance(value, str) or not isinstance(all_of_it, str):
+        return False
+    return all_of_it.startswith(tuple(value + tag for tag in re.findall(r"</[^<>]+>", text[length:])))
 
 
 def _text(sample: Sample) -> str:

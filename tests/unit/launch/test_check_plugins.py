@@ -37,7 +37,7 @@ KINDS = {  # kind: module, base class, a method, what chooses it
     "reasoning_parser": ("parsers", "ReasoningParser", "feed", ("--reasoning-parser", "acme")),
     "logits_processor": ("sampler", "LogitsProcessor", "apply", ("--logits-processor-pattern", "ac.*")),
     "stat_logger": ("stats", "StatLogger", "on_engine", ("--plugins-allow", "stat_logger:acme")),
-    "router": ("http", "Router", "router", ("--routers", "+acme")),
+    "router": ("router", "Router", "router", ("--routers", "+acme")),
     "sampler": ("sampler", "Sampler", "sample", ("--sampler", "acme")),
     "scheduler": ("scheduler", "Scheduler", "commit", ("--scheduler-cls", "acme")),
     "policy": ("scheduler", "SchedulingPolicy", "key", ("--scheduling-policy", "acme")),

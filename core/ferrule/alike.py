@@ -16,14 +16,14 @@ _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[^\W_A-Z]+")
 
 
 def alike(name: str, choices: Iterable[str], most: int = 3) -> list[str]:
-    """Return the choices that `name` may be a misspelling of, the closest first.
+    """Return the choices that `name` may be a misspelling of, the closest first, and equally close ones by name.
 
     Names are compared word by word, from both ends: what they share does not make up for words that differ, as those of
     "enable-foo" and "enable-lora" do. One name may have words more, if both share two.
     """
     written = _words(name)
     scored = ((_likeness(written, _words(choice)), choice) for choice in choices)
-    found = sorted((pair for pair in scored if pair[0]), key=lambda pair: -pair[0])
+    found = sorted((pair for pair in scored if pair[0]), key=lambda pair: (-pair[0], pair[1]))
     return [choice for _, choice in found[:most]]
 
 

@@ -20,6 +20,7 @@ from ferrule_plugins.platform.levels import optimization_level
 MOST_ROWS = 256  # beyond, Python is a small part of a step
 _NAN = 0xFF  # as each byte of a float
 _SHOWN = 200  # characters of an error
+_TRIES = 2  # the first may fail by chance: a debugger or a profiler that looks at frames keeps the tensors in them
 
 PutBack = Callable[[], None]
 Keep = Callable[[], PutBack]
@@ -41,7 +42,7 @@ class StepRecorder(Recorder):
 
     def run_stateful(self, inputs: Sequence[StepInput], compute: Function, keep: Keep) -> torch.Tensor | None:
         rows = len(inputs[0].values)
-        if self._stopped or rows > MOST_ROWS:
+        if self._failures == _TRIES or rows > MOST_ROWS:
             return None
         values, recording = [values for values, _ in inputs], self._recordings.get(rows)
         if recording is not None:
@@ -56,10 +57,13 @@ class StepRecorder(Recorder):
         """Steps are recorded when they occur."""
 
     def forget(self) -> None:
+        self._failures = 0
+        self._start_over()
+
+    def _start_over(self) -> None:
         self._arena = Arena()
         self._recordings: dict[int, Recording] = {}
         self._seen: set[int] = set()  # numbers of rows that there was a step with
-        self._stopped = False
 
     def _record(self, rows: int, values: list[torch.Tensor], compute: Function, keep: Keep) -> torch.Tensor | None:
         put_back = keep()
@@ -69,9 +73,10 @@ class StepRecorder(Recorder):
                 _check(self._arena, recording, values, put_back)
         except Exception as error:  # if the model's code is at fault, and not the recording, it will fail again
             put_back()
-            self.forget()
-            self._stopped = True
-            _log.info("steps of this model are not recorded", reason=f"{type(error).__name__}: {error}"[:_SHOWN])
+            self._start_over()
+            self._failures += 1
+            message = "steps of this model are not recorded" if self._failures == _TRIES else "a step was not recorded"
+            _log.info(message, reason=f"{type(error).__name__}: {error}"[:_SHOWN])
             return None
         self._recordings[rows] = recording
         return recording.output

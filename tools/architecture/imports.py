@@ -21,6 +21,7 @@ LAYERS = (
     ("engine",),
     ("runner",),
     ("assembly",),
+    ("execution",),
     ("client",),
     ("frontend",),
     ("api",),

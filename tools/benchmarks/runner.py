@@ -167,8 +167,8 @@ def clocks(parts: dict[str, list[tuple[type, str]]]) -> Iterator[dict[str, Clock
 def methods(info: ModelInfo, config: Config, plugins: Plugins) -> dict[str, list[tuple[type, str]]]:
     """What is timed as which part; `step` is all of it."""
     import ferrule_nn
+    from ferrule.execution.worker import Worker
     from ferrule_kernels.cpu import elementwise
-    from ferrule_plugins.executor.device import Worker
 
     return {
         "step": [(Worker, "execute")],

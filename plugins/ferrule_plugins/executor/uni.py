@@ -1,195 +1,55 @@
-"""The executor for one device in this process: one thread runs everything, in the order of submission.
-
-The thread is what lets `submit` return at once, so that with two steps in flight the host plans while the device works.
-Where the device computes apart from the host, a step is begun when its turn comes and ended when its result is asked
-for: the launches of the step behind it are queued before anybody waits.
-"""
+"""The executor for one device in this process."""
 
 from __future__ import annotations
 
-import queue
-import threading
-from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, ParamSpec, TypeVar
+from typing import Any
 
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead
+from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
-from ferrule_plugins.executor.device import Worker
-from ferrule_plugins.executor.worker import open_worker
-
-P = ParamSpec("P")
-T = TypeVar("T")
-_STOP_SECONDS = 5.0
-_PAUSE_SECONDS = 0.2  # without a job after the start, before it is settled: other processes may still be starting
-
-
-class WholeStep(Step):
-    """A step that the thread runs from its beginning to its end when its turn comes."""
-
-    def __init__(self, ended: Future[StepResult]) -> None:
-        self._ended = ended
-
-    def done(self) -> bool:
-        return self._ended.done()
-
-    def result(self) -> StepResult:
-        return self._ended.result()
-
-
-class BegunStep(Step):
-    """A step that the thread begins when its turn comes, and ends when `done` or `result` is first called."""
-
-    def __init__(self, executor: UniExecutor, begun: Future[Step]) -> None:
-        self._executor = executor
-        self._begun = begun
-        self._ended: Future[StepResult] | None = None
-
-    def done(self) -> bool:
-        return self._end().done()
-
-    def result(self) -> StepResult:
-        return self._end().result()
-
-    def _end(self) -> Future[StepResult]:
-        if self._ended is None:
-            self._ended = self._executor.end(self._begun)
-        return self._ended
-
-
-@dataclass(frozen=True)
-class Job:
-    """A call for the thread, and where its outcome goes."""
-
-    future: Future[Any]
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-
-    def run(self) -> None:
-        try:
-            self.future.set_result(self.function(*self.args))
-        except BaseException as error:
-            self.future.set_exception(error)
+from ferrule.types import CompiledGrammar, ModelInfo, StepPlan
 
 
 class UniExecutor(Executor):
-    """After a step has failed, nothing else runs: every later call raises EngineDead."""
+    """A worker on a thread of its own."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="ferrule-worker", daemon=True)
-        self._worker: Worker | None = None
-        self._unsettled: Worker | None = None  # from the start until it is settled, or another job comes
-        self._fault: BaseException | None = None
-        self._stopped = False
+        self._worker: WorkerThread | None = None
 
     def check(self, config: Resolved, plugins: Plugins) -> None:
-        worker = open_worker(config, plugins)
-        self._thread.start()  # a platform may bind the thread that prepares it
-        try:
-            self._submit(worker.check_start).result()
-        finally:
-            self.shutdown()
+        WorkerThread(open_worker(config, plugins)).check()
 
     def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
-        self._worker = worker = open_worker(config, plugins)
-        self._thread.start()
-        try:
-            return self._submit(worker.start).result()
-        except BaseException:
-            self.shutdown()
-            raise
+        self._worker = WorkerThread(open_worker(config, plugins))
+        return self._worker.start()
 
     def init_cache(self, num_blocks: int) -> None:
-        worker = self._ready()
-        self._submit(worker.init_cache, num_blocks, unsettled=worker).result()
+        self._started().init_cache(num_blocks)
 
     def submit(self, plan: StepPlan) -> Step:
-        worker = self._ready()
-        if worker.depth == 1:  # the step is computed when it begins
-            return WholeStep(self._submit(self._guarded, worker.execute, plan))
-        return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
+        return self._started().submit(plan)
 
     def expect(self, backend: str) -> None:
-        self._ready().grammars.expect(backend)
+        self._started().expect(backend)
 
     def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        return self._ready().grammars.prepare(grammar)
-
-    def end(self, begun: Future[Step]) -> Future[StepResult]:
-        """Wait on the thread for a step's result, behind everything that was submitted so far."""
-        if self._stopped or self._worker is None:
-            raise EngineDead("the worker has stopped")
-        return self._submit(self._ended, self._worker, begun)
+        return self._started().prepare(grammar)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
-        worker = self._ready()
-        answer = self._submit(worker.call, name, args).result()
+        answer = self._started().call(name, args)
         return [answer] if name == "collective_rpc" else answer
 
     def check_health(self) -> None:
-        if self._fault is not None:
-            raise EngineDead(f"a step failed: {type(self._fault).__name__}: {self._fault}")
-        if self._stopped or not self._thread.is_alive():
-            raise EngineDead("the worker has stopped")
+        self._started().check_health()
 
     def shutdown(self) -> None:
-        if not self._stopped:
-            self._stopped = True
-            self._jobs.put(None)
-        if self._thread.is_alive():
-            self._thread.join(_STOP_SECONDS)
         if self._worker is not None:
-            self._worker.close(failed=self._fault is not None or self._thread.is_alive())
-        self._worker = None
+            self._worker.shutdown()
 
-    def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:
-        """What the beginning raised is raised again."""
-        return self._guarded(worker.end, begun.result())
-
-    def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a part of a step; what it raises is the end of this executor."""
-        self.check_health()
-        try:
-            return function(*args, **kwargs)
-        except BaseException as error:
-            self._fault = error
-            raise
-
-    def _ready(self) -> Worker:
+    def _started(self) -> WorkerThread:
         if self._worker is None:
             raise EngineDead("the executor is not started")
-        self.check_health()
         return self._worker
-
-    def _submit(self, function: Callable[..., T], *args: Any, unsettled: Worker | None = None) -> Future[T]:
-        future: Future[T] = Future()
-        self._unsettled = unsettled
-        self._jobs.put(Job(future, function, args))
-        return future
-
-    def _run(self) -> None:
-        while (job := self._next()) is not None:
-            job.run()
-
-    def _next(self) -> Job | None:
-        """The next job. While none comes after the start, that is a part of what the start has put off."""
-        worker = self._unsettled
-        if worker is None:
-            return self._jobs.get()
-        try:
-            return self._jobs.get(timeout=_PAUSE_SECONDS)
-        except queue.Empty:
-            return Job(Future(), self._settle, (worker,))
-
-    def _settle(self, worker: Worker) -> None:
-        more = False
-        try:
-            more = self._guarded(worker.settle)
-        finally:
-            if not more:
-                self._unsettled = None

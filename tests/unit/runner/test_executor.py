@@ -16,14 +16,13 @@ from ferrule.config import CacheConfig, Config, DeviceConfig, LoadConfig, ModelC
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, PluginError, StartupError
+from ferrule.execution import Worker, thread
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import Sampler
 from ferrule.plugin import discover
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
-from ferrule_plugins.executor import uni
-from ferrule_plugins.executor.device import Worker
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_testkit.checkpoints import tiny_config, tiny_model
 
@@ -146,7 +145,7 @@ def test_a_failed_step_is_fatal(running: UniExecutor) -> None:
 
 def test_plans_behind_a_failed_one_do_not_run(running: UniExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     go = threading.Event()
-    held = running._submit(go.wait)
+    held = running._started()._submit(go.wait)
     bad, behind = running.submit(_plan(0, 0, 1, (), (1,))), running.submit(StepPlan(step=1, chunks=()))
     go.set()
     assert held.result()
@@ -160,7 +159,7 @@ def test_shutdown_twice_and_use_afterwards(folder: Path, plugins: Plugins) -> No
     executor, _ = _start(_config(folder), plugins)
     executor.shutdown()
     executor.shutdown()
-    assert not executor._thread.is_alive()
+    assert not executor._started()._thread.is_alive()
     with pytest.raises(EngineDead):
         executor.submit(StepPlan(step=0, chunks=()))
     with pytest.raises(EngineDead):
@@ -246,11 +245,11 @@ def test_a_start_is_not_settled_when_another_job_comes(
     """The cache that it computes with may be gone."""
     settled = threading.Event()
     monkeypatch.setattr(Worker, "settle", lambda worker: settled.set())
-    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(thread, "_PAUSE_SECONDS", 3600.0)
     executor, _ = _start(_config(folder), plugins)
     executor.init_cache(20)
     executor.call("release", (("weights", "kv_cache"), 1))
-    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 0.0)
+    monkeypatch.setattr(thread, "_PAUSE_SECONDS", 0.0)
     executor.call("check")
     executor.shutdown()
     assert not settled.is_set()
@@ -259,7 +258,7 @@ def test_a_start_is_not_settled_when_another_job_comes(
 def test_a_start_that_finds_no_memory_to_be_settled_goes_on(
     folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(uni, "_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(thread, "_PAUSE_SECONDS", 3600.0)
     executor, _ = _start(_config(folder), plugins)
     executor.init_cache(20)
     compute = ModelRunner.compute
@@ -271,7 +270,8 @@ def test_a_start_that_finds_no_memory_to_be_settled_goes_on(
 
     with monkeypatch.context() as patched:
         patched.setattr(ModelRunner, "compute", without_memory)
-        executor._submit(executor._guarded, executor._ready().settle).result()
+        running = executor._started()
+        running._submit(running._guarded, running._ready().settle).result()
     assert executor.submit(_plan(0, 0, 2, (1,), (3, 4))).result().rows[0].error is None
     executor.shutdown()
 

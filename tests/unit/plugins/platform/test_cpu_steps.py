@@ -23,7 +23,7 @@ PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17, 16, 1)]
 
 
 def recorder_of(harness: Harness) -> StepRecorder | None:
-    found: StepRecorder | None = harness.executor._worker.model_runner._recorder  # type: ignore[attr-defined]
+    found: StepRecorder | None = harness.executor._worker._worker.model_runner._recorder  # type: ignore[attr-defined]
     return found
 
 

@@ -16,8 +16,8 @@ from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
+from ferrule.execution.host_copy import HostCopy
 from ferrule.plugin import discover
-from ferrule_plugins.executor.host_copy import HostCopy
 from ferrule_plugins.platform import cuda_offload
 from ferrule_plugins.platform.cpu import CpuMemory
 from ferrule_plugins.platform.cuda import CudaPlatform

@@ -16,10 +16,10 @@ from safetensors.torch import load_file, save_file
 from ferrule import LLM, SamplingParams
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.execution.calibration import fixed_tokens
 from ferrule_contrib.tiny import path
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
-from ferrule_plugins.executor.calibration import fixed_tokens
 
 GREEDY = SamplingParams(temperature=0, max_tokens=24, ignore_eos=True)
 PROMPTS = ["The capital of France is", "one two three four five six seven eight nine ten", "a"]

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from ferrule.errors import StepTooLarge
+from ferrule.execution.shortage import Shortage
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.runner.model_runner import ModelRunner
 from ferrule.types import Chunk, FinishReason, RowResult, StepPlan, StepResult
-from ferrule_plugins.executor.shortage import Shortage
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 

@@ -1,4 +1,4 @@
-"""The worker of the built-in executors: that of `device`, with profiles and calls of what users mix in.
+"""A worker with profiles, and with calls of what users mix in.
 
 A class that `--worker-extension-cls` names is a base class of the worker, behind the worker's own. Its public methods
 can be called by name; in them, `self` is the worker: `self.model_runner.model` is the model, `self.config` the resolved
@@ -20,15 +20,15 @@ import msgspec
 from ferrule.config import Resolved
 from ferrule.env import variable
 from ferrule.errors import ConfigError, RequestError
+from ferrule.execution.worker import Worker
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
 from ferrule.wire.functions import find_function
-from ferrule_plugins.executor.device import Worker
 
 _log = Log("worker")
 
 
-class DeviceWorker(Worker):
+class InspectedWorker(Worker):
     """One device, with what is there to look into it."""
 
     calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
@@ -87,21 +87,21 @@ class DeviceWorker(Worker):
 
 
 def open_worker(config: Resolved, plugins: Plugins) -> Worker:
-    """A worker, with the class of --worker-extension-cls mixed in. Raises ConfigError."""
+    """Make a worker, not started, with the class of --worker-extension-cls mixed in. Raises ConfigError."""
     target = config.parallel.worker_extension_cls
     if not target:
-        return DeviceWorker(config, plugins)
+        return InspectedWorker(config, plugins)
     try:
         cls = resolve_name(target)
     except Exception as error:  # whatever the module raises while it is imported
         raise ConfigError(f"--worker-extension-cls {target}: {type(error).__name__}: {error}") from error
     if not isinstance(cls, type):
         raise ConfigError(f"--worker-extension-cls {target} is not a class.")
-    taken = sorted(name for name in dir(cls) if hasattr(DeviceWorker, name) and not name.startswith("__"))
+    taken = sorted(name for name in dir(cls) if hasattr(InspectedWorker, name) and not name.startswith("__"))
     if taken:
         raise ConfigError(f"--worker-extension-cls {target}: the worker has methods named {', '.join(taken)}.")
     try:
-        extended = type("ExtendedWorker", (DeviceWorker, cls), {"extension": cls})
+        extended = type("ExtendedWorker", (InspectedWorker, cls), {"extension": cls})
     except TypeError as error:
         raise ConfigError(f"--worker-extension-cls {target} cannot be mixed in: {error}.") from error
     worker: Worker = extended(config, plugins)

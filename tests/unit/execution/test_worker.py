@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule_plugins.executor.device import Worker
+from ferrule.execution.worker import Worker
 
 
 class Runner:

@@ -15,12 +15,12 @@ from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import EngineDead
+from ferrule.execution import worker as worker_module
+from ferrule.execution.host_copy import HostCopy
+from ferrule.execution.worker import Worker
 from ferrule.interfaces.executor import Step
 from ferrule.plugin import discover
 from ferrule.types import StepPlan, StepResult
-from ferrule_plugins.executor import device as device_module
-from ferrule_plugins.executor.device import Worker
-from ferrule_plugins.executor.host_copy import HostCopy
 from ferrule_testkit.checkpoints import tiny_checkpoint
 
 CPU = torch.device("cpu")
@@ -88,7 +88,7 @@ def test_restoring_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     """A worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep addresses."""
-    monkeypatch.setattr(device_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
+    monkeypatch.setattr(worker_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
     config = resolve(
         Config(
             model=ModelConfig(model=str(tiny_checkpoint("qwen3", tmp_path / "model")), dtype="float32"),

@@ -20,6 +20,10 @@ from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead
+from ferrule.execution.calibration import calibrate
+from ferrule.execution.host_copy import HostCopy
+from ferrule.execution.self_check import check_finite
+from ferrule.execution.shortage import Shortage
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import Platform
@@ -32,10 +36,6 @@ from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, CacheGroup, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
 from ferrule.waiting import waiting
-from ferrule_plugins.executor.calibration import calibrate
-from ferrule_plugins.executor.host_copy import HostCopy
-from ferrule_plugins.executor.self_check import check_finite
-from ferrule_plugins.executor.shortage import Shortage
 
 _log = Log("worker")
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.executor.self_check import check_finite
+from ferrule.execution.self_check import check_finite
 
 
 class Scaled(torch.nn.Module):

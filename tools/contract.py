@@ -20,7 +20,7 @@ from ferrule.plugin import CONTRACT, KINDS
 
 # Whole modules: what crosses between core and plugins. Of the others, the public names.
 _WHOLE = ("ferrule.types", "ferrule.errors", "ferrule.sampling_params")
-_PARTS = ("ferrule_nn", "ferrule_parsing")  # classes to derive from: with signatures and promises
+_PARTS = ("ferrule_nn", "ferrule_parsing", "ferrule.execution")  # classes to derive from: with signatures and promises
 _NAMES = (
     *("ferrule", "ferrule.config", "ferrule.log", "ferrule.schema", "ferrule.structured_outputs"),
     "ferrule_testkit.kits",
@@ -148,7 +148,7 @@ def homes(package: ModuleType) -> list[Path]:
     own = sorted(Path(package.__file__ or "").parent.glob("*.py"))
     names = {getattr(getattr(package, name), "__module__", "") for name in package.__all__}
     core = [importlib.import_module(name) for name in sorted(names) if name.startswith("ferrule.")]
-    return [*own, *(Path(module.__file__ or "") for module in core)]
+    return list(dict.fromkeys([*own, *(Path(module.__file__ or "") for module in core)]))
 
 
 def _lent(module: ModuleType) -> Iterator[str]:

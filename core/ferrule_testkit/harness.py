@@ -71,6 +71,7 @@ class Harness:
         kv_cache_dtype: str = "auto",
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
+        executor: str = "uni",
         **model: Any,
     ) -> None:
         """`model` are fields of `ModelConfig`; `plugins`, by default, all that are installed. Raises StartupError."""
@@ -83,7 +84,7 @@ class Harness:
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins
-        self.executor: Executor = self.plugins.make("executor", "uni")
+        self.executor: Executor = self.plugins.make("executor", executor)
         self.info: ModelInfo = self.executor.start(self.config, self.plugins)
 
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:

@@ -19,6 +19,7 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.structured_outputs",
     "ferrule.log",
     "ferrule.interfaces.*",
+    "ferrule.execution",
     "ferrule_nn.*",
     "ferrule_parsing",
     "ferrule_testkit.*",

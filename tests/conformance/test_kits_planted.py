@@ -535,6 +535,10 @@ class WithAWorker(UniExecutor):
         self.child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
         return info
 
+    def submit(self, plan: StepPlan):
+        self.check_health()
+        return super().submit(plan)
+
     def check_health(self) -> None:
         super().check_health()
         if hasattr(self, "child") and self.child.poll() is not None:

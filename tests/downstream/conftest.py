@@ -1,4 +1,4 @@
-"""Three strangers' packages, built and installed by pip as wheels, each into a folder of its own."""
+"""Strangers' packages, built and installed by pip as wheels, each into a folder of its own."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from ferrule_testkit.kits.run import FAILED, OK, run_kit
 from ferrule_testkit.public import PUBLIC, is_public, main, private_imports
 
 HERE = Path(__file__).parent
-PACKAGES = ("acme_memory", "acme_npu", "acme_protocol")
+PACKAGES = ("acme_memory", "acme_npu", "acme_pipe", "acme_protocol")
 
 
 @pytest.mark.parametrize("name", PACKAGES)
@@ -61,6 +61,7 @@ def test_the_page_lists_the_public_modules() -> None:
         ("acme_memory", "model", "AcmeMemoryForCausalLM"),
         ("acme_npu", "attention", "acme_paged"),
         ("acme_npu", "platform", "acme_npu"),
+        ("acme_pipe", "executor", "acme_pipe"),
         ("acme_protocol", "logits_processor", "acme_rehearsal"),
         ("acme_protocol", "router", "acme"),
         ("acme_protocol", "tool_parser", "acme"),

@@ -267,7 +267,7 @@ FAULTS = (
         "G-F8",
         "no memory in a step",
         "the largest and newest requests fail, a second time within a minute ends the engine",
-        (_tests("tests/unit/plugins/executor/test_shortage.py", "tests/unit/engine", "tests/unit/runner"),),
+        (_tests("tests/unit/execution/test_shortage.py", "tests/unit/engine", "tests/unit/runner"),),
     ),
     Goal(
         "G-F9",

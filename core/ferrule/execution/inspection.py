@@ -29,7 +29,7 @@ _log = Log("worker")
 
 
 class InspectedWorker(Worker):
-    """One device, with what is there to look into it."""
+    """A worker that records profiles, and runs methods and functions of the caller's."""
 
     calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
     extension: type = object

@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 from ferrule.errors import EngineDead
@@ -41,9 +42,8 @@ class WholeStep(Step):
 class BegunStep(Step):
     """A step that the thread begins when its turn comes, and ends when `done` or `result` is first called."""
 
-    def __init__(self, thread: WorkerThread, begun: Future[Step]) -> None:
-        self._thread = thread
-        self._begun = begun
+    def __init__(self, end: Callable[[], Future[StepResult]]) -> None:
+        self._end_it = end
         self._ended: Future[StepResult] | None = None
 
     def done(self) -> bool:
@@ -54,7 +54,7 @@ class BegunStep(Step):
 
     def _end(self) -> Future[StepResult]:
         if self._ended is None:
-            self._ended = self._thread.end(self._begun)
+            self._ended = self._end_it()
         return self._ended
 
 
@@ -112,13 +112,7 @@ class WorkerThread:
         worker = self._ready()
         if worker.depth == 1:  # the step is computed when it begins
             return WholeStep(self._submit(self._guarded, worker.execute, plan))
-        return BegunStep(self, self._submit(self._guarded, worker.begin, plan))
-
-    def end(self, begun: Future[Step]) -> Future[StepResult]:
-        """Wait on the thread for a step's result, behind everything that was submitted so far."""
-        if self._worker is None:
-            raise EngineDead("the worker has stopped")
-        return self._submit(self._ended, self._worker, begun)
+        return BegunStep(partial(self._end, self._submit(self._guarded, worker.begin, plan)))
 
     def expect(self, backend: str) -> None:
         """Begin to open this guided decoding backend, without waiting for it."""
@@ -146,6 +140,12 @@ class WorkerThread:
             self._jobs.put(None)
             self._thread.join(_STOP_SECONDS)
             worker.close(failed=self._fault is not None or self._thread.is_alive())
+
+    def _end(self, begun: Future[Step]) -> Future[StepResult]:
+        """Wait on the thread for a step's result, behind everything that was submitted so far."""
+        if self._worker is None:
+            raise EngineDead("the worker has stopped")
+        return self._submit(self._ended, self._worker, begun)
 
     def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:
         """What the beginning raised is raised again."""

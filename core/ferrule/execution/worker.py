@@ -1,4 +1,4 @@
-"""What runs on a device's own thread: load, size the cache, execute plans, give memory back."""
+"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ class Worker:
             self.restore("kv_cache")
 
     def settle(self) -> bool:
-        """A part of what the start has put off, while no request has come; True where there is more.
+        """Do a part of what the start has put off, while no request has come; return whether there is more.
 
         First the step of the warm-up is repeated: a recorder may record a step when it sees it again. Then more sizes
         are recorded, where the recorder does so by itself.
@@ -217,7 +217,7 @@ class Worker:
     # ------------------------------------------------------------------------------------ administration
 
     def check(self) -> None:
-        """I9: no slot holds what is not its request's."""
+        """Raise an error if a slot holds what is not its request's (I9)."""
         self.model_runner.check()
 
     def release(self, parts: Sequence[str], level: int) -> None:
@@ -240,7 +240,7 @@ class Worker:
         self.platform.memory().trim()
 
     def restore(self, part: str) -> None:
-        """Weights are the host's copy, else those of the checkpoint as it is now; the cache is empty.
+        """Bring back the weights, from the host's copy or else from the checkpoint as it is now, or an empty cache.
 
         Raises CheckpointError, ConfigError for memory that is not there, EngineDead.
         """

@@ -1,4 +1,8 @@
-"""`executor`: who runs the plans. Entry point name = what `--distributed-executor-backend` takes."""
+"""`executor`: who runs the plans. Entry point name = what `--distributed-executor-backend` takes.
+
+What runs a model on a device is core: `ferrule.execution.WorkerThread` has the methods of an executor. An executor says
+in which process or machine it is, and carries plans there and results back.
+"""
 
 from __future__ import annotations
 

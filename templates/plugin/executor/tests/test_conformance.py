@@ -1,10 +1,7 @@
-from typing import Any
+from types import SimpleNamespace
 
-from ferrule.config import Config
-from ferrule.interfaces.executor import Executor
-from ferrule.types import CacheGroup, StepPlan
+from ferrule.types import Chunk, StepPlan
 from ferrule_example import ExampleExecutor
-from ferrule_testkit.fakes import FakeExecutor
 from ferrule_testkit.kits import ExecutorKit
 
 
@@ -12,21 +9,9 @@ class TestConformance(ExecutorKit):
     plugin = ExampleExecutor
 
 
-class OneExecutor:
-    """Stands for the set of plugins: the executor behind the example is the one that is given."""
-
-    def __init__(self, executor: Executor) -> None:
-        self.executor = executor
-
-    def make(self, kind: str, name: str) -> Any:
-        return self.executor
-
-
-def test_two_steps_in_flight() -> None:
+def test_steps_and_tokens_are_counted() -> None:
     executor = ExampleExecutor()
-    executor.start(Config(), OneExecutor(FakeExecutor((CacheGroup("full", 16),))))  # type: ignore[arg-type]
-    executor.init_cache(4)
-    first, second = executor.submit(StepPlan(step=0, chunks=())), executor.submit(StepPlan(step=1, chunks=()))
-    assert (second.result().step, first.result().step) == (1, 0)
-    assert second.result() is second.result()
-    assert (first.done(), second.done(), executor._steps) == (True, True, 2)
+    executor._thread = SimpleNamespace(submit=lambda plan: plan.step)  # type: ignore[assignment]
+    chunk = Chunk(slot=0, id="a", epoch=0, start=0, count=5, samples=True)
+    assert [executor.submit(StepPlan(step=step, chunks=(chunk,) * step)) for step in (1, 2)] == [1, 2]
+    assert (executor._steps, executor._tokens) == (2, 15)

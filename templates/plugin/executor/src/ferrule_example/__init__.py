@@ -1,77 +1,69 @@
-"""An executor around another one, which measures steps from their submission until their results are there."""
+"""An executor for one device, which says at its end how much it computed."""
 
 from __future__ import annotations
 
-import time
+from concurrent.futures import Future
 from typing import Any
 
-from ferrule.config import Config
+from ferrule.config import Resolved
 from ferrule.errors import EngineDead
+from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
-from ferrule.types import ModelInfo, StepPlan, StepResult
+from ferrule.types import CompiledGrammar, ModelInfo, StepPlan
 
 _log = Log("example")
 
 
-class TimedStep(Step):
-    """A step that tells the executor how long it took, once. Several may be in flight."""
-
-    def __init__(self, step: Step, executor: ExampleExecutor) -> None:
-        self._step = step
-        self._executor = executor
-        self._began: float | None = time.monotonic()
-
-    def done(self) -> bool:
-        return self._step.done()
-
-    def result(self) -> StepResult:
-        result = self._step.result()
-        if self._began is not None:
-            self._executor.ended(time.monotonic() - self._began)
-            self._began = None
-        return result
-
-
 class ExampleExecutor(Executor):
-    """Everything is done by `uni`, the executor for one device."""
+    """A worker in this process, on a thread of its own, which loads the model and runs its steps.
+
+    It may also be in another one. Then this class sends `config` and `plugins` there, and each plan; msgspec encodes
+    them. What gets them makes the `WorkerThread`, calls its methods, and sends back what they return.
+    """
 
     def __init__(self) -> None:
-        self._inner: Executor | None = None
-        self._steps = 0
-        self._slowest = 0.0  # seconds from a step's submission to when its result was there
+        self._thread: WorkerThread | None = None
+        self._steps = self._tokens = 0
 
-    def start(self, config: Config, plugins: Plugins) -> ModelInfo:
-        inner: Executor = plugins.make("executor", "uni")
-        info = inner.start(config, plugins)
-        self._inner = inner
-        return info
+    def check(self, config: Resolved, plugins: Plugins) -> None:
+        WorkerThread(open_worker(config, plugins)).check()
+
+    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+        self._thread = WorkerThread(open_worker(config, plugins))
+        return self._thread.start()
 
     def init_cache(self, num_blocks: int) -> None:
         self._started().init_cache(num_blocks)
 
     def submit(self, plan: StepPlan) -> Step:
-        return TimedStep(self._started().submit(plan), self)
-
-    def ended(self, seconds: float) -> None:
+        step = self._started().submit(plan)
         self._steps += 1
-        self._slowest = max(self._slowest, seconds)
+        self._tokens += plan.num_tokens
+        return step
+
+    def expect(self, backend: str) -> None:
+        self._started().expect(backend)
+
+    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
+        return self._started().prepare(grammar)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
-        return self._started().call(name, args)
+        answer = self._started().call(name, args)
+        return [answer] if name == "collective_rpc" else answer  # one for each worker
 
     def check_health(self) -> None:
         self._started().check_health()
 
     def shutdown(self) -> None:
-        if self._inner is not None:
-            self._inner.shutdown()
+        if self._thread is not None:
+            self._thread.shutdown()
         if self._steps:
-            _log.info("steps were run", steps=self._steps, slowest=round(self._slowest, 4))
+            _log.info("steps were run", steps=self._steps, tokens=self._tokens)
             self._steps = 0
 
-    def _started(self) -> Executor:
-        if self._inner is None:
+    def _started(self) -> WorkerThread:
+        if self._thread is None:
             raise EngineDead("the executor is not started")
-        return self._inner
+        return self._thread

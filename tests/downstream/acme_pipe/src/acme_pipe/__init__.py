@@ -1,0 +1,1 @@
+"""The worker of Ferrule in a child process."""

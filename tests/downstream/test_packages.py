@@ -63,6 +63,7 @@ def test_the_page_lists_the_public_modules() -> None:
         ("acme_npu", "platform", "acme_npu"),
         ("acme_protocol", "logits_processor", "acme_rehearsal"),
         ("acme_protocol", "router", "acme"),
+        ("acme_protocol", "router", "acme_dialogue"),
         ("acme_protocol", "tool_parser", "acme"),
     ],
 )

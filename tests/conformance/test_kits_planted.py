@@ -22,12 +22,13 @@ from fastapi import APIRouter
 from ferrule import schema
 from ferrule.engine.cache import KVCacheManager, PrefixHit
 from ferrule.engine.scheduler import DefaultScheduler
-from ferrule.errors import CheckpointError, ConfigError, EngineDead
+from ferrule.errors import CheckpointError, ConfigError, EngineDead, UnavailableError
+from ferrule.interfaces.dialect import Dialect, encode
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule.interfaces.router import JSON, Access, CurrentRequest, Router, RouterContext, needs
+from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs
 from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
@@ -756,6 +757,64 @@ class OwnErrorShape(Echo):
             return JSON({"detail": str(error)}, status_code=500)
 
 
+class OwnWords(Dialect):
+    paths = ("/echo/",)
+    key_headers = ("x-echo-key",)
+    media_type = "application/x-ndjson"
+    ping = last = b""
+
+    def error(self, failure):
+        return {"oh": failure.message, "no": failure.status}
+
+    def event(self, content):
+        return encode(content) + b"\n"
+
+
+class EchoInOwnWords(Echo):
+    """Good: a dialect of its own, JSON lines."""
+
+    words: Dialect = OwnWords()
+
+    def dialect(self, ctx: RouterContext) -> Dialect:
+        return self.words
+
+    async def answer(self, ctx: RouterContext, body: Body) -> EventStream:
+        params = SamplingParams(max_tokens=4)
+        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
+        return EventStream(outputs)
+
+
+class NoWordForOverload(EchoInOwnWords):
+    class words(OwnWords):
+        def error(self, failure):
+            return {"oh": "" if failure.status == 429 else failure.message, "no": failure.status}
+
+    def dialect(self, ctx):
+        return self.words()
+
+
+class AnswersInTheWordsOfAnother(EchoInOwnWords):
+    async def answer(self, ctx, body):
+        try:
+            return await super().answer(ctx, body)
+        except UnavailableError as error:
+            return JSON({"error": {"message": str(error), "code": 503}}, status_code=503)
+
+
+class CoversUpAFailure(EchoInOwnWords):
+    async def answer(self, ctx, body):
+        stream = await super().answer(ctx, body)
+
+        async def covered():
+            try:
+                async for output in stream.events:
+                    yield output
+            except Exception:
+                yield {"done": True}
+
+        return EventStream(covered())
+
+
 class LeavesRequestsRunning(Echo):
     async def answer(self, ctx, body):
         params = SamplingParams(max_tokens=4)
@@ -999,6 +1058,9 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
     yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
     yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
+    yield "router", NoWordForOverload, "test_its_dialect_words_every_error"
+    yield "router", AnswersInTheWordsOfAnother, "test_what_the_service_raises_is_answered"
+    yield "router", CoversUpAFailure, "test_a_failure_in_the_middle_is_told"
     yield "router", LeavesRequestsRunning, "test_a_client_that_leaves_is_noticed"
     yield "router", OpenToEverybody, "test_only_probes_are_public"
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
@@ -1060,6 +1122,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("logits_processor", PushChecked),
         ("logits_processor", CountsTheGenerated),
         ("router", Echo),
+        ("router", EchoInOwnWords),
         ("executor", WithAWorker),
         ("hooks", Hooks),
         ("command", planted_commands.OnSubCommands),

@@ -64,6 +64,7 @@ def test_the_page_lists_the_public_modules() -> None:
         ("acme_pipe", "executor", "acme_pipe"),
         ("acme_protocol", "logits_processor", "acme_rehearsal"),
         ("acme_protocol", "router", "acme"),
+        ("acme_protocol", "router", "acme_dialogue"),
         ("acme_protocol", "tool_parser", "acme"),
     ],
 )

@@ -27,7 +27,7 @@ from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.middleware import surround
 from ferrule.api.origin import Hosts, check_origin, host_of
-from ferrule.api.paths import Entry, PathTable, access_of
+from ferrule.api.paths import Entry, PathTable, access_of, raw_path
 from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
@@ -36,6 +36,7 @@ from ferrule.callers import Caller
 from ferrule.config import Config
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
+from ferrule.interfaces.dialect import Dialect
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import SCOPE_KEY, Access, RequestInfo, RouterContext
@@ -73,7 +74,8 @@ def build_app(
         reloads.add("limits of bodies", frame.take_limits)
     probes = offered(table.probes, config, hooks)
     lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
-    return surround(frame, config.frontend)
+    lifecycle.dialect = frame.dialect
+    return surround(frame, config.frontend, frame.dialect)
 
 
 class Frame:
@@ -118,7 +120,9 @@ class Frame:
             answer.share = claim.share
             request_id = self._request_id(headers, answer)
             try:
-                entry, params, caller = self._admit(scope, headers)
+                path = self._path(raw_path(scope))
+                answer.dialect = self._table.dialect(scope["method"], path)
+                entry, params, caller = self._admit(scope, path, headers, answer.dialect)
                 claim.key = caller.name if caller else ""
                 if entry.body is not None:
                     self._lifecycle.work(exchange)
@@ -154,33 +158,45 @@ class Frame:
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else request_id))
         return request_id
 
-    def _admit(self, scope: Scope, headers: dict[str, str]) -> tuple[Entry, dict[str, str], Caller | None]:
+    def dialect(self, raw: bytes) -> Dialect:
+        """Return the dialect of a path that comes to nothing before it is routed."""
+        return self._table.dialect("", self._path(raw))
+
+    def _path(self, raw: bytes) -> str:
+        """Return the path as it came, without the server's root."""
+        path = raw.partition(b"?")[0].decode("latin-1")
+        under_root = self._root != "/" and path.startswith(self._root + "/")
+        return path[len(self._root) :] if under_root else path
+
+    def _admit(
+        self, scope: Scope, path: str, headers: dict[str, str], dialect: Dialect
+    ) -> tuple[Entry, dict[str, str], Caller | None]:
         """Auth comes before anything that tells what exists; only the public list is free."""
-        path = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0].decode("latin-1")
-        if self._root != "/" and path.startswith(self._root + "/"):
-            path = path[len(self._root) :]
         methods, _ = self._table.methods(path)
         known = methods.get("GET" if scope["method"] == "HEAD" else scope["method"])
         access = access_of(methods) if known is None else known.access
         if access is Access.PUBLIC:
             return *self._table.find(scope["method"], path), None
-        self._check_browser(scope, headers)
-        caller = self._authorise(scope, path, headers, access)
+        self._check_browser(scope, headers, dialect)
+        caller = self._authorise(scope, path, headers, access, dialect)
         entry, params = self._table.find(scope["method"], path)
         self._lifecycle.admit(work=entry.body is not None)
         if entry.room:
             self._lifecycle.check_room(self._ahead)
         return entry, params, caller
 
-    def _check_browser(self, scope: Scope, headers: dict[str, str]) -> None:
+    def _check_browser(self, scope: Scope, headers: dict[str, str], dialect: Dialect) -> None:
         """Raise ForbiddenError for what only a browser sends, misled by somebody else's page."""
         if not self.keys.callers:
             self._hosts.check(host_of([value for name, value in scope["headers"] if name == b"host"]))
         if scope["method"] not in _SAFE_METHODS and (origin := headers.get("origin")):
-            content_type, authorised = headers.get("content-type", ""), "authorization" in headers
+            content_type = headers.get("content-type", "")
+            authorised = any(name in headers for name in ("authorization", *dialect.key_headers))
             check_origin(origin, headers.get("host", ""), content_type, authorised, self._front.allowed_origins)
 
-    def _authorise(self, scope: Scope, path: str, headers: dict[str, str], access: Access) -> Caller | None:
+    def _authorise(
+        self, scope: Scope, path: str, headers: dict[str, str], access: Access, dialect: Dialect
+    ) -> Caller | None:
         """A hook's word counts; without one, the key decides. Raises UnauthorisedError."""
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], path, headers, client))
@@ -188,7 +204,7 @@ class Frame:
             raise UnauthorisedError("Not authorised.")
         if verdict is True:
             return None
-        return self.keys.check([value for name, value in scope["headers"] if name == b"authorization"], access)
+        return self.keys.check(scope["headers"], access, dialect)
 
     async def _serve(self, scope: Scope, entry: Entry, intake: Intake, answer: Answer, exchange: Exchange) -> None:
         """Call the application, while the connection is watched for the client's end."""
@@ -274,7 +290,6 @@ def _strict(unknown: Sequence[str], known: Iterable[str]) -> RequestError:
 
 
 def _log(scope: Scope, status: int, seconds: float, caller: Caller | None) -> None:
-    raw = scope.get("raw_path") or scope["path"].encode()
     client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
-    request = (scope["method"], raw, scope.get("http_version", "1.1"))
+    request = (scope["method"], raw_path(scope), scope.get("http_version", "1.1"))
     log_call(client, request, status, seconds, caller.name if caller else "")

@@ -5,17 +5,21 @@ from __future__ import annotations
 import hashlib
 import hmac
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 from ferrule.callers import Caller, Callers
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
+from ferrule.interfaces.dialect import Dialect
 from ferrule.interfaces.router import Access
 from ferrule.wire.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})
 PUBLIC_METRICS = frozenset({("GET", "/metrics")})  # and this one with --public-metrics
+
+
+Headers = Iterable[tuple[bytes, bytes]]  # of a request, names in lower case
 
 
 class Keys:
@@ -36,8 +40,8 @@ class Keys:
         admin = config.frontend.admin_key
         self._admin = hashlib.sha256(admin.encode()).digest() if admin else None
 
-    def check(self, authorizations: list[bytes], access: Access) -> Caller | None:
-        """Whose key the one Authorization header has; None where no key is needed, and for `--admin-key`.
+    def check(self, headers: Headers, access: Access, dialect: Dialect) -> Caller | None:
+        """Return whose key a request has; None where no key is needed, and for `--admin-key`.
 
         Raises UnauthorisedError unless it is a key for this kind of route.
         """
@@ -45,13 +49,30 @@ class Keys:
         administers = access is Access.ADMIN and separate
         if not administers and not self.callers:
             return None
-        scheme, _, key = authorizations[0].partition(b" ") if len(authorizations) == 1 else (b"", b"", b"")
-        found = self.callers.find(key.strip())
-        admin = self._admin is not None and hmac.compare_digest(hashlib.sha256(key.strip()).digest(), self._admin)
-        if scheme.lower() == b"bearer":
+        key = key_of(headers, dialect)
+        found = self.callers.find(key or b"")
+        admin = self._admin is not None and hmac.compare_digest(hashlib.sha256(key or b"").digest(), self._admin)
+        if key is not None:
             if administers and (admin or (found is not None and found.admin)):
                 return found
             if not administers and found is not None:
                 return found
         what = "The admin key" if administers else "A valid API key"
-        raise UnauthorisedError(f"{what} is needed: send the header 'Authorization: Bearer KEY'.")
+        header = f"{dialect.key_headers[0]}: KEY" if dialect.key_headers else "Authorization: Bearer KEY"
+        raise UnauthorisedError(f"{what} is needed: send the header '{header}'.")
+
+
+def key_of(headers: Headers, dialect: Dialect) -> bytes | None:
+    """Return the key that a request brings; None if it brings none, or the header that counts is there twice."""
+    for name in (*dialect.key_headers, "authorization"):
+        values = [value.strip() for given, value in headers if given == name.encode("latin-1")]
+        if len(values) == 1:
+            return values[0] if name in dialect.key_headers else _bearer(values[0])
+        if values:
+            return None
+    return None
+
+
+def _bearer(authorization: bytes) -> bytes | None:
+    scheme, _, key = authorization.partition(b" ")
+    return key.strip() if scheme.lower() == b"bearer" else None

@@ -11,25 +11,9 @@ from fastapi.openapi.utils import get_openapi
 from ferrule import __version__
 from ferrule.api.paths import Entry, routes_of
 from ferrule.config import Config
+from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
 
-_ERROR = {
-    "description": "Every error, whatever its status, has this form.",
-    "type": "object",
-    "required": ["error"],
-    "properties": {
-        "error": {
-            "type": "object",
-            "required": ["message", "type", "param", "code"],
-            "properties": {
-                "message": {"type": "string", "description": "What is wrong, and what would be right."},
-                "type": {"type": "string"},
-                "param": {"type": ["string", "null"], "description": "The field at fault."},
-                "code": {"type": "integer", "description": "The HTTP status."},
-            },
-        }
-    },
-}
 _ERROR_REF = {"$ref": "#/components/schemas/Error"}
 _FAILURES: Mapping[int, str] = {
     400: "A value, the prompt or the body is wrong; param names the field.",
@@ -79,8 +63,10 @@ def describe(entries: Sequence[Entry], config: Config) -> dict[str, Any]:
     schemas = document["components"]["schemas"]
     for name in _FASTAPI_ERRORS:
         schemas.pop(name, None)
-    schemas["Error"] = _ERROR
-    document["components"]["securitySchemes"] = _SCHEMES
+    schemas["Error"] = OPENAI.error_schema
+    headers = sorted({name for entry in entries for name in entry.dialect.key_headers})
+    in_headers = {name: {"type": "apiKey", "in": "header", "name": name} for name in headers}
+    document["components"]["securitySchemes"] = _SCHEMES | in_headers
     return document
 
 
@@ -108,13 +94,15 @@ def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
     """Add who may call the route, and every error that it may answer."""
     words = [word.strip("{}") for word in entry.route.path_format.split("/") if word]
     operation["operationId"] = "_".join([entry.method.lower(), *words]).replace(".", "_")
-    operation["security"] = [{_SECRETS[entry.access]: []}] if entry.access in _SECRETS else []
+    secrets = [_SECRETS[entry.access], *entry.dialect.key_headers] if entry.access in _SECRETS else []
+    operation["security"] = [{secret: []} for secret in secrets]
     has_body = entry.body is not None
     if has_body and config.frontend.strict_requests:
         operation["description"] = "Fields that are not listed are refused (--strict-requests)."
     responses = operation["responses"]
     responses.pop("422", None)
-    error = {"application/json": {"schema": _ERROR_REF}}
+    schema = _ERROR_REF if entry.dialect.error_schema is OPENAI.error_schema else entry.dialect.error_schema
+    error = {"application/json": {"schema": schema}}
     for status, what in _FAILURES.items():
         if status in _ONLY_BODY and not has_body or status == 404 and not (has_body or "{" in entry.path):
             continue
@@ -125,14 +113,18 @@ def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
             responses[str(status)]["headers"] = _RETRY
     responses["default"] = {"description": "An error.", "content": error}
     for answer in responses.values():
-        events = answer.get("content", {}).get("text/event-stream", {})
-        if "x-event" in events:
-            events["schema"] = _events(events["x-event"])
+        content = answer.get("content", {})
+        if "x-event" in content.get("text/event-stream", {}):
+            events = content.pop("text/event-stream")
+            media_type = entry.dialect.media_type.partition(";")[0]
+            content[media_type] = events | {"schema": _events(events["x-event"], schema, entry.dialect)}
 
 
-def _events(event: Mapping[str, Any]) -> dict[str, Any]:
+def _events(event: Mapping[str, Any], error: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
     """The schema of a stream; before OpenAPI 3.2 it is that of one event."""
-    content = {"anyOf": [event, _ERROR_REF]}
+    content = {"anyOf": [event, error]}
+    if type(dialect).event is not Dialect.event or dialect.last != OPENAI.last:
+        return content
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": content}
     return {
         "type": "object",

@@ -1,12 +1,10 @@
-"""From an exception to OpenAI's error object. No other exception's text ever reaches a client."""
+"""From an exception to what a client is told about it. No other exception's text ever reaches a client."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
 
 from fastapi.exceptions import RequestValidationError
-from msgspec import Struct
 from starlette.exceptions import HTTPException
 
 from ferrule import errors, log
@@ -19,6 +17,7 @@ from ferrule.errors import (
     RequestFailed,
     UnavailableError,
 )
+from ferrule.interfaces.dialect import Failure
 from ferrule.schema import refusal_of
 
 _logger = log.get("api")
@@ -26,20 +25,6 @@ _KINDS: Mapping[int, str] = {
     cls.status: cls.kind for cls in vars(errors).values() if isinstance(cls, type) and issubclass(cls, RequestError)
 }
 _DEAD_RETRY = 5  # seconds after which a client may try a server whose engine has died
-
-
-class Failure(Struct, frozen=True):
-    """What a client is told. `headers` are sent when the status line has not gone out yet."""
-
-    status: int
-    kind: str
-    message: str
-    param: str | None = None
-    headers: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def body(self) -> dict[str, Any]:
-        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}}
 
 
 def log_unexpected(doing: str) -> None:
@@ -60,20 +45,35 @@ def failure_of(
             return failure_of(refusal_of(problems, given=exc.body if problems[0]["loc"][0] == "body" else None))
         case HTTPException():
             kind = _KINDS.get(exc.status_code, RequestError.kind if exc.status_code < 500 else RequestFailed.kind)
-            return Failure(exc.status_code, kind, str(exc.detail), headers=tuple((exc.headers or {}).items()))
-        case MethodError():
-            return Failure(exc.status, exc.kind, exc.message, headers=(("allow", ", ".join(exc.allow)),))
-        case OverloadedError():
-            return Failure(exc.status, exc.kind, exc.message, exc.param, (("retry-after", str(exc.retry_after)),))
+            headers = tuple((exc.headers or {}).items())
+            return Failure(status=exc.status_code, kind=kind, message=str(exc.detail), headers=headers)
         case RequestError():
-            headers = (("www-authenticate", "Bearer"),) if exc.status == 401 else ()
-            return Failure(exc.status, exc.kind, exc.message, exc.param, headers)
+            return _failure(exc, exc.message, exc.param, *_headers(exc))
         case UnavailableError():
-            return Failure(exc.status, exc.kind, exc.message, headers=(("retry-after", str(exc.retry_after)),))
+            return _failure(exc, exc.message, None, ("retry-after", str(exc.retry_after)))
         case EngineDead():
             message = "The engine has stopped; this request cannot be finished."
-            return Failure(503, UnavailableError.kind, message, headers=(("retry-after", str(_DEAD_RETRY)),))
+            return _failure(UnavailableError, message, None, ("retry-after", str(_DEAD_RETRY)))
         case RequestFailed():
-            return Failure(exc.status, exc.kind, exc.message)
+            return _failure(exc, exc.message)
     log_fault(doing)
-    return Failure(500, RequestFailed.kind, "The server failed while serving this request; its log says why.")
+    return _failure(RequestFailed, "The server failed while serving this request; its log says why.")
+
+
+_Named = RequestError | UnavailableError | RequestFailed
+
+
+def _failure(
+    error: _Named | type[_Named], message: str, param: str | None = None, *headers: tuple[str, str]
+) -> Failure:
+    return Failure(status=error.status, kind=error.kind, message=message, param=param, headers=headers)
+
+
+def _headers(error: RequestError) -> Iterator[tuple[str, str]]:
+    """Yield what HTTP asks for beside the status."""
+    if isinstance(error, MethodError):
+        yield "allow", ", ".join(error.allow)
+    elif isinstance(error, OverloadedError):
+        yield "retry-after", str(error.retry_after)
+    elif error.status == 401:
+        yield "www-authenticate", "Bearer"

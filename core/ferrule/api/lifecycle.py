@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
 from ferrule.errors import EngineDead, FerruleError, OverloadedError, UnavailableError
+from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
 from ferrule.wire.board import LOAD, STATE, STATES, Board
@@ -99,6 +100,7 @@ class Lifecycle:
         self.state = STARTING
         self.detail = "The model is being loaded."
         self.offer: Callable[[], Offer] = lambda: Offer({})  # what the launcher's door may answer
+        self.dialect: Callable[[bytes], Dialect] = lambda path: OPENAI  # of what fails before the application has it
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
         self.died = asyncio.Event()

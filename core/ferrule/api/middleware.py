@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from importlib import import_module
 from typing import Any
 
@@ -12,35 +13,41 @@ from starlette.middleware.base import BaseHTTPMiddleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.middleware.errors import ServerErrorMiddleware
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from ferrule.api.errors import failure_of
+from ferrule.api.paths import raw_path
 from ferrule.config import FrontendConfig
 from ferrule.errors import ConfigError, RequestError
+from ferrule.interfaces.dialect import OPENAI, Dialect
+from ferrule.interfaces.router import JSON
 
 _READABLE = ("x-request-id", "x-ferrule-ignored-fields", "retry-after")  # by scripts of other origins
 
 
-def surround(app: ASGIApp, front: FrontendConfig) -> ASGIApp:
-    """The application as it is served; the last --middleware is the outermost. Raises ConfigError."""
+def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dialect]) -> ASGIApp:
+    """The application as it is served; the last --middleware is the outermost. Raises ConfigError.
+
+    `dialect` returns what errors of a path are worded in.
+    """
     if front.allowed_origins:
         allowed = front.allowed_origins, front.allowed_methods, front.allowed_headers, front.allow_credentials
         app = _Cors(app, *allowed, expose_headers=_READABLE)
     for name in front.middleware:
         app = _applied(name, app)
-    return ServerErrorMiddleware(app, _failed) if front.middleware else app
+    return ServerErrorMiddleware(app, partial(_failed, dialect)) if front.middleware else app
 
 
 class _Cors(CORSMiddleware):
     def preflight_response(self, request_headers: Headers) -> Response:
-        """A refusal has the shape of all errors."""
+        """A refusal has the shape of OpenAI's errors, whatever the path: no script gets to see it."""
         found = super().preflight_response(request_headers)
         if found.status_code == 200:
             return found
         del found.headers["content-length"], found.headers["content-type"]
         text = f"{bytes(found.body).decode()}: see --allowed-origins, --allowed-methods and --allowed-headers."
-        return JSONResponse(failure_of(RequestError(text)).body, 400, dict(found.headers))
+        return JSON(OPENAI.error(failure_of(RequestError(text))), 400, dict(found.headers))
 
 
 def _applied(name: str, app: ASGIApp) -> ASGIApp:
@@ -61,7 +68,8 @@ def _applied(name: str, app: ASGIApp) -> ASGIApp:
     return made  # type: ignore[no-any-return]
 
 
-async def _failed(request: Request, error: Exception) -> Response:
+async def _failed(dialect: Callable[[bytes], Dialect], request: Request, error: Exception) -> Response:
     """The answer when a middleware raises before it answered."""
     failure = failure_of(error)
-    return JSONResponse(failure.body, failure.status, dict(failure.headers))
+    body = dialect(raw_path(request.scope)).error(failure)
+    return JSON(body, failure.status, dict(failure.headers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any, TypeVar
 from urllib.parse import unquote_to_bytes
 
 from fastapi.routing import APIRoute
@@ -12,9 +13,12 @@ from ferrule.api.endpoints import Endpoint
 from ferrule.api.errors import log_unexpected
 from ferrule.api.fields import Shape
 from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
+from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
 from ferrule.schema import printable
 from ferrule.wire.doorway import Probe
+
+T = TypeVar("T")
 
 _SHOWN = 128  # characters of a path that an error repeats
 
@@ -33,6 +37,7 @@ class Entry:
     endpoint: Endpoint
     log_fault: Callable[[str], None] = log_unexpected
     room: bool = False
+    dialect: Dialect = OPENAI
 
     @property
     def path(self) -> str:
@@ -49,7 +54,8 @@ class PathTable:
     """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
 
     `probes` are the calls that the launcher's door may answer as well, "GET /health".
-    `absent` says of paths that are not there, or with a last `/` of all below them, what would be right.
+    `absent` says of paths that are not there, or with a last `/` of all below them, what would be right; `dialects`
+    how errors look there.
     """
 
     def __init__(
@@ -57,9 +63,11 @@ class PathTable:
         entries: Iterable[Entry],
         absent: Mapping[str, str] | None = None,
         probes: Mapping[str, Probe] | None = None,
+        dialects: Mapping[str, Dialect] | None = None,
     ) -> None:
         self.probes = probes or {}
         self._absent = dict(absent or {})
+        self._dialects = dict(dialects or {})
         self._exact: dict[str, dict[str, Entry]] = {}
         self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}
         for entry in entries:
@@ -86,6 +94,13 @@ class PathTable:
                 return found, params
         return {}, {}
 
+    def dialect(self, method: str, path: str) -> Dialect:
+        """Return what answers to a call are worded in, whether there is such a route or not."""
+        found, _ = self.methods(path)
+        if entry := found.get(method) or next(iter(found.values()), None):
+            return entry.dialect
+        return _covering(self._dialects, path[:_SHOWN]) or OPENAI
+
     def find(self, method: str, path: str) -> tuple[Entry, dict[str, str]]:
         """The entry for a call. Raises NotFoundError with the nearest route, MethodError with the right methods."""
         found, params = self.methods(path)
@@ -99,16 +114,18 @@ class PathTable:
 
     def _advice(self, path: str) -> str:
         """What a wrong path may have meant. Admin routes are not told: the caller may lack their key."""
-        tidy = "/" + "/".join(filter(None, path.split("/")))
+        tidy = _tidy(path)
         if tidy != path and (found := self.methods(tidy)[0]) and access_of(found) is not Access.ADMIN:
             return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
-        said, place = self._absent.get(tidy), f"{tidy}/"
-        while said is None and place.strip("/"):
-            said = self._absent.get(place)
-            place = place.rstrip("/").rpartition("/")[0] + "/"
-        if said:
+        if said := _covering(self._absent, tidy):
             return f" {said}"
         return nearest(path, [name for name, found in self._exact.items() if access_of(found) is not Access.ADMIN])
+
+
+def raw_path(scope: Mapping[str, Any]) -> bytes:
+    """Return the path of an ASGI scope, byte for byte as the client sent it."""
+    raw: bytes = scope.get("raw_path") or scope["path"].encode()
+    return raw
 
 
 def access_of(methods: Mapping[str, Entry]) -> Access:
@@ -120,6 +137,20 @@ def allowed_methods(methods: Iterable[str]) -> list[str]:
     """For the Allow header."""
     names = set(methods)
     return sorted(names | ({"HEAD"} if "GET" in names else set()))
+
+
+def _tidy(path: str) -> str:
+    return "/" + "/".join(filter(None, path.split("/")))
+
+
+def _covering(table: Mapping[str, T], path: str) -> T | None:
+    """Return what a table has for a path, or else for the nearest place above it that ends in ``/``."""
+    path = _tidy(path)
+    found, place = table.get(path), f"{path}/"
+    while found is None and place.strip("/"):
+        found = table.get(place)
+        place = place.rstrip("/").rpartition("/")[0] + "/"
+    return found
 
 
 def _match(template: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:

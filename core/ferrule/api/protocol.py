@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import weakref
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -13,10 +11,12 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 
 from ferrule.api.app import CLOSE
 from ferrule.api.errors import failure_of
+from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.origin import is_host
 from ferrule.api.turns import Turns
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, TooSlowError, UnavailableError
+from ferrule.interfaces.dialect import encode
 
 _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
@@ -36,14 +36,16 @@ class _CodingError(RequestError):
 
 
 class GuardedProtocol(HttpToolsProtocol):
-    """One connection. `limits` and `turns` are set by `protocol_class`.
+    """One connection. `limits`, `lifecycle` and `turns` are set by `protocol_class`.
 
     `_unspent` counts bytes received since the parser last finished something (headers, body bytes, a message): it
     bounds a header that never ends, trailers, and a body that nobody asked for.
     """
 
     limits: LimitsConfig
+    lifecycle: Lifecycle
     turns: Turns
+    url: bytes = b""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -221,7 +223,7 @@ class GuardedProtocol(HttpToolsProtocol):
             running.disconnected = True
             running.message_event.set()
         failure = failure_of(error)
-        body = json.dumps(failure.body).encode()
+        body = encode(self.lifecycle.dialect(self.url).error(failure))
         lines = [f"HTTP/1.1 {failure.status} {failure.kind}", "content-type: application/json", "connection: close"]
         lines += [f"{name}: {value}" for name, value in failure.headers]
         lines.append(f"content-length: {len(body)}")
@@ -234,7 +236,8 @@ class GuardedProtocol(HttpToolsProtocol):
         self._stall_timer = self.loop.call_later(_LINGER_SECONDS, self.transport.abort)
 
 
-def protocol_class(limits: LimitsConfig, at_once: Callable[[], int]) -> type[GuardedProtocol]:
+def protocol_class(limits: LimitsConfig, lifecycle: Lifecycle) -> type[GuardedProtocol]:
     """The protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop, in each of
-    which `at_once()` requests begin."""
-    return type("Protocol", (GuardedProtocol,), {"limits": limits, "turns": Turns(at_once)})
+    which `Lifecycle.at_once` requests begin."""
+    shared = {"limits": limits, "lifecycle": lifecycle, "turns": Turns(lifecycle.at_once)}
+    return type("Protocol", (GuardedProtocol,), shared)

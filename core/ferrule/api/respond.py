@@ -1,4 +1,4 @@
-"""The way back: what every answer gets, errors, and server-sent events."""
+"""The way back: what every answer gets, errors, and streams of events, in the words of a protocol."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
 
-from ferrule.api.errors import Failure, failure_of, log_unexpected
+from ferrule.api.errors import failure_of, log_unexpected
 from ferrule.api.intake import Message
 from ferrule.api.lifecycle import ClientGone, Exchange
-from ferrule.interfaces.router import EventStream, RequestInfo, encode
+from ferrule.interfaces.dialect import OPENAI, Dialect, Failure, encode
+from ferrule.interfaces.router import EventStream, RequestInfo
 from ferrule.wire.buffers import Share
 
 Send = Callable[[Message], Awaitable[None]]
 
-_DONE = b"data: [DONE]\n\n"
-_PING = b": ping\n\n"
 _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
 class Answer:
     """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.router`.
 
-    `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets a comment,
-    so that no proxy takes it for dead; 0: never.
+    `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets the
+    dialect's ping; 0: never.
     """
 
+    dialect: Dialect = OPENAI
     share: Share | None = None  # where what is being sent is counted
     info: RequestInfo  # set before a handler is called
     route = "a request"  # what it answers, for the log, and what logs that its router failed
@@ -83,7 +83,7 @@ class Answer:
 
     async def failure(self, failure: Failure, more: bool = False) -> None:
         """Send an error. With `more` its last byte goes out, but the exchange stays open."""
-        body = encode(failure.body)
+        body = encode(self.dialect.error(failure))
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), *failure.headers]
         if more:
             headers.append(("connection", "close"))
@@ -93,18 +93,21 @@ class Answer:
     async def stream(self, reply: EventStream) -> None:
         """Send events until they end, fail, or the client leaves (ClientGone).
 
-        A failure becomes one error event, after which the connection closes without `[DONE]`.
+        A failure becomes one error event, after which the connection closes without the dialect's last line.
         """
+        dialect, headers = self.dialect, reply.raw_headers
+        if "content-type" not in reply.headers:
+            headers = [*headers, (b"content-type", dialect.media_type.encode("latin-1"))]
         self.last_write = asyncio.get_running_loop().time()
-        ping = asyncio.create_task(self._ping()) if self._keepalive else None
+        ping = asyncio.create_task(self._ping()) if self._keepalive and dialect.ping else None
         try:
-            await self.send({"type": "http.response.start", "status": reply.status_code, "headers": reply.raw_headers})
+            await self.send({"type": "http.response.start", "status": reply.status_code, "headers": headers})
             await self._exchange.run(self._pump(reply.events))
-            last = _DONE
+            last = dialect.last
         except ClientGone:
             raise
         except Exception as error:
-            last = _event(self.describe(error).body)
+            last = dialect.event(dialect.error(self.describe(error)))
             self.close()
         finally:
             if ping is not None:
@@ -114,9 +117,9 @@ class Answer:
         await self.write(last, more=False)
 
     async def _pump(self, events: AsyncIterator[Any]) -> None:
-        clock = asyncio.get_running_loop().time
+        clock, encoded = asyncio.get_running_loop().time, self.dialect.event
         async for event in events:
-            await self.write(_event(event))
+            await self.write(encoded(event))
             self.last_write = clock()
 
     async def _ping(self) -> None:
@@ -124,7 +127,7 @@ class Answer:
         while True:
             await asyncio.sleep(self.last_write + self._keepalive - clock())
             if clock() - self.last_write >= self._keepalive:
-                await self.write(_PING)
+                await self.write(self.dialect.ping)
                 self.last_write = clock()
 
 
@@ -132,10 +135,6 @@ async def _close(events: AsyncIterator[Any]) -> None:
     aclose = getattr(events, "aclose", None)
     if aclose is not None:
         await aclose()
-
-
-def _event(event: Any) -> bytes:
-    return b"data: " + encode(event) + b"\n\n"
 
 
 def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
 
@@ -20,6 +21,7 @@ from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
 from ferrule.errors import StartupError
+from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, RouterContext, needs_of
 from ferrule.plugin import Component, check_plugins
@@ -35,40 +37,54 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     entries: list[Entry] = []
     absent: dict[str, str] = {}
     probes: dict[str, Probe] = {}
+    dialects: dict[str, Dialect] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
     check_plugins(plugins, (), Component.HTTP)
     for name in plugins.chosen("router", config.frontend.routers):
-        found, advice, offered = _asked(plugins, name, context)
-        entries += found
-        absent |= advice
-        probes |= offered
+        asked = _asked(plugins, name, context)
+        entries += asked.entries
+        absent |= asked.absent
+        probes |= asked.probes
+        for path in asked.dialect.paths:
+            if type(dialects.setdefault(path, asked.dialect)) is not type(asked.dialect):
+                raise StartupError(f"Two routers have a dialect for {path}.", "Choose among them with --routers.")
     for entry in entries:
         if entry.access is Access.PUBLIC and ((entry.method, entry.path) not in public or entry.body is not None):
             raise StartupError(f"Route {entry.method} {entry.path} may not be public.")
     if not config.env.server_dev_mode:
         absent |= {entry.path: _ADMIN_IS_OFF for entry in entries if entry.access is Access.ADMIN}
         entries = [entry for entry in entries if entry.access is not Access.ADMIN]
-    return application(config, entries), PathTable(entries, absent, probes)
+    return application(config, entries), PathTable(entries, absent, probes, dialects)
 
 
-def _asked(
-    plugins: Plugins, name: str, context: RouterContext
-) -> tuple[Sequence[Entry], Mapping[str, str], Mapping[str, Probe]]:
-    """Its routes, what it says of absent ones, and which of its calls are probes."""
+@dataclass(frozen=True)
+class _Asked:
+    """What one router says: its routes, what it says of absent ones, which of its calls are probes, its dialect."""
+
+    entries: Sequence[Entry]
+    absent: Mapping[str, str]
+    probes: Mapping[str, Probe]
+    dialect: Dialect
+
+
+def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:
     router = plugins.make("router", name)
     faults = fault_logger(plugins, partial(log_fault, plugins.title("router", name)))
     with plugins.blamed("router", name):
-        entries = list(entries_of(router.router(context), faults))
+        dialect = router.dialect(context)
+        entries = list(entries_of(router.router(context), faults, dialect))
         whats = router.probes(context)
         probes = {
             f"{entry.method} {entry.path}": Probe(whats[entry.path], entry.access is not Access.PUBLIC)
             for entry in entries
             if entry.path in whats and entry.access is not Access.ADMIN
         }
-        return entries, router.absent(context), probes
+        return _Asked(entries, router.absent(context), probes, dialect)
 
 
-def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected) -> Iterator[Entry]:
+def entries_of(
+    router: APIRouter, faults: Callable[[str], None] = log_unexpected, dialect: Dialect = OPENAI
+) -> Iterator[Entry]:
     """A router's routes by method; those of routers that it includes are made anew with what the inclusion adds.
 
     `faults` logs what a route's handler raises.
@@ -84,7 +100,7 @@ def entries_of(router: APIRouter, faults: Callable[[str], None] = log_unexpected
         body = None if adapter is None else _shape(adapter)
         endpoint, needed = endpoint_of(route, adapter), needs_of(route)
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, needed.access, body, endpoint, faults, needed.room)
+            yield Entry(route, method, needed.access, body, endpoint, faults, needed.room, dialect)
 
 
 @lru_cache(maxsize=128)

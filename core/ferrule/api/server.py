@@ -196,7 +196,7 @@ def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
     access_log.set_level(config)
     return uvicorn.Config(
         front.app,
-        http=protocol_class(limits, front.lifecycle.at_once),
+        http=protocol_class(limits, front.lifecycle),
         ws="none",
         lifespan="off",
         log_config=None,

@@ -28,7 +28,8 @@ A handler that reads a raw body from `fastapi.Request` is under the limits too, 
 A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is
 encoded as it is; an `EventStream`; or any other `Response`. It raises the exceptions of `ferrule.errors`. Every error
 reaches the client as ``{"error": {"message", "type", "param", "code"}}``: what pydantic finds is a 400 that names the
-field, HTTPException has the status that it says, and anything else is a 500 without its text.
+field, HTTPException has the status that it says, and anything else is a 500 without its text. A router of another
+protocol returns its `Dialect`, which says how errors and streams look there, and which headers carry the key.
 
 Only path operations are taken: no mounts, websockets or plain Starlette routes. Lifespan events are not run.
 """
@@ -43,10 +44,11 @@ from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
-import msgspec
 from fastapi import APIRouter, Depends, Request, Response, params
 from fastapi.routing import APIRoute
-from pydantic import BaseModel, TypeAdapter
+from pydantic import TypeAdapter
+
+from ferrule.interfaces.dialect import OPENAI, Dialect, encode
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -127,13 +129,6 @@ async def request_info(request: Request) -> RequestInfo:
 CurrentRequest = Annotated[RequestInfo, Depends(request_info)]  # a handler's parameter: `info: CurrentRequest`
 
 
-def encode(content: Any) -> bytes:
-    """JSON: a pydantic model by its own rules, anything else as msgspec writes it."""
-    if isinstance(content, BaseModel):
-        return content.model_dump_json(by_alias=True).encode()
-    return msgspec.json.encode(content)
-
-
 class JSON(Response):
     """An answer that is encoded as it is: nothing is checked against the declared model, which is for the document."""
 
@@ -144,13 +139,12 @@ class JSON(Response):
 
 
 class EventStream(Response):
-    """Server-sent events. Each item is encoded as `JSON` is and sent as one `data:` event; then `[DONE]`.
+    """Events as the router's `Dialect` writes them, and its last line; by default server-sent events of JSON, and
+    `[DONE]`.
 
-    An exception from the iterator becomes one error event, and the connection closes without `[DONE]`. When the client
-    leaves, the iterator is cancelled. It is closed in every case (`aclose`, if it has that).
+    An exception from the iterator becomes one error event, and the connection closes without the last line. When the
+    client leaves, the iterator is cancelled. It is closed in every case (`aclose`, if it has that).
     """
-
-    media_type = "text/event-stream"
 
     def __init__(self, events: AsyncIterator[Any], headers: Mapping[str, str] | None = None) -> None:
         self.events = events
@@ -202,6 +196,10 @@ class Router(ABC):
     @abstractmethod
     def router(self, ctx: RouterContext) -> APIRouter:
         """The routes to serve. Two routers that claim one method and path stop start-up."""
+
+    def dialect(self, ctx: RouterContext) -> Dialect:
+        """How errors and streams of these routes look, and which headers carry the key."""
+        return OPENAI
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
         """Paths that clients may try and nobody serves, each with a sentence that says what would be right.

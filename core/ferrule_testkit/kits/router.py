@@ -5,29 +5,22 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fastapi import APIRouter
-
-from ferrule.api.app import build_app
 from ferrule.api.auth import PUBLIC
-from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.errors import failure_of
 from ferrule.api.paths import Entry
 from ferrule.api.routes import application, entries_of
-from ferrule.config import Config, FrontendConfig
-from ferrule.env import Environment
+from ferrule.config import Config, LimitsConfig
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
+from ferrule.interfaces.dialect import Failure, encode
 from ferrule.interfaces.router import Access, RouterContext
-from ferrule.interfaces.service import Generate, Output
-from ferrule.plugin import Plugins
 from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
+from ferrule_testkit.kits.router_site import Answer, Site
 from ferrule_testkit.service import ScriptedService
 
-_NAME = "under-test"
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
-_PATIENCE = 20.0  # seconds for one call
 _LEAKS = ("Traceback", "secret-detail", "/site-packages/", "0x7f")
 
 BAD_BODIES: Mapping[str, bytes] = {
@@ -50,18 +43,9 @@ USUAL: Mapping[str, Any] = {
 WRONG_VALUES: Sequence[Any] = (-1, 0, 2**63, 1.5, True, "x", "", [], [[]], {}, {"a": None}, [None], None)
 
 
-@dataclass
-class Answer:
-    """What was sent for one call. `problems` are breaches of ASGI: an answer that starts or ends twice, or never."""
-
-    status: int = 0
-    headers: dict[str, str] = field(default_factory=dict)
-    body: bytes = b""
-    problems: list[str] = field(default_factory=list)
-
-
 class RouterKit(Kit):
-    """A router's routes are well formed and guarded; every call is answered once, in the error shape when it fails.
+    """A router's routes are well formed and guarded; every call is answered once, and in the words of its dialect when
+    it fails.
 
     Settings: `calls`, valid calls as (method, path, body), which must succeed. Without them bodies are guessed.
     """
@@ -120,14 +104,35 @@ class RouterKit(Kit):
                 promise(not taken, f"{shown(sorted(taken))} belongs to the router {name}")
 
     def test_a_key_is_asked_for(self) -> None:
-        """With --api-key, every route but the probes answers 401 without the key, and something else with it."""
+        """With --api-key, every route but the probes answers 401 without the key, and something else with it, in any of
+        the dialect's headers."""
         site = self.site(api_key=("k",))
         for route in site.routes:
             answer = site.call(route.method, _path(route), _body(route))
+            self._fine(answer, f"{_name(route)} without a key")
             public = route.access is Access.PUBLIC
             promise(public or answer.status == 401, f"{_name(route)} answers {answer.status} without a key")
-            answer = site.call(route.method, _path(route), _body(route), {"authorization": "Bearer k"})
-            promise(answer.status != 401, f"{_name(route)} refuses the right key")
+            for name, value in (("authorization", "Bearer k"), *((name, "k") for name in site.dialect.key_headers)):
+                answer = site.call(route.method, _path(route), _body(route), {name: value})
+                promise(answer.status != 401, f"{_name(route)} refuses the right key in {name}")
+
+    def test_its_dialect_words_every_error(self) -> None:
+        """The dialect has words for every status, with the message; wrong paths, methods and sizes are told in them."""
+        site, small = self.site(), self.site(max_body_bytes=1)
+        for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503):
+            for failure in _failures(status):
+                said = encode(site.dialect.error(failure))
+                promise(failure.message.encode() in said, f"an error {status} loses its message: {shown(said)}")
+        for path in site.dialect.paths:
+            promise(path.startswith("/"), f"the dialect's path {shown(path)} does not begin with /")
+            below = f"{path}no-such-route" if path.endswith("/") else path
+            self._fine(site.call("PATCH", below), f"PATCH {below}")
+        for route in site.routes:
+            self._fine(site.call("PATCH", _path(route)), f"PATCH {route.path}")
+            if route.body is not None:
+                answer = small.call(route.method, _path(route), b'{"a": 1}')
+                self._fine(answer, f"{_name(route)} with a large body")
+                promise(answer.status == 413, f"{_name(route)} answers {answer.status} to a body over the limit")
 
     def test_valid_calls_succeed(self) -> None:
         """Each of `calls` gives an answer below 400."""
@@ -194,7 +199,7 @@ class RouterKit(Kit):
                 promise(known, f"{method} {path} answers {answer.status} to {type(error).__name__}, not {status}")
 
     def test_a_failure_in_the_middle_is_told(self) -> None:
-        """When generation fails after it began, the answer is an error, or a stream without its end mark."""
+        """When generation fails after it began, the answer is an error, or a stream that ends with one."""
         for error in (EngineDead("secret-detail"), RequestFailed("Failed."), RuntimeError("secret-detail")):
             site = self.site()
             site.service.failure = error
@@ -202,9 +207,9 @@ class RouterKit(Kit):
                 site.service.requests.clear()
                 answer = site.call(method, path, body)
                 self._fine(answer, f"{method} {path} while generation fails")
-                streamed = answer.headers.get("content-type", "").startswith("text/event-stream")
-                failed = streamed and site.service.requests
-                promise(not failed or b"[DONE]" not in answer.body, f"{method} {path} ends a failed stream as if whole")
+                failed = answer.headers.get("content-type", "") == site.dialect.media_type and site.service.requests
+                last = site.dialect.event(site.dialect.error(failure_of(error, lambda doing: None)))
+                promise(not failed or answer.body.endswith(last), f"{method} {path} ends a failed stream as if whole")
                 promise(site.service.open == 0, f"{method} {path} leaves a request running")
 
     def test_before_the_engine_is_ready(self) -> None:
@@ -235,8 +240,9 @@ class RouterKit(Kit):
 
     # ------------------------------------------------------------------------------------ parts
 
-    def site(self, ready: bool = True, **frontend: Any) -> Site:
-        return Site(self.plugin, ready, {**self.frontend, **frontend})
+    def site(self, ready: bool = True, max_body_bytes: int | None = None, **frontend: Any) -> Site:
+        limits = LimitsConfig() if max_body_bytes is None else LimitsConfig(max_body_bytes=max_body_bytes)
+        return Site(self.plugin, ready, {**self.frontend, **frontend}, limits)
 
     def _routes(self, body: bool = False) -> Sequence[Entry]:
         routes = self.site().routes
@@ -263,135 +269,35 @@ class RouterKit(Kit):
         return site.service.requests[before:] or answer.body
 
     def _fine(self, answer: Answer, what: str) -> None:
-        """One answer, and of the error shape when it is an error."""
+        """One answer, and in the shape of the dialect's errors when it is an error."""
         promise(not answer.problems, f"{what}: {'; '.join(answer.problems)}")
         for leak in _LEAKS:
             promise(leak.encode() not in answer.body, f"{what}: the answer tells {leak!r}: {shown(answer.body)}")
         if answer.status >= 400:
-            try:
-                error = json.loads(answer.body)["error"]
-                shape = set(error) == {"message", "type", "param", "code"} and error["code"] == answer.status
-            except (ValueError, KeyError, TypeError):
-                shape = False
-            promise(shape, f"{what}: {answer.status} without the error shape: {shown(answer.body)}")
+            shapes = [_shape(encode(answer.dialect.error(failure))) for failure in _failures(answer.status)]
+            shaped = _shape(answer.body) in shapes
+            promise(shaped, f"{what}: {answer.status} without the error shape: {shown(answer.body)}")
 
 
-class Asked(ScriptedService):
-    """Knows how often it was asked to generate."""
-
-    asked = 0
-
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
-        self.asked += 1
-        return await super().generate(request)
+def _failures(status: int) -> Sequence[Failure]:
+    """What may be told of one status: with and without a field at fault."""
+    return [Failure(status=status, kind="SomeError", message="What is wrong.", param=param) for param in ("a", None)]
 
 
-class Site:
-    """One application with the router under test, in admin mode so that all of its routes are there."""
+def _shape(body: bytes) -> Any:
+    """The keys and the numbers of a JSON text, in their places; not its other values."""
 
-    def __init__(self, router: Any, ready: bool, frontend: Mapping[str, Any]) -> None:
-        self.service = Asked()
-        self._lifecycle = Lifecycle()
-        self._ready = ready
-        self.routes: Sequence[Entry] = ()
-        config = Config(
-            frontend=FrontendConfig(**{"routers": (_NAME,), "disable_uvicorn_access_log": True, **frontend}),
-            env=Environment(server_dev_mode=True),
-        )
-        self._app = build_app(config, _Plugins(router, self), self._lifecycle)
+    def shape(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shape(part) for key, part in value.items()}
+        if isinstance(value, list):
+            return [shape(part) for part in value]
+        return value if isinstance(value, int) else ""
 
-    def call(
-        self,
-        method: str,
-        path: str,
-        body: bytes = b"",
-        headers: Mapping[str, str] | None = None,
-        *,
-        leave: bool = False,
-    ) -> Answer:
-        """With `leave` the client goes as soon as the first piece of the answer has come."""
-        return asyncio.run(self._call(method, path, body, headers or {}, leave))
-
-    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: bool) -> Answer:
-        if self._ready:
-            self._lifecycle.ready(self.service)
-        answer, gone = Answer(), asyncio.Event()
-        sent = [False, False]  # the request's body, and the answer's end
-
-        async def receive() -> dict[str, Any]:
-            if not sent[0]:
-                sent[0] = True
-                return {"type": "http.request", "body": body, "more_body": False}
-            await gone.wait()
-            return {"type": "http.disconnect"}
-
-        async def send(message: Mapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
-                if answer.status:
-                    answer.problems.append("the answer starts twice")
-                answer.status = message["status"]
-                answer.headers = {key.decode(): value.decode("latin-1") for key, value in message["headers"]}
-            elif message["type"] == "http.response.body":
-                if not answer.status or sent[1]:
-                    answer.problems.append("a body comes before the start, or after the end")
-                answer.body += message.get("body", b"")
-                sent[1] = not message.get("more_body", False)
-                if leave:
-                    gone.set()
-
-        given = {"content-type": "application/json", "content-length": str(len(body)), "host": "kit", **headers}
-        raw = path.encode("latin-1", "replace")
-        scope = {
-            "type": "http",
-            "asgi": {"version": "3.0"},
-            "http_version": "1.1",
-            "method": method,
-            "scheme": "http",
-            "path": path,
-            "raw_path": raw,
-            "query_string": b"",
-            "root_path": "",
-            "headers": [(key.encode(), value.encode()) for key, value in given.items()],
-            "client": ("127.0.0.1", 1),
-            "server": ("127.0.0.1", 80),
-            "state": {},
-        }
-        try:
-            async with asyncio.timeout(_PATIENCE):
-                await self._app(scope, receive, send)
-        except TimeoutError:
-            answer.problems.append(f"no answer within {_PATIENCE:.0f} s")
-        if not leave and (not answer.status or not sent[1]):
-            answer.problems.append("the answer has no end")
-        return answer
-
-
-class _Plugins(Plugins):
-    """The installed plugins, and the router under test, which tells the site its routes."""
-
-    def __init__(self, router: Any, site: Site) -> None:
-        super().__init__()
-        self._installed = installed_plugins()
-        self._router, self._site = router, site
-
-    def names(self, kind: str) -> tuple[str, ...]:
-        return self._installed.names(kind)
-
-    def load(self, kind: str, name: str) -> Any:
-        if (kind, name) != ("router", _NAME):
-            return self._installed.load(kind, name)
-        router, site = self._router, self._site
-
-        class Told(router):  # type: ignore[misc, valid-type]
-            def router(self, ctx: RouterContext) -> APIRouter:
-                made = super().router(ctx)
-                site.routes = tuple(entries_of(made))
-                return made  # type: ignore[no-any-return]
-
-        return Told
-
-    def origin(self, kind: str, name: str) -> str:
-        return self._installed.origin(kind, name)
+    try:
+        return shape(json.loads(body))
+    except ValueError:
+        return b"no JSON"
 
 
 def _name(route: Entry) -> str:

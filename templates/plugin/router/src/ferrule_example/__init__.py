@@ -8,6 +8,7 @@ from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestFailed
+from ferrule.interfaces.dialect import Dialect, Failure
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Router, RouterContext
 from ferrule.interfaces.service import Generate, Prompt
@@ -26,7 +27,25 @@ class Continued(BaseModel):
     text: str
 
 
+class ExampleDialect(Dialect):
+    """How errors look, and where keys are. Without it, and `ExampleRouter.dialect`, they are as in OpenAI's API."""
+
+    paths = ("/example/",)  # errors below it are worded in the same way
+    key_headers = ("x-example-key",)
+    error_schema = {
+        "type": "object",
+        "required": ["error"],
+        "properties": {"error": {"type": "string"}},
+    }
+
+    def error(self, failure: Failure) -> dict[str, str]:
+        return {"error": failure.message}
+
+
 class ExampleRouter(Router):
+    def dialect(self, ctx: RouterContext) -> Dialect:
+        return ExampleDialect()
+
     def router(self, ctx: RouterContext) -> APIRouter:
         routes = APIRouter()
 

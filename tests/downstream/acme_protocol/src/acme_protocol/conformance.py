@@ -14,6 +14,7 @@ ROUTER = {
         ("POST", "/acme/v1/ask", {"question": "What is it like?", "abilities": [{"name": "weather"}], "live": True}),
     )
 }
+DIALOGUE = {"calls": (("POST", "/acme/v2/say", {"text": "Once"}),)}
 PARSER = {
     "samples": (
         [

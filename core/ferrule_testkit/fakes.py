@@ -21,11 +21,11 @@ from ferrule.types import (
     EngineRequest,
     FinishReason,
     ModelInfo,
+    Pooling,
     RowResult,
     StepPlan,
     StepResult,
     TokenLogprobs,
-    TokenSampling,
 )
 
 if TYPE_CHECKING:
@@ -60,6 +60,8 @@ class FakeModel:
     The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
     cell + g, so that the cell of another group is a wrong one. With a recurrent group the next token depends on a
     state too, which takes in one token after the other and begins with the scope.
+
+    Without any group it is an encoder, which keeps nothing: a vector depends on all tokens that its own step computed.
     """
 
     all_groups: tuple[CacheGroup, ...]
@@ -87,9 +89,19 @@ class FakeModel:
         included, group by group."""
         return hash((seed, position, state, *visible)) % self.vocab_size
 
+    def pool(self, normalize: bool, visible: Sequence[int], state: int) -> bytes:
+        """The vector of a prompt, from what `sample` would see of it."""
+        return hash((normalize, state, *visible)).to_bytes(8, "little", signed=True)
+
     def logprob(self, token: int, cell: int) -> TokenLogprobs:
         """Stands for a log-probability of `token` after the token that left `cell`."""
         return TokenLogprobs(token, -float(hash((token, cell)) % 997), 1)
+
+
+def longest(request: EngineRequest, max_model_len: int) -> int:
+    """The most tokens that a request may have; a vector counts as one, and needs no position."""
+    most = max_model_len + isinstance(request.work, Pooling)
+    return min(len(request.prompt_ids) + request.work.max_tokens, most)
 
 
 def scope(adapter: str | None = None, media_hash: str | None = None, cache_salt: str | None = None) -> int:
@@ -107,6 +119,7 @@ class Solo:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: bytes | None = None
     finish: FinishReason = FinishReason.LENGTH
     stop_reason: int | None = None
 
@@ -116,7 +129,7 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
     out = Solo()
     ids = list(request.prompt_ids)
     num_prompt = len(ids)
-    sampling = request.sampling
+    work = request.work
     scope = scope_of(request)
     cells: list[int] = []
     state = scope
@@ -128,20 +141,24 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
                 probes += (cells[p - 1] + g, cells[lo] + g) if lo < p else (0, 0)
             cells.append(model.cell(scope, p, ids[p], probes))
             state = model.next_state(state, ids[p])
-        if sampling.prompt_logprobs is not None and not out.token_ids:
+        if work.prompt_logprobs is not None and not out.token_ids:
             out.prompt_logprobs = [model.logprob(ids[p], cells[p - 1]) for p in range(1, num_prompt)]
         visible: list[int] = []
         for g, group in enumerate(model.groups):
             visible += [cell + g for cell in cells[group.dead_before(len(ids) - 1) :]]
-        token = model.sample(sampling.seed, len(ids), visible, state)
-        if sampling.logprobs is not None:
+        if isinstance(work, Pooling):
+            out.vector = model.pool(work.normalize, visible if model.all_groups else cells, state)
+            out.finish = FinishReason.STOP
+            return out
+        token = model.sample(work.seed, len(ids), visible, state)
+        if work.logprobs is not None:
             out.logprobs.append(model.logprob(token, cells[-1]))
         ids.append(token)
         out.token_ids.append(token)
-        if token in sampling.stop_token_ids and len(out.token_ids) > sampling.min_tokens:
+        if token in work.stop_token_ids and len(out.token_ids) > work.min_tokens:
             out.finish, out.stop_reason = FinishReason.STOP, token
             return out
-        if len(out.token_ids) == sampling.max_tokens or len(ids) == max_model_len:
+        if len(out.token_ids) == work.max_tokens or len(ids) == max_model_len:
             return out
 
 
@@ -164,14 +181,14 @@ class BullyPolicy(SchedulingPolicy):
 class SlotState:
     """What the device keeps for a slot."""
 
-    __slots__ = ("alive_from", "computed", "epoch", "id", "ids", "num_prompt", "sampling", "scope", "tables")
+    __slots__ = ("alive_from", "computed", "epoch", "id", "ids", "num_prompt", "scope", "tables", "work")
 
     def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
         self.id = admit.id
         self.epoch = admit.epoch
         self.ids = list(admit.known_ids)
         self.num_prompt = admit.num_prompt
-        self.sampling: TokenSampling = admit.sampling
+        self.work = admit.work
         self.scope = scope
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.alive_from = [0] * num_groups  # table entries before this index are dead: never read again
@@ -196,7 +213,7 @@ class FakeDevice:
         self.failing: set[str] = set()
         self.num_blocks = num_blocks
         self._scope = scope_of_admit
-        self._size = model.all_groups[0].block_size
+        self._size = model.all_groups[0].block_size if model.all_groups else 1
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
         self._holders = [0] * num_blocks  # live table entries that name the block
         self._slots: dict[int, SlotState] = {}
@@ -260,7 +277,7 @@ class FakeDevice:
         if chunk.start != state.computed or chunk.count < 1:
             raise Fault(f"I7: {chunk.id} computes {chunk.count} from {chunk.start}, after {state.computed}")
         end = chunk.start + chunk.count
-        if end > len(state.ids) or (chunk.samples and end != len(state.ids)):
+        if end > len(state.ids) or (chunk.ends and end != len(state.ids)):
             raise Fault(f"I7: {chunk.id} computes up to {end} of {len(state.ids)} known tokens")
         for g, blocks in enumerate(chunk.new_blocks):
             table = state.tables[g]
@@ -271,8 +288,8 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups = self.model.groups
-        cell = 0
+        groups, work = self.model.groups, state.work
+        cells: list[int] = []
         prompt_logprobs = []
         end = chunk.start + chunk.count
         for p in range(chunk.start, end):
@@ -281,23 +298,32 @@ class FakeDevice:
                 lo = group.dead_before(p)
                 probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
             cell = self.model.cell(state.scope, p, state.ids[p], probes)
+            cells.append(cell)
             self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)
-            if state.sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
+            if work.prompt_logprobs is not None and p + 1 < state.num_prompt:
                 prompt_logprobs.append(self.model.logprob(state.ids[p + 1], cell))
         state.computed = end
         token_ids: tuple[int, ...] = ()
         logprobs: tuple[TokenLogprobs, ...] = ()
-        if chunk.samples:
-            visible: list[int] = []
-            for g, group in enumerate(groups):
-                visible += self._read_range(state, g, group.dead_before(end - 1), end)
-            token = self.model.sample(state.sampling.seed, end, visible, self._recurrent[chunk.slot])
+        vector = None
+        visible: list[int] = []
+        for g, group in enumerate(groups if chunk.ends else ()):
+            visible += self._read_range(state, g, group.dead_before(end - 1), end)
+        if chunk.ends == "pool":
+            if not isinstance(work, Pooling):
+                raise Fault(f"I20: {state.id} is pooled, and it was to be sampled")
+            seen = visible if self.model.all_groups else cells
+            vector = self.model.pool(work.normalize, seen, self._recurrent[chunk.slot])
+        elif chunk.ends:
+            if isinstance(work, Pooling):
+                raise Fault(f"I20: {state.id} is sampled, and it was to be pooled")
+            token = self.model.sample(work.seed, end, visible, self._recurrent[chunk.slot])
             state.ids.append(token)
             token_ids = (token,)
-            if state.sampling.logprobs is not None:
-                logprobs = (self.model.logprob(token, cell),)
+            if work.logprobs is not None:
+                logprobs = (self.model.logprob(token, cells[-1]),)
         self._bury(state, end)
         if state.id in self.failing:
             return RowResult(id=state.id, epoch=state.epoch, error="injected")
@@ -307,6 +333,7 @@ class FakeDevice:
             token_ids=token_ids,
             logprobs=logprobs,
             prompt_logprobs=tuple(prompt_logprobs),
+            vector=vector,
         )
 
     def _bury(self, state: SlotState, computed: int) -> None:
@@ -393,6 +420,8 @@ class FakeExecutor(Executor):
             page_bytes=1,
             max_blocks=128,
             max_snapshots=self._num_snapshots,
+            tasks=("generate", "embed") if self.model.all_groups else ("embed",),
+            splits_prompts=bool(self.model.all_groups),
         )
 
     def init_cache(self, num_blocks: int) -> None:

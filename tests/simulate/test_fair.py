@@ -44,7 +44,7 @@ class Run:
         self.key_of[id] = key
         self.open[key] = self.open.get(key, 0) + 1
         sampling = TokenSampling(seed=1, max_tokens=answer)
-        request = EngineRequest(id=id, prompt_ids=(1,) * prompt, sampling=sampling, key_name=key)
+        request = EngineRequest(id=id, prompt_ids=(1,) * prompt, work=sampling, key_name=key)
         self.scheduler.add(request, self.clock.now)
 
     def step(self) -> None:

@@ -199,7 +199,7 @@ class World:
 def draw(rng: random.Random, number: int) -> EngineRequest:
     prompt = tuple(rng.choice((3, 4)) for _ in range(rng.randint(1, 12)))
     sampling = TokenSampling(seed=number, max_tokens=rng.randint(1, 20), stop_token_ids=(5,))
-    return EngineRequest(id=f"r{number}", prompt_ids=prompt, sampling=sampling)
+    return EngineRequest(id=f"r{number}", prompt_ids=prompt, work=sampling)
 
 
 @pytest.mark.parametrize("seed", range(4))

@@ -19,7 +19,7 @@ CLIENTS = (b"a", b"b", b"c")
 def draw(rng, number):
     prompt = tuple(rng.choice((3, 4)) for _ in range(rng.randint(1, 12)))
     sampling = TokenSampling(seed=number, max_tokens=rng.randint(1, 20), stop_token_ids=(5,))
-    return EngineRequest(id=f"r{number}", prompt_ids=prompt, sampling=sampling)
+    return EngineRequest(id=f"r{number}", prompt_ids=prompt, work=sampling)
 
 
 def judge(deltas, expected, cancelled):

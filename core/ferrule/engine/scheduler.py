@@ -188,11 +188,11 @@ class DefaultScheduler(Scheduler):
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
         start = request.sent
         request.sent = end = start + count
-        samples = end == request.known
-        if samples:
+        ends = end == request.known
+        if ends:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        draft.chunks[request.id] = request.chunk(start, count, samples, blocks, save)
+        draft.chunks[request.id] = request.chunk(start, count, ends, blocks, save)
         draft.budget -= count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
@@ -272,8 +272,8 @@ class DefaultScheduler(Scheduler):
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
         error = row.error
-        if error is None and chunk.samples != bool(row.token_ids):
-            error = "the runner did not return the token that it was asked for"
+        if error is None and chunk.ends != row.ends:
+            error = "the runner did not return the token or vector that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
@@ -282,13 +282,13 @@ class DefaultScheduler(Scheduler):
         self.waiting.shares.charge(request)
         self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
-        if not chunk.samples:
+        if not chunk.ends:
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
-        count, finish, stop = request.append(row.token_ids)
+        count, finish, stop = request.append(row.token_ids) if row.vector is None else (0, FinishReason.STOP, None)
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)
@@ -340,7 +340,8 @@ class DefaultScheduler(Scheduler):
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:
     """The most tokens that the request may ever have. Raises ValueError when it can never run."""
-    limit = min(len(request.prompt_ids) + request.sampling.max_tokens, limits.max_model_len)
+    most = limits.max_model_len + (request.work.ends == "pool")  # a vector has no position
+    limit = min(len(request.prompt_ids) + request.work.max_tokens, most)
     if not 0 < len(request.prompt_ids) < limit:
         raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves nothing to do within {limit}")
     if footprint(limits, limit - 1) > limits.num_blocks - 1:

@@ -162,7 +162,7 @@ class FrontendService(Operations, Service):
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
-                requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
+                requests += [_engine_request(prepared, work=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
 
     # ---------------------------------------------------------------------------------------- the server's side

@@ -10,7 +10,7 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
-from ferrule.interfaces.model import InputEmbeds, Model
+from ferrule.interfaces.model import Generates, InputEmbeds, Model, Pools, PoolRow
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -20,7 +20,7 @@ from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
-from ferrule.types import Chunk, StepPlan, StepResult, TokenSampling
+from ferrule.types import Chunk, Pooling, StepPlan, StepResult, TokenSampling, Work
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,8 @@ class ModelRunner:
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size())
         states = model.state_specs()
         specs = model.cache_specs()
-        alike = attention.recordable and all(spec.attended for spec in specs.values())  # steps, for a recorder
+        keeps = bool(specs or states)  # else a step is never one token of each row
+        alike = keeps and attention.recordable and all(spec.attended for spec in specs.values())  # for a recorder
         self._recorder = recorder if alike and recorder and (recorder.stateful or not states) else None
         self._shape = shape_for(attention.cache_shape)
         self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
@@ -172,15 +173,18 @@ class ModelRunner:
         return Forwarded(plan, rows, hidden, masks)
 
     def finish(self, step: Forwarded) -> Outcome:
-        """Sample the rows that ask for it, write their tokens to the slots, and gather what the step will tell."""
+        """Compute what rows end with, write sampled tokens to the slots, and gather what the step will tell."""
         chunks, faults = step.plan.chunks, self._state.faults
         outcome = Outcome(
             step.plan, {row: faults[chunk.slot] for row, chunk in enumerate(chunks) if chunk.slot in faults}
         )
         for row, chunk in enumerate(chunks):
-            if row not in outcome.faults and self._sampling(chunk).prompt_logprobs is not None:
+            if row not in outcome.faults and self._work(chunk).prompt_logprobs is not None:
                 self._add_prompt_logprobs(step, row, chunk, outcome)
-        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
+        pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
+        if pooled_rows:
+            self._pool(step, pooled_rows, outcome)
+        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "sample"]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
             if self._grammars is not None:
@@ -194,7 +198,7 @@ class ModelRunner:
         if self._grammars is None:
             return None
         words = -(-self._limits.vocab_size // 32)
-        return self._grammars.masks([chunk for chunk in plan.chunks if chunk.samples], words)
+        return self._grammars.masks([chunk for chunk in plan.chunks if chunk.ends == "sample"], words)
 
     def _stage(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._transfers.stage(tensors, self._limits.device)
@@ -222,13 +226,38 @@ class ModelRunner:
     def _longest(self, recorder: Recorder) -> int:
         return min(recorder.max_len, self._limits.max_model_len)
 
-    # ------------------------------------------------------------------------------------------ sampling
+    # ------------------------------------------------------------------------------------------ ends of rows
+
+    def _work(self, chunk: Chunk) -> Work:
+        work = self._state.work[chunk.slot]
+        if work is None:
+            raise RuntimeError(f"a plan runs slot {chunk.slot}, to which no request was admitted")
+        return work
 
     def _sampling(self, chunk: Chunk) -> TokenSampling:
-        sampling = self._state.sampling[chunk.slot]
-        if sampling is None:
-            raise RuntimeError(f"a plan runs slot {chunk.slot}, to which no request was admitted")
-        return sampling
+        work = self._work(chunk)
+        if not isinstance(work, TokenSampling):
+            raise RuntimeError(f"a plan samples slot {chunk.slot}, whose request is to be pooled")
+        return work
+
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        model = self.model
+        if not isinstance(model, Generates):
+            raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
+        return model.logits(hidden)
+
+    def _pool(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
+        model = self.model
+        if not isinstance(model, Pools):
+            raise RuntimeError(f"a plan pools, and {type(model).__name__} does not")
+        pooled = []
+        for row, first in zip(rows, step.rows.borders[rows].tolist(), strict=True):
+            chunk = step.plan.chunks[row]
+            work = self._work(chunk)
+            if not isinstance(work, Pooling):
+                raise RuntimeError(f"a plan pools slot {chunk.slot}, whose request is to be sampled")
+            pooled.append(PoolRow(first=first, count=chunk.count, work=work))
+        outcome.add_vectors(rows, model.pool(step.hidden, pooled))
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks = self._state, [step.plan.chunks[row] for row in rows]
@@ -247,7 +276,7 @@ class ModelRunner:
         if len(rows) < len(step.hidden):  # not each token is the last of a row that samples
             places.append(torch.from_numpy(step.rows.last[rows]))
         here, *last = self._stage(places)
-        logits = self.model.logits(step.hidden.index_select(0, *last) if last else step.hidden)
+        logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
         if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
             raise RuntimeError(
                 f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
@@ -277,7 +306,7 @@ class ModelRunner:
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._sampling(chunk).prompt_logprobs or 0
         for piece, chosen in self._pieces(hidden, targets):
-            values = self.model.logits(piece)
+            values = self._logits(piece)
             if self._limits.logprobs_mode.normalised:
                 values = values.log_softmax(-1)
             finite = torch.isfinite(values.amax(-1)).all()

@@ -311,7 +311,7 @@ class Runner:
                 epoch=0,
                 known_ids=tuple(ids),
                 num_prompt=len(ids),
-                sampling=greedy,
+                work=greedy,
                 embeds=given.get(n),
             )
             for n, ids in enumerate(prompts)
@@ -329,7 +329,7 @@ class Runner:
                             epoch=0,
                             start=start,
                             count=cut[step],
-                            samples=True,
+                            ends="sample",
                             new_blocks=blocks,
                         )
                     )

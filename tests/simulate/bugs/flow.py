@@ -194,7 +194,7 @@ class LimitIgnoredAhead(DefaultScheduler):
             request.limit -= 0 if request.running else request.limit - self._true_limit(request)
 
     def _true_limit(self, request: Request) -> int:
-        return min(request.num_prompt + request.spec.sampling.max_tokens, self.limits.max_model_len)
+        return min(request.num_prompt + request.spec.work.max_tokens, self.limits.max_model_len)
 
 
 class UsageCountOff(DefaultScheduler):
@@ -218,10 +218,10 @@ class PromptLogprobsTwice(DefaultScheduler):
 
 class AdmitsWhatCannotFit(DefaultScheduler):
     def add(self, request: EngineRequest, now: float) -> None:
-        limit = len(request.prompt_ids) + request.sampling.max_tokens
+        limit = len(request.prompt_ids) + request.work.max_tokens
         if footprint(self.limits, min(limit, self.limits.max_model_len)) > self.limits.num_blocks - 1:
-            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
-            request = msgspec.structs.replace(request, sampling=sampling)
+            sampling = msgspec.structs.replace(request.work, max_tokens=1)
+            request = msgspec.structs.replace(request, work=sampling)
         super().add(request, now)
 
 

@@ -50,7 +50,7 @@ class LoopHarness:
 
     def submit(self, client, id, prompt=(1, 2, 3), max_tokens=4, **more):
         sampling = TokenSampling(seed=1, max_tokens=max_tokens)
-        request = EngineRequest(id=id, prompt_ids=tuple(prompt), sampling=sampling, **more)
+        request = EngineRequest(id=id, prompt_ids=tuple(prompt), work=sampling, **more)
         self.inbox.append((client, Submit(request)))
         return request
 

@@ -40,7 +40,7 @@ def request(id, prompt=8, max_tokens=8, *, priority=0, arrival=0.0, salt=None, *
     ids = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
     sampling = TokenSampling(seed=0, max_tokens=max_tokens, **sampling)
     return EngineRequest(
-        id=id, prompt_ids=ids, sampling=sampling, priority=priority, arrival=arrival, cache_salt=salt or id
+        id=id, prompt_ids=ids, work=sampling, priority=priority, arrival=arrival, cache_salt=salt or id
     )
 
 
@@ -49,7 +49,7 @@ def answer(plan, token=7, **rows):
     return StepResult(
         plan.step,
         tuple(
-            rows.get(chunk.id, RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.samples else ()))
+            rows.get(chunk.id, RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.ends == "sample" else ()))
             for chunk in plan.chunks
         ),
     )
@@ -159,7 +159,7 @@ def test_depth_2_plans_past_a_sample_that_the_host_has_not_seen():
     scheduler.add(request("a", 4, 3), 0.0)
     first = scheduler.schedule(0.0)
     second = scheduler.schedule(0.0)
-    assert (second.chunks[0].start, second.chunks[0].count, second.chunks[0].samples) == (4, 1, True)
+    assert (second.chunks[0].start, second.chunks[0].count, second.chunks[0].ends) == (4, 1, "sample")
     third = scheduler.schedule(0.0)
     assert third.chunks[0].start == 5
     assert scheduler.schedule(0.0) is None  # three samples are on their way, and max_tokens is 3
@@ -537,7 +537,7 @@ def test_check_finds_lost_slots_and_requests():
 def embedded(id, media_hash, tokens=12):
     sampling = TokenSampling(seed=0, max_tokens=4)
     embeds = Embeds(tokens=tokens, size=2, dtype="float16", data=bytes(4 * tokens))
-    return EngineRequest(id=id, prompt_ids=(0,) * tokens, sampling=sampling, embeds=embeds, media_hash=media_hash)
+    return EngineRequest(id=id, prompt_ids=(0,) * tokens, work=sampling, embeds=embeds, media_hash=media_hash)
 
 
 @pytest.mark.parametrize(("one", "two", "start"), [("x", "x", 8), ("x", "y", 0), (None, None, 0), ("x", None, 0)])

@@ -41,7 +41,7 @@ class ThoughtLimit(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="sample"):
-    """Work of a request that generates: the part of the sampling parameters that the engine and the sampler need: everything is resolved.
+    """Work of a request that generates: what the engine and the sampler need of its parameters, all of it resolved.
 
     `seed` is always set (the frontend draws one when the user gave none), so that a recomputed or re-batched
     request repeats its samples: the noise of a sample is a function of (seed, position) alone.
@@ -93,7 +93,7 @@ class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, t
     logprobs: ClassVar[None] = None
     prompt_logprobs: ClassVar[None] = None
     thoughts: ClassVar[None] = None
-    normalize: bool = True  # to a length of 1
+    normalize: bool | None = None  # to a length of 1; None: as the model usually does
 
 
 Work = TokenSampling | Pooling
@@ -266,7 +266,8 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """One row of a step: compute positions [start, start + count) of the request in `slot`.
 
     `ends` says what comes of the last position. "sample": its logits are sampled, and the token becomes position
-    start + count. "pool": the prompt ends here, and its vector is computed. "": nothing. With depth 2 a sampled token may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
+    start + count. "pool": the prompt ends here, and its vector is computed. "": nothing. With depth 2 a sampled token
+    may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
     `new_ids`: ids appended on the host since the last plan that the runner cannot know (speculation, forced tokens).
     `new_blocks[g]`: block ids appended to the slot's table in cache group g by this plan.
     `save`: the snapshot, from 1 on, to which states of recurrent layers are copied when the chunk is computed; 0: none.

@@ -12,7 +12,15 @@ from torch import nn
 
 from ferrule.checkpoint import completed
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import AttentionLayer, BuildContext, ForwardContext, Generates, LayerCache, Model, StateSpec
+from ferrule.interfaces.model import (
+    AttentionLayer,
+    BuildContext,
+    ForwardContext,
+    Generates,
+    LayerCache,
+    Model,
+    StateSpec,
+)
 from ferrule.types import PromptBorder
 from ferrule_nn.attention import Attention, AttentionSpec
 from ferrule_nn.configuration import need

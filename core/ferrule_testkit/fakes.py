@@ -89,7 +89,7 @@ class FakeModel:
         included, group by group."""
         return hash((seed, position, state, *visible)) % self.vocab_size
 
-    def pool(self, normalize: bool, visible: Sequence[int], state: int) -> bytes:
+    def pool(self, normalize: bool | None, visible: Sequence[int], state: int) -> bytes:
         """The vector of a prompt, from what `sample` would see of it."""
         return hash((normalize, state, *visible)).to_bytes(8, "little", signed=True)
 

@@ -13,7 +13,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -55,7 +55,7 @@ class Setup:
     bases: tuple[tuple[int, ...], ...]  # beginnings that prompts share
     load: float  # chance of a new request in a step
     storm: bool  # short prompts with long answers: everyone grows, and the cache runs out again and again
-    pooling: float = 0.0  # chance that a request is pooled, not sampled
+    pooling: float = field(default=0.0, repr=False)  # chance that a request is pooled; not what others are drawn from
 
 
 def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
@@ -116,17 +116,17 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
-    setup = Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm, prompts.choice((0.0, 0.0, 0.3)))
-    return maybe_encoder(setup, prompts)
+    setup = Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
+    return setup if storm else maybe_pooling(setup, prompts)
 
 
-def maybe_encoder(setup: Setup, rng: random.Random) -> Setup:
-    """Sometimes a model that keeps nothing and whose prompts go whole, with requests that are all pooled."""
+def maybe_pooling(setup: Setup, rng: random.Random) -> Setup:
+    """Sometimes some requests are pooled; or all, of a model that keeps nothing and whose prompts go whole."""
     if rng.random() > 0.08:
-        return setup
+        return replace(setup, pooling=rng.choice((0.0, 0.0, 0.3)))
     most = max(setup.limits.max_num_batched_tokens, setup.limits.max_model_len)
-    changed = {"groups": (), "num_snapshots": 0, "chunked_prefill": False, "max_num_batched_tokens": most}
-    return replace(setup, limits=replace(setup.limits, **changed), pooling=1.0)
+    limits = replace(setup.limits, groups=(), num_snapshots=0, chunked_prefill=False, max_num_batched_tokens=most)
+    return replace(setup, limits=limits, pooling=1.0)
 
 
 # ------------------------------------------------------------------------------------------- the world

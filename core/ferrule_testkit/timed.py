@@ -124,7 +124,7 @@ class _Run:
 
     def _credit(self, plan: StepPlan) -> None:
         rows = [
-            RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends == "sample" else ()) for chunk in plan.chunks
+            RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends else ()) for chunk in plan.chunks
         ]
         now = self._clock.now
         for delta in self._scheduler.commit(plan, StepResult(plan.step, tuple(rows)), now):

@@ -65,7 +65,7 @@ def step(scheduler: DefaultScheduler) -> StepPlan:
     plan = scheduler.schedule(0.0)
     assert plan is not None
     rows = tuple(
-        RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends == "sample" else ()) for chunk in plan.chunks
+        RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends else ()) for chunk in plan.chunks
     )
     scheduler.commit(plan, StepResult(plan.step, rows), 0.0)
     return plan

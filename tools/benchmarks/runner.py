@@ -87,9 +87,7 @@ class Bench:
         """
         times, steps = [], max(1, min(8, spare, (context + spare - 1) // beside))
         prompt = (3,) * (beside * steps + 1)
-        admits = [
-            Admit(slot=rows, id="prompt", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=self.sampling)
-        ]
+        admits = [Admit(slot=rows, id="prompt", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=self.sampling)]
         for n in range(steps):
             blocks = () if n else self.blocks(rows, context + spare)
             chunks = [

@@ -177,7 +177,7 @@ class Tap(DemuxClient):
         deltas = []
         for id, (one, count) in list(self._open.items()):
             last = count + 1 == one.work.max_tokens
-            ids = ((one.work.seed + count * 7919) % 2000 + 5,)
+            ids = ((len(id) + count * 7919) % 2000 + 5,)
             finish, times = (FinishReason.LENGTH, RequestTimes()) if last else (None, None)
             deltas.append(RequestDelta(id=id, token_ids=ids, finish=finish, times=times))
             self._open[id] = (one, count + 1)

@@ -12,6 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
 from ferrule.config import LoadConfig, Resolved
 from ferrule.config.locations import map_locations
@@ -130,6 +131,7 @@ class Chooser:
             folder=folder,
             trust_remote_code=config.model.trust_remote_code,
             sliding_window=not config.model.disable_sliding_window,
+            pooling=read_pooling(folder, config.model.pooler_config),
         )
         quantization, method = self._quantization(config, context, device)
         return Choice(

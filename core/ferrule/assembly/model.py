@@ -90,6 +90,12 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
     if choice.unread:
         _log.warning("%s", choice.unread)
     context = choice.context
+    tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
+    wanted = config.model.task.replace("embedding", "embed")
+    if wanted not in ("auto", *tasks):
+        raise ConfigError(
+            f"--task {wanted}: the model implementation {choice.implementation} is for {', '.join(tasks)}."
+        )
     info = ModelInfo(
         architecture=choice.architecture,
         implementation=f"{choice.implementation} ({plugins.origin('model', choice.implementation)})",
@@ -106,7 +112,7 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
         prompt_share=device.platform.execution().prompt_share(),
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
-        tasks=tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin)),
+        tasks=tasks,
         splits_prompts=model.splits_prompts,
         groups=(),
         page_bytes=0,

@@ -34,7 +34,7 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, CacheGroup, Chunk, ModelInfo, Pooling, StepPlan, StepResult, TokenSampling, Work
+from ferrule.types import Admit, Chunk, ModelInfo, Pooling, StepPlan, StepResult, TokenSampling, Work
 from ferrule.waiting import waiting
 
 _log = Log("worker")
@@ -329,10 +329,10 @@ def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callab
         chunks, admits = [], []
         for row, count in enumerate(counts):
             blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-            chunks.append(Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks))
-            admits.append(
-                Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, work=work)
+            chunks.append(
+                Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks)
             )
+            admits.append(Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, work=work))
         runner.execute(StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits)))
         runner.release_cache()
 

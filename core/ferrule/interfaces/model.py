@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from ferrule.types import CacheGroup, Pooling, PromptBorder
 
@@ -14,6 +14,17 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+
+PoolingKind = Literal["cls", "mean", "last"]  # the first token's hidden state, the mean of all, the last token's
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingSpec:
+    """How prompts become vectors, as the checkpoint or the user says; `kind` None: as the architecture usually does."""
+
+    kind: PoolingKind | None = None
+    normalize: bool = True  # to a length of 1, where a request does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,6 +39,7 @@ class BuildContext:
     folder: Path | None = None  # the checkpoint; None for a model without files
     trust_remote_code: bool = False
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
+    pooling: PoolingSpec = PoolingSpec()  # for a model that `Pools`
 
 
 @dataclass(frozen=True)
@@ -146,7 +158,7 @@ class ForwardContext(Protocol):
     ) -> torch.Tensor:  # [tokens, num_heads, head_dim or value_dim]
         """Write k and v to the layer's cache, and attend over everything cached so far, causally.
 
-        A layer with ``options.causal`` False has no cache, and attends over all tokens that its request has in the step.
+        A layer with ``options.causal`` False has no cache, and attends over all tokens of its request in the step.
         """
 
     def attend_heads(
@@ -289,5 +301,6 @@ class Pools(ABC):
     def pool(self, hidden: torch.Tensor, rows: Sequence[PoolRow]) -> torch.Tensor:
         """Map hidden [tokens, hidden], those of all of a step's rows, to a vector for each of `rows`.
 
-        They are [rows, size], float32, of a length of 1 where a row's work is to `normalize`.
+        They are [rows, size], float32, and of a length of 1 where `Pooling.normalize`, or else `PoolingSpec.normalize`,
+        says so.
         """

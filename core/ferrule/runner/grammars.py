@@ -127,9 +127,7 @@ class Grammars:
             if admit.work.thoughts is not None:
                 constraint = self._slots.setdefault(admit.slot, SlotGrammar())
                 generated = admit.known_ids[admit.num_prompt :]
-                self._follower.submit(
-                    b"", partial(self._begin_thoughts, constraint, admit.work.thoughts, generated)
-                )
+                self._follower.submit(b"", partial(self._begin_thoughts, constraint, admit.work.thoughts, generated))
 
     def masks(self, chunks: Sequence[Chunk], words: int) -> PendingMasks | None:
         """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""

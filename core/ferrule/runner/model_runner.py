@@ -10,7 +10,7 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
-from ferrule.interfaces.model import Generates, InputEmbeds, Model, Pools, PoolRow
+from ferrule.interfaces.model import Generates, InputEmbeds, Model, PoolRow, Pools
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer

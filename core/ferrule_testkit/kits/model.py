@@ -5,24 +5,26 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import torch
 
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import BuildContext, Model
+from ferrule.interfaces.model import BuildContext, Generates, Model, PoolingKind, PoolingSpec, PoolRow, Pools
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, Embeds, StepPlan, TokenSampling
+from ferrule.types import Admit, Chunk, Embeds, Pooling, StepPlan, TokenSampling, Work
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
 _BLOCK = 4
 _LENGTH = 64
 _SLOTS = 4
+Tensors = Sequence[tuple[str, torch.Tensor]]  # of a checkpoint, by name
 
 
 @cache
@@ -42,11 +44,12 @@ def recipe_folder(recipe: str) -> Path:
 
 @cache
 def _recipes_of(architecture: str) -> tuple[str, ...]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
 
-    from ferrule_testkit.checkpoints import NATIVE, tiny_config
+    from ferrule_testkit.checkpoints import ENCODERS, NATIVE, tiny_config
 
-    return tuple(n for n in NATIVE if MODEL_FOR_CAUSAL_LM_MAPPING[type(tiny_config(n))].__name__ == architecture)
+    tables = ((NATIVE, MODEL_FOR_CAUSAL_LM_MAPPING), (ENCODERS, MODEL_MAPPING))
+    return tuple(n for names, table in tables for n in names if table[type(tiny_config(n))].__name__ == architecture)
 
 
 class ModelKit(Kit):
@@ -54,7 +57,10 @@ class ModelKit(Kit):
 
     Settings: `recipes`, names of `ferrule_testkit.checkpoints` (by default those of the architecture that the plugin's
     name is), or `write`, functions that write a small checkpoint with ``config.json`` and safetensors into a folder.
-    With `hugging_face` the logits are compared with those of transformers, whose `attention` implementation is right.
+    With `hugging_face` the logits are compared with those of transformers, whose `attention` implementation is right;
+    of a model that pools, vectors of each of the kinds in `pooled_by` with what they are of the library's states.
+
+    What a model `Generates`, logits, is looked at where it can, else the vectors that it `Pools`.
     """
 
     kind = "model"
@@ -62,7 +68,8 @@ class ModelKit(Kit):
     write: Sequence[Callable[[Path], None]] = ()
     hugging_face: bool = True
     attention: str = "eager"
-    tolerance: float = 2e-4  # of logits in float32, relative to their largest
+    pooled_by: Sequence[PoolingKind] = get_args(PoolingKind)
+    tolerance: float = 2e-4  # of answers in float32, relative to their largest
 
     # ------------------------------------------------------------------------------------ promises
 
@@ -70,6 +77,8 @@ class ModelKit(Kit):
         """A prompt at once, in chunks of several sizes, and token by token gives the same logits."""
         for folder in self.folders():
             runner = self.runner(folder)
+            if not runner.splits:
+                does_not_apply("the model does not split prompts")
             whole = runner.run([_prompt(1, 30)], [[30]])
             for cut in ([8, 8, 8, 6], [1, 28, 1], [29, 1], [1] * 30):
                 self._equal(whole[0][-1], runner.run([_prompt(1, 30)], [cut])[0][-1], f"chunks of {shown(cut)}")
@@ -107,12 +116,35 @@ class ModelKit(Kit):
             promise(form, f"logits are {logits.dtype} {tuple(logits.shape)}")
             self._equal(logits[1], alone[0], "a row of logits alone")
 
+    def test_vectors_are_float32_rows(self) -> None:
+        """`pool` gives float32 [rows, size], each row by itself, and of a length of 1 exactly where that is asked."""
+        for folder in self.folders():
+            model: Any = self.model(folder)
+            if not isinstance(model, Pools):
+                does_not_apply("the model does not pool")
+            hidden = torch.randn(9, _hidden_size(folder), generator=torch.Generator().manual_seed(0))
+            rows = [PoolRow(first=0, count=4, work=Pooling(normalize=False)), PoolRow(first=4, count=5, work=Pooling())]
+            own = [replace(row, work=Pooling(normalize=normalize)) for row in rows for normalize in (False, True)]
+            with torch.inference_mode():
+                together = model.pool(hidden.clone(), own)
+                alone = [model.pool(hidden.clone(), [row])[0] for row in own]
+            promise(together.dtype == torch.float32 and together.dim() == 2, f"vectors are {together.dtype}")
+            for row, (a, b) in enumerate(zip(together, alone, strict=True)):
+                self._equal(a, b, f"vector {row} alone")
+            lengths = together.norm(dim=1)
+            promise(
+                bool(((lengths - 1).abs()[1::2] < 1e-5).all()), f"normalised vectors are {shown(lengths[1::2])} long"
+            )
+            for plain, normal in zip(together[::2], together[1::2], strict=True):
+                self._equal(plain / plain.norm(), normal, "a normalised vector")
+
     def test_what_is_cached_is_told(self) -> None:
         """`cache_specs` are the same each time, with sizes that can be, in blocks of the given size."""
         for folder in self.folders():
             model = self.model(folder)
             specs = model.cache_specs()
-            promise(bool(specs) or bool(model.state_specs()), "the model keeps nothing")
+            keeps = bool(specs) or bool(model.state_specs())
+            promise(keeps or not model.splits_prompts, "the model splits prompts, and keeps nothing of their parts")
             promise(specs == self.model(folder).cache_specs() == model.cache_specs(), "cache_specs change")
             for name, spec in specs.items():
                 sizes = spec.num_kv_heads > 0 and spec.head_dim > 0 and spec.group.window >= 0
@@ -137,7 +169,7 @@ class ModelKit(Kit):
                 promise(torch.equal(value, others[name]), f"{name} depends on the order of the tensors")
 
     def test_a_change_of_any_weight_changes_the_answer(self) -> None:
-        """Every tensor of the checkpoint has a part in the logits."""
+        """Every tensor of the checkpoint has a part in the answers."""
         for folder in self.folders():
             tensors = _tensors(folder)
             before = self._answers(folder, tensors)
@@ -168,20 +200,32 @@ class ModelKit(Kit):
                 promise(filled < names, f"without {name} load says that everything was filled")
 
     def test_equals_transformers(self) -> None:
-        """The logits at every position equal those of transformers, for prompts longer than any window."""
+        """The logits at every position equal those of transformers, for prompts longer than any window.
+
+        So do vectors, which are the library's hidden states pooled.
+        """
         if not self.hugging_face:
             does_not_apply("there is no class of transformers to compare with")
         for folder in self.folders():
-            from transformers import AutoModelForCausalLM
+            from transformers import AutoModel, AutoModelForCausalLM
 
-            theirs = AutoModelForCausalLM.from_pretrained(
-                folder, attn_implementation=self.attention, dtype=torch.float32
-            )
-            ids = _prompt(7, 40)
-            with torch.inference_mode():
-                wanted = theirs.eval()(torch.tensor([ids])).logits[0]
-            got = self.runner(folder).run([ids], [[1] * 40])[0]
-            self._equal(wanted, torch.stack(got), f"transformers with the checkpoint {folder.name}")
+            model, ids, what = self.model(folder), _prompt(7, 40), f"transformers with the checkpoint {folder.name}"
+            options: dict[str, Any] = {"attn_implementation": self.attention, "dtype": torch.float32}
+            if isinstance(model, Generates):
+                theirs = AutoModelForCausalLM.from_pretrained(folder, **options)
+                with torch.inference_mode():
+                    wanted = theirs.eval()(torch.tensor([ids])).logits[0]
+                got = self.runner(folder).run([ids], [[1] * 40])[0]
+                self._equal(wanted, torch.stack(got), what)
+            if isinstance(model, Pools):
+                with torch.inference_mode():
+                    states = (
+                        AutoModel.from_pretrained(folder, **options).eval()(torch.tensor([ids])).last_hidden_state[0]
+                    )
+                pooled = {"cls": states[0], "mean": states.mean(0), "last": states[-1]}
+                for kind in self.pooled_by:
+                    own = self.runner(folder, pooling=PoolingSpec(kind=kind, normalize=False))
+                    self._equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
 
     def test_embeddings_take_the_place_of_ids(self) -> None:
         """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
@@ -217,16 +261,16 @@ class ModelKit(Kit):
             write(folder)
             yield folder
 
-    def model(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Model:
-        model = self._empty(folder)
+    def model(self, folder: Path, tensors: Tensors | None = None, pooling: PoolingSpec | None = None) -> Model:
+        model = self._empty(folder, pooling)
         with torch.no_grad():
             model.load_weights(iter(_tensors(folder) if tensors is None else tensors))
         return model
 
-    def runner(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Runner:
-        return Runner(self.model(folder, tensors), int(checkpoint.read(folder)["vocab_size"]))
+    def runner(self, folder: Path, tensors: Tensors | None = None, pooling: PoolingSpec | None = None) -> Runner:
+        return Runner(self.model(folder, tensors, pooling), int(checkpoint.read(folder)["vocab_size"]))
 
-    def _empty(self, folder: Path) -> Model:
+    def _empty(self, folder: Path, pooling: PoolingSpec | None = None) -> Model:
         context = BuildContext(
             config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
             dtype=torch.float32,
@@ -234,19 +278,22 @@ class ModelKit(Kit):
             block_size=_BLOCK,
             max_model_len=_LENGTH,
             folder=folder,
+            pooling=pooling or PoolingSpec(),
         )
         model: Model = self.new(context)
         return model
 
-    def _answers(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]]) -> torch.Tensor:
-        """Logits at many positions: of experts, not every one is asked at each."""
+    def _answers(self, folder: Path, tensors: Tensors) -> torch.Tensor:
+        """What is computed at many positions: of experts, not every one is asked at each."""
         prompts = [_prompt(number, 24) for number in range(1, 1 + _SLOTS)]
         found = self.runner(folder, tensors).run(prompts, [[2] * 12] * len(prompts))
         return torch.stack([logits for each in found for logits in each])
 
-    def _hidden(self, folder: Path) -> tuple[Model, torch.Tensor]:
+    def _hidden(self, folder: Path) -> tuple[Generates, torch.Tensor]:
         """A model, and hidden states [rows, hidden] that it computed."""
         model: Any = self.model(folder)
+        if not isinstance(model, Generates):
+            does_not_apply("the model does not generate")
         seen: list[torch.Tensor] = []
         logits = model.logits
 
@@ -260,9 +307,9 @@ class ModelKit(Kit):
         return model, seen[0]
 
     def _equal(self, wanted: torch.Tensor, got: torch.Tensor, what: str) -> None:
-        promise(bool(got.isfinite().all()), f"{what}: logits that are not finite")
+        promise(bool(got.isfinite().all()), f"{what}: numbers that are not finite")
         error = float((wanted - got).abs().max() / (1 + wanted.abs().max()))
-        promise(error <= self.tolerance, f"{what}: logits differ by {error:.1e}, more than {self.tolerance}")
+        promise(error <= self.tolerance, f"{what}: answers differ by {error:.1e}, more than {self.tolerance}")
 
     def _refused(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
         try:
@@ -275,7 +322,7 @@ class ModelKit(Kit):
 
 
 class Runner:
-    """A model under the real runner, with the reference attention; `run` gives logits instead of tokens."""
+    """A model under the real runner, with the reference attention; `run` gives logits instead of tokens, or vectors."""
 
     def __init__(self, model: Model, vocab_size: int) -> None:
         from ferrule_testkit.simulate import load
@@ -287,6 +334,8 @@ class Runner:
             dtype=torch.float32,
             device=torch.device("cpu"),
         )
+        self.splits = model.splits_prompts
+        self._generates = isinstance(model, Generates)
         self._seen = _Seen()
         attention = load("attention", "torch_sdpa")()
         parts = RunnerParts(model=model, attention=attention, sampler=self._seen, limits=limits)
@@ -295,15 +344,23 @@ class Runner:
         self._runner.init_cache(1 + _SLOTS * self._groups * (_LENGTH // _BLOCK))
 
     def run(
-        self, prompts: Sequence[list[int]], cuts: Sequence[Sequence[int]], embeds: Mapping[int, Embeds] | None = None
+        self,
+        prompts: Sequence[list[int]],
+        cuts: Sequence[Sequence[int]],
+        embeds: Mapping[int, Embeds] | None = None,
+        pools: bool = False,
     ) -> list[list[torch.Tensor]]:
         """Logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second ones, …
 
-        `embeds` are those of prompts, by their number.
+        `embeds` are those of prompts, by their number. Vectors of a model that does not generate, and with `pools`;
+        prompts that are not split are computed whole.
         """
         given = embeds or {}
         found: list[list[torch.Tensor]] = [[] for _ in prompts]
-        greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+        cuts = cuts if self.splits else [[len(ids)] for ids in prompts]
+        work: Work = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+        if pools or not self._generates:
+            work = Pooling()
         admits = tuple(
             Admit(
                 slot=n,
@@ -311,7 +368,7 @@ class Runner:
                 epoch=0,
                 known_ids=tuple(ids),
                 num_prompt=len(ids),
-                work=greedy,
+                work=work,
                 embeds=given.get(n),
             )
             for n, ids in enumerate(prompts)
@@ -329,13 +386,15 @@ class Runner:
                             epoch=0,
                             start=start,
                             count=cut[step],
-                            ends="sample",
+                            ends=work.ends,
                             new_blocks=blocks,
                         )
                     )
-            self._runner.execute(StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits))
-            for chunk, logits in zip(chunks, self._seen.logits, strict=True):
-                found[chunk.slot].append(logits)
+            plan = StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits)
+            rows = self._runner.execute(plan).rows
+            vectors = [torch.frombuffer(bytearray(row.vector), dtype=torch.float32) for row in rows if row.vector]
+            for chunk, answer in zip(chunks, vectors or self._seen.logits, strict=True):
+                found[chunk.slot].append(answer)
         self._runner.execute(StepPlan(step=99, chunks=(), releases=tuple(range(len(prompts)))))
         self._runner.check()
         return found
@@ -366,6 +425,10 @@ def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
     from safetensors.torch import load_file
 
     return [item for file in sorted(folder.glob("*.safetensors")) for item in load_file(file).items()]
+
+
+def _hidden_size(folder: Path) -> int:
+    return int(checkpoint.read(folder)["hidden_size"])
 
 
 def _parameters(model: Any) -> list[tuple[str, torch.Tensor]]:

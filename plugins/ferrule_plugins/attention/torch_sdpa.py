@@ -60,7 +60,7 @@ class TorchSDPA(AttentionBackend):
         query_lens: tuple[int, ...],
         options: AttentionOptions,
     ) -> torch.Tensor:
-        rows = zip(*(torch.split(each, query_lens) for each in (q, k, v)), strict=True)
+        rows = zip(*(each.split_with_sizes(query_lens) for each in (q, k, v)), strict=True)
         return torch.cat([self._whole(q, k, v, options) for q, k, v in rows])
 
     def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:

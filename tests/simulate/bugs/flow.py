@@ -250,6 +250,43 @@ class PauseCountsAsPreemption(DefaultScheduler):
         super().pause(id, paused, now)
 
 
+# ------------------------------------------------------------------------------------------- vectors
+
+
+class PooledPromptSplit(DefaultScheduler):
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        if not limits.groups:
+            self._prefills = Prefills(replace(limits, chunked_prefill=True))
+            self._budget = lambda: 2  # type: ignore[method-assign]
+
+
+class PooledIsSampled(DefaultScheduler):
+    def schedule(self, now: float) -> StepPlan | None:
+        plan = super().schedule(now)
+        if plan is None:
+            return None
+        chunks = tuple(msgspec.structs.replace(each, ends="sample" if each.ends else "") for each in plan.chunks)
+        return msgspec.structs.replace(plan, chunks=chunks)
+
+
+class PooledGoesOn(DefaultScheduler):
+    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
+        if row.vector is not None:
+            request.limit += 1
+            row = msgspec.structs.replace(row, vector=None, token_ids=(0,))
+            chunk = msgspec.structs.replace(chunk, ends="sample")
+        return super()._credit(request, chunk, row, now)
+
+
+class VectorOfTheRowBefore(DefaultScheduler):
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
+        found = [row.vector for row in result.rows if row.vector is not None]
+        turned = iter([*found[1:], *found[:1]])
+        rows = [row if row.vector is None else msgspec.structs.replace(row, vector=next(turned)) for row in result.rows]
+        return super().commit(plan, StepResult(result.step, tuple(rows)), now)
+
+
 FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     StaleEpochAccepted,
     EpochNotRenewed,
@@ -281,4 +318,8 @@ FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     PausedForEver,
     PausedCountsAsWork,
     PauseCountsAsPreemption,
+    PooledPromptSplit,
+    PooledIsSampled,
+    PooledGoesOn,
+    VectorOfTheRowBefore,
 )

@@ -119,7 +119,7 @@ class Clock:
         assert plan is not None
         self.now += self.device.seconds(plan, random.Random(0))
         rows = tuple(
-            RowResult(id=each.id, epoch=each.epoch, token_ids=(7,) if each.ends == "sample" else ()) for each in plan.chunks
+            RowResult(id=each.id, epoch=each.epoch, token_ids=(7,) if each.ends else ()) for each in plan.chunks
         )
         self.scheduler.commit(plan, StepResult(plan.step, rows), self.now)
         return plan
@@ -358,7 +358,7 @@ def test_what_is_cached_does_not_make_a_prompt_long() -> None:
     clock.scheduler.add(again, clock.now)
     plan = clock.step()
     assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == "again"
-    assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
+    assert next(chunk for chunk in plan.chunks if chunk.id == "again").ends == "sample"
 
 
 def test_what_was_cached_and_is_gone_makes_a_prompt_long_again() -> None:

@@ -49,7 +49,10 @@ def answer(plan, token=7, **rows):
     return StepResult(
         plan.step,
         tuple(
-            rows.get(chunk.id, RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.ends == "sample" else ()))
+            rows.get(
+                chunk.id,
+                RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.ends else ()),
+            )
             for chunk in plan.chunks
         ),
     )

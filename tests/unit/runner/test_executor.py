@@ -76,9 +76,7 @@ def running(folder: Path, plugins: Plugins) -> Iterator[UniExecutor]:
 
 
 def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> StepPlan:
-    admits = (
-        (Admit(slot=0, id="a", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=GREEDY),) if prompt else ()
-    )
+    admits = (Admit(slot=0, id="a", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=GREEDY),) if prompt else ()
     return StepPlan(
         step=step,
         chunks=(Chunk(slot=0, id="a", epoch=0, start=start, count=count, ends="sample", new_blocks=(blocks,)),),

@@ -208,15 +208,21 @@ def runner():
 
 
 def admit(slot, *ids, restore=0):
-    return Admit(
-        slot=slot, id=f"r{slot}", epoch=0, known_ids=ids, num_prompt=len(ids), work=GREEDY, restore=restore
-    )
+    return Admit(slot=slot, id=f"r{slot}", epoch=0, known_ids=ids, num_prompt=len(ids), work=GREEDY, restore=restore)
 
 
 def run(runner, *chunks, admits=(), releases=()):
     """Chunks are (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
     made = tuple(
-        Chunk(slot=slot, id=f"r{slot}", epoch=0, start=start, count=count, ends="sample" if samples else "", save=sum(save))
+        Chunk(
+            slot=slot,
+            id=f"r{slot}",
+            epoch=0,
+            start=start,
+            count=count,
+            ends="sample" if samples else "",
+            save=sum(save),
+        )
         for slot, start, count, samples, *save in chunks
     )
     return [

@@ -551,9 +551,7 @@ def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
             StepPlan(
                 step=0,
                 chunks=(),
-                admits=(
-                    Admit(slot=0, id="a", epoch=0, known_ids=(1,) * (MAX_LEN + 1), num_prompt=1, work=_greedy()),
-                ),
+                admits=(Admit(slot=0, id="a", epoch=0, known_ids=(1,) * (MAX_LEN + 1), num_prompt=1, work=_greedy()),),
             )
         )
 

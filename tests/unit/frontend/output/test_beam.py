@@ -110,9 +110,7 @@ async def test_a_step_is_a_request_for_each_beam(folder: Path) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.cached_tokens) == (5, 4, 0)
     assert [len(request.prompt_ids) for request in runs.requests] == [5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
     assert all(request.prompt_ids[:5] == PROMPT for request in runs.requests)
-    assert {(r.work.max_tokens, r.work.temperature, r.work.logprobs) for r in runs.requests} == {
-        (1, 0.0, 3)
-    }
+    assert {(r.work.max_tokens, r.work.temperature, r.work.logprobs) for r in runs.requests} == {(1, 0.0, 3)}
     assert len({request.id for request in runs.requests}) == 10
     assert runs.cancels == []
 

@@ -136,6 +136,7 @@ class ModelKit(Kit):
                 bool(((lengths - 1).abs()[1::2] < 1e-5).all()), f"normalised vectors are {shown(lengths[1::2])} long"
             )
             for plain, normal in zip(together[::2], together[1::2], strict=True):
+                promise(abs(float(plain.norm()) - 1) > 1e-3, "a vector that is not to be normalised is")
                 self._equal(plain / plain.norm(), normal, "a normalised vector")
 
     def test_what_is_cached_is_told(self) -> None:

@@ -17,7 +17,7 @@ from ferrule.errors import CheckpointError, ConfigError, RequestError
 from ferrule_testkit.checkpoints import SIZES, tiny_checkpoint
 
 TEXTS = ["hello world", "the quick brown fox jumps over the lazy dog", "dog"]
-_WORDS = "[PAD] [UNK] [CLS] [SEP] hello world the quick brown fox jumps over lazy do ##g".split()
+_WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "the", "quick", "brown", "fox", "do", "##g"]
 
 
 @pytest.fixture(scope="module")

@@ -167,7 +167,9 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
         room += f"; {info.max_snapshots} saved states for cached prefixes ({size:.2f} GiB)"
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
     if "generate" not in info.tasks:
-        _logger.warning("%s is for %s, which no route gives yet: use LLM.embed", info.architecture, ", ".join(info.tasks))
+        _logger.warning(
+            "%s is for %s, which no route gives yet: use LLM.embed", info.architecture, ", ".join(info.tasks)
+        )
     for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)
     if warning := exposure(listener, config):

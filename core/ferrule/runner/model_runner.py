@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
-from ferrule.interfaces.model import Generates, InputEmbeds, Model, PoolRow, Pools
+from ferrule.interfaces.model import Generates, InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -18,9 +18,10 @@ from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.outcome import Outcome
+from ferrule.runner.pooled import pool
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
-from ferrule.types import Chunk, Pooling, StepPlan, StepResult, TokenSampling, Work
+from ferrule.types import Chunk, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -179,11 +180,12 @@ class ModelRunner:
             step.plan, {row: faults[chunk.slot] for row, chunk in enumerate(chunks) if chunk.slot in faults}
         )
         for row, chunk in enumerate(chunks):
-            if row not in outcome.faults and self._work(chunk).prompt_logprobs is not None:
+            if row not in outcome.faults and self._state.work_of(chunk.slot).prompt_logprobs is not None:
                 self._add_prompt_logprobs(step, row, chunk, outcome)
         pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
         if pooled_rows:
-            self._pool(step, pooled_rows, outcome)
+            vectors = pool(self.model, step.hidden, step.rows, chunks, pooled_rows, self._state)
+            outcome.add_vectors(pooled_rows, vectors)
         sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "sample"]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
@@ -226,49 +228,27 @@ class ModelRunner:
     def _longest(self, recorder: Recorder) -> int:
         return min(recorder.max_len, self._limits.max_model_len)
 
-    # ------------------------------------------------------------------------------------------ ends of rows
-
-    def _work(self, chunk: Chunk) -> Work:
-        work = self._state.work[chunk.slot]
-        if work is None:
-            raise RuntimeError(f"a plan runs slot {chunk.slot}, to which no request was admitted")
-        return work
-
-    def _sampling(self, chunk: Chunk) -> TokenSampling:
-        work = self._work(chunk)
-        if not isinstance(work, TokenSampling):
-            raise RuntimeError(f"a plan samples slot {chunk.slot}, whose request is to be pooled")
-        return work
+    # ------------------------------------------------------------------------------------------ sampling
 
     def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
         model = self.model
         if not isinstance(model, Generates):
             raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
-        return model.logits(hidden)
-
-    def _pool(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
-        model = self.model
-        if not isinstance(model, Pools):
-            raise RuntimeError(f"a plan pools, and {type(model).__name__} does not")
-        pooled = []
-        for row, first in zip(rows, step.rows.borders[rows].tolist(), strict=True):
-            chunk = step.plan.chunks[row]
-            work = self._work(chunk)
-            if not isinstance(work, Pooling):
-                raise RuntimeError(f"a plan pools slot {chunk.slot}, whose request is to be sampled")
-            pooled.append(PoolRow(first=first, count=chunk.count, work=work))
-        outcome.add_vectors(rows, model.pool(step.hidden, pooled))
+        logits, width = model.logits(hidden), self._limits.vocab_size
+        if logits.shape[1] != width:  # found at warm-up: no request can be behind it
+            raise RuntimeError(f"the model has {logits.shape[1]} logits, but its vocab_size is {width}")
+        return logits
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks = self._state, [step.plan.chunks[row] for row in rows]
         slots, positions = step.rows.slots[rows], (step.rows.starts + step.rows.counts)[rows]
         known = zip(chunks, state.num_prompt[slots].tolist(), state.num_embedded[slots].tolist(), strict=True)
         masks = Masks() if step.masks is None else step.masks.result()
-        bad = masks.errors
+        bad, sampling_of = masks.errors, state.sampling_of
         outcome.faults |= {row: bad[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in bad}
         outcome.invalid |= {row for row, c in zip(rows, chunks, strict=True) if c.slot in masks.invalid}
         wanted = [
-            SampleRow(c.slot, self._sampling(c), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
+            SampleRow(c.slot, sampling_of(c.slot), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
             for c, num_prompt, num_embedded in known
         ]
         asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}
@@ -277,10 +257,6 @@ class ModelRunner:
             places.append(torch.from_numpy(step.rows.last[rows]))
         here, *last = self._stage(places)
         logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
-        if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
-            raise RuntimeError(
-                f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
-            )
         mode = self._limits.logprobs_mode
         sampled = self._sampler.sample(logits, SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode))
         state.put(here, sampled.tokens)  # where the next step looks for them
@@ -304,15 +280,7 @@ class ModelRunner:
         first = int(step.rows.last[row]) - chunk.count + 1
         hidden = step.hidden[first : first + stop - chunk.start]
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
-        top = self._sampling(chunk).prompt_logprobs or 0
-        for piece, chosen in self._pieces(hidden, targets):
-            values = self._logits(piece)
-            if self._limits.logprobs_mode.normalised:
-                values = values.log_softmax(-1)
-            finite = torch.isfinite(values.amax(-1)).all()
-            outcome.add_prompt(row, finite, logprobs.rank(values, chosen, [top] * len(chosen)), top)
-
-    def _pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Few enough rows at a time that their logits stay within a bound of memory."""
-        size = max(1, logprobs.CHUNK_ELEMENTS // self._limits.vocab_size)
-        return zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+        top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
+        mode, width = self._limits.logprobs_mode, self._limits.vocab_size
+        for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
+            outcome.add_prompt(row, finite, ranked, top)

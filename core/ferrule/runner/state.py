@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.sampler import LogprobsMode
-from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, Work
+from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling, Work
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
@@ -68,6 +68,20 @@ class SlotState:
             self._admit(admit)
         for chunk in plan.chunks:
             self._append(chunk)
+
+    def work_of(self, slot: int) -> Work:
+        """What the slot's request asks for. Raises RuntimeError for a slot without one: the plan is broken."""
+        work = self.work[slot]
+        if work is None:
+            raise RuntimeError(f"a plan runs slot {slot}, to which no request was admitted")
+        return work
+
+    def sampling_of(self, slot: int) -> TokenSampling:
+        """The same, of a request that is sampled; as fatal for another one."""
+        work = self.work_of(slot)
+        if not isinstance(work, TokenSampling):
+            raise RuntimeError(f"a plan samples slot {slot}, whose request is to be pooled")
+        return work
 
     def take_written(self) -> list[torch.Tensor]:
         """Flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since; empty without any."""

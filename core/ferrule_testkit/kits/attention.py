@@ -143,7 +143,8 @@ class AttentionKit(Kit):
             rows = list(world.rows(step))
             q, k, v = (torch.cat(column) for column in zip(*rows, strict=True))
             got = world.backend.run_uncached(q, k, v, start, lengths, world.options).double().cpu()
-            wanted = torch.cat([attention(*(part.double().cpu() for part in row), world.options) for row in rows])
+            exact = [tuple(part.double().cpu() for part in row) for row in rows]
+            wanted = torch.cat([attention(q, k, v, world.options) for q, k, v in exact])
             error = ((got - wanted).abs() / (1 + wanted.abs())).max()
             promise(bool(error <= 2 * _same(shape)), f"{dtype}, {options}: differs by {error:.1e} from the definition")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -15,15 +14,10 @@ import torch
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, Generates, Model, PoolingKind, PoolingSpec, PoolRow, Pools
-from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.runner.model_runner import ModelRunner, RunnerParts
-from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, Embeds, Pooling, StepPlan, TokenSampling, Work
+from ferrule.types import Embeds, Pooling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.kits.model_run import BLOCK, LENGTH, SLOTS, Runner
 
-_BLOCK = 4
-_LENGTH = 64
-_SLOTS = 4
 Tensors = Sequence[tuple[str, torch.Tensor]]  # of a checkpoint, by name
 
 
@@ -123,18 +117,13 @@ class ModelKit(Kit):
             if not isinstance(model, Pools):
                 does_not_apply("the model does not pool")
             hidden = torch.randn(9, _hidden_size(folder), generator=torch.Generator().manual_seed(0))
-            rows = [PoolRow(first=0, count=4, work=Pooling(normalize=False)), PoolRow(first=4, count=5, work=Pooling())]
-            own = [replace(row, work=Pooling(normalize=normalize)) for row in rows for normalize in (False, True)]
+            rows = [(first, count, normalize) for first, count in ((0, 4), (4, 5)) for normalize in (False, True)]
+            own = [PoolRow(first=f, count=count, work=Pooling(normalize=wanted)) for f, count, wanted in rows]
             with torch.inference_mode():
                 together = model.pool(hidden.clone(), own)
-                alone = [model.pool(hidden.clone(), [row])[0] for row in own]
+                alone = torch.cat([model.pool(hidden.clone(), [row]) for row in own])
             promise(together.dtype == torch.float32 and together.dim() == 2, f"vectors are {together.dtype}")
-            for row, (a, b) in enumerate(zip(together, alone, strict=True)):
-                self._equal(a, b, f"vector {row} alone")
-            lengths = together.norm(dim=1)
-            promise(
-                bool(((lengths - 1).abs()[1::2] < 1e-5).all()), f"normalised vectors are {shown(lengths[1::2])} long"
-            )
+            self._equal(together, alone, "vectors alone")
             for plain, normal in zip(together[::2], together[1::2], strict=True):
                 promise(abs(float(plain.norm()) - 1) > 1e-3, "a vector that is not to be normalised is")
                 self._equal(plain / plain.norm(), normal, "a normalised vector")
@@ -149,7 +138,7 @@ class ModelKit(Kit):
             promise(specs == self.model(folder).cache_specs() == model.cache_specs(), "cache_specs change")
             for name, spec in specs.items():
                 sizes = spec.num_kv_heads > 0 and spec.head_dim > 0 and spec.group.window >= 0
-                promise(sizes and spec.group.block_size == _BLOCK, f"layer {name} caches {spec}")
+                promise(sizes and spec.group.block_size == BLOCK, f"layer {name} caches {spec}")
 
     def test_every_weight_is_used(self) -> None:
         """`load_weights` fills every parameter from the checkpoint, whatever the order of the tensors, and says so."""
@@ -208,7 +197,7 @@ class ModelKit(Kit):
         if not self.hugging_face:
             does_not_apply("there is no class of transformers to compare with")
         for folder in self.folders():
-            from transformers import AutoModel, AutoModelForCausalLM
+            from transformers import AutoModelForCausalLM
 
             model, ids, what = self.model(folder), _prompt(7, 40), f"transformers with the checkpoint {folder.name}"
             options: dict[str, Any] = {"attn_implementation": self.attention, "dtype": torch.float32}
@@ -219,11 +208,7 @@ class ModelKit(Kit):
                 got = self.runner(folder).run([ids], [[1] * 40])[0]
                 self._equal(wanted, torch.stack(got), what)
             if isinstance(model, Pools):
-                with torch.inference_mode():
-                    states = (
-                        AutoModel.from_pretrained(folder, **options).eval()(torch.tensor([ids])).last_hidden_state[0]
-                    )
-                pooled = {"cls": states[0], "mean": states.mean(0), "last": states[-1]}
+                pooled = _library_vectors(folder, ids, options)
                 for kind in self.pooled_by:
                     own = self.runner(folder, pooling=PoolingSpec(kind=kind, normalize=False))
                     self._equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
@@ -276,8 +261,8 @@ class ModelKit(Kit):
             config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
             dtype=torch.float32,
             device=torch.device("cpu"),
-            block_size=_BLOCK,
-            max_model_len=_LENGTH,
+            block_size=BLOCK,
+            max_model_len=LENGTH,
             folder=folder,
             pooling=pooling or PoolingSpec(),
         )
@@ -286,7 +271,7 @@ class ModelKit(Kit):
 
     def _answers(self, folder: Path, tensors: Tensors) -> torch.Tensor:
         """What is computed at many positions: of experts, not every one is asked at each."""
-        prompts = [_prompt(number, 24) for number in range(1, 1 + _SLOTS)]
+        prompts = [_prompt(number, 24) for number in range(1, 1 + SLOTS)]
         found = self.runner(folder, tensors).run(prompts, [[2] * 12] * len(prompts))
         return torch.stack([logits for each in found for logits in each])
 
@@ -322,102 +307,6 @@ class ModelKit(Kit):
             promise(False, f"a tensor {name} that does not fit is taken")
 
 
-class Runner:
-    """A model under the real runner, with the reference attention; `run` gives logits instead of tokens, or vectors."""
-
-    def __init__(self, model: Model, vocab_size: int) -> None:
-        from ferrule_testkit.simulate import load
-
-        limits = RunnerLimits(
-            slots=_SLOTS,
-            max_model_len=_LENGTH,
-            vocab_size=vocab_size,
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-        )
-        self.splits = model.splits_prompts
-        self._generates = isinstance(model, Generates)
-        self._seen = _Seen()
-        attention = load("attention", "torch_sdpa")()
-        parts = RunnerParts(model=model, attention=attention, sampler=self._seen, limits=limits)
-        self._runner = ModelRunner(parts)
-        self._groups = sum(group.kind != "recurrent" for group in self._runner.cache.groups)
-        self._runner.init_cache(1 + _SLOTS * self._groups * (_LENGTH // _BLOCK))
-
-    def run(
-        self,
-        prompts: Sequence[list[int]],
-        cuts: Sequence[Sequence[int]],
-        embeds: Mapping[int, Embeds] | None = None,
-        pools: bool = False,
-    ) -> list[list[torch.Tensor]]:
-        """Logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second ones, …
-
-        `embeds` are those of prompts, by their number. Vectors of a model that does not generate, and with `pools`;
-        prompts that are not split are computed whole.
-        """
-        given = embeds or {}
-        found: list[list[torch.Tensor]] = [[] for _ in prompts]
-        cuts = cuts if self.splits else [[len(ids)] for ids in prompts]
-        work: Work = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
-        if pools or not self._generates:
-            work = Pooling()
-        admits = tuple(
-            Admit(
-                slot=n,
-                id=f"r{n}",
-                epoch=0,
-                known_ids=tuple(ids),
-                num_prompt=len(ids),
-                work=work,
-                embeds=given.get(n),
-            )
-            for n, ids in enumerate(prompts)
-        )
-        for step in range(max(map(len, cuts))):
-            chunks = []
-            for slot, cut in enumerate(cuts):
-                if step < len(cut):
-                    blocks = self._blocks(slot) if not step else ()
-                    start = sum(cut[:step])
-                    chunks.append(
-                        Chunk(
-                            slot=slot,
-                            id=f"r{slot}",
-                            epoch=0,
-                            start=start,
-                            count=cut[step],
-                            ends=work.ends,
-                            new_blocks=blocks,
-                        )
-                    )
-            plan = StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits)
-            rows = self._runner.execute(plan).rows
-            vectors = [torch.frombuffer(bytearray(row.vector), dtype=torch.float32) for row in rows if row.vector]
-            for chunk, answer in zip(chunks, vectors or self._seen.logits, strict=True):
-                found[chunk.slot].append(answer)
-        self._runner.execute(StepPlan(step=99, chunks=(), releases=tuple(range(len(prompts)))))
-        self._runner.check()
-        return found
-
-    def _blocks(self, slot: int) -> tuple[tuple[int, ...], ...]:
-        count = _LENGTH // _BLOCK
-        first = [1 + (slot * self._groups + group) * count for group in range(self._groups)]
-        return tuple(tuple(range(start, start + count)) for start in first)
-
-
-class _Seen(Sampler):
-    """Keeps the logits, and chooses what is known to come."""
-
-    def __init__(self) -> None:
-        self.logits: list[torch.Tensor] = []
-
-    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
-        self.logits = [row.clone() for row in logits]
-        tokens = torch.tensor([int(batch.history[row.slot, row.position]) for row in batch.rows])
-        return Sampled(tokens, torch.ones(len(tokens), dtype=torch.bool))
-
-
 def _prompt(seed: int, length: int) -> list[int]:
     return torch.randint(5, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
@@ -426,6 +315,15 @@ def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
     from safetensors.torch import load_file
 
     return [item for file in sorted(folder.glob("*.safetensors")) for item in load_file(file).items()]
+
+
+def _library_vectors(folder: Path, ids: list[int], options: Mapping[str, Any]) -> Mapping[PoolingKind, torch.Tensor]:
+    from transformers import AutoModel
+
+    library = AutoModel.from_pretrained(folder, **options).eval()
+    with torch.inference_mode():
+        states = library(torch.tensor([ids])).last_hidden_state[0]
+    return {"cls": states[0], "mean": states.mean(0), "last": states[-1]}
 
 
 def _hidden_size(folder: Path) -> int:

@@ -28,15 +28,15 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_plugins.quantization.fp8 import MX, Fp8Scheme, block_of
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
-from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
-from ferrule_plugins.quantization.names import chosen, listed, targeted
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, checked
-from ferrule_plugins.quantization.scales import check_groups, scale_parameter
 from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
-from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
+from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.method import CheckedMethod, check_cache_scheme
+from ferrule_quant.names import chosen, listed, targeted
+from ferrule_quant.products import Integers, Quantized, Shared, Wide, checked
+from ferrule_quant.scales import check_groups, scale_parameter
+from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
 _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}

@@ -18,11 +18,11 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.integers import Online
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
-from ferrule_plugins.quantization.scales import scale_parameter
-from ferrule_plugins.quantization.words import outputs
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import chosen
+from ferrule_quant.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
+from ferrule_quant.scales import scale_parameter
+from ferrule_quant.words import outputs
 
 BLOCK = 128
 BLOCKS = BLOCK, BLOCK  # the usual ones

@@ -32,12 +32,12 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import bitblas
-from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_plugins.quantization.method import CheckedMethod, OneOf
-from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, has_room, kept
-from ferrule_plugins.quantization.words import (
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.method import CheckedMethod, OneOf
+from ferrule_quant.names import listed, matches, means, names_of, spellings
+from ferrule_quant.products import Integers, Quantized, Shared, Wide, has_room, kept
+from ferrule_quant.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,

@@ -20,8 +20,8 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared, fitting
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting
 
 
 class FromFloats(CheckedMethod):

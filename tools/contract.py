@@ -20,7 +20,7 @@ from ferrule.plugin import CONTRACT, KINDS
 
 # Whole modules: what crosses between core and plugins. Of the others, the public names.
 _WHOLE = ("ferrule.types", "ferrule.errors", "ferrule.sampling_params")
-_PARTS = ("ferrule_nn", "ferrule_parsing", "ferrule.execution")  # classes to derive from: with signatures and promises
+_PARTS = ("ferrule_nn", "ferrule_parsing", "ferrule_quant", "ferrule.execution")
 _NAMES = (
     *("ferrule", "ferrule.config", "ferrule.log", "ferrule.schema", "ferrule.structured_outputs"),
     "ferrule_testkit.kits",

@@ -13,9 +13,10 @@ from ferrule_nn.decoder import (
     sliding_layers,
 )
 from ferrule_nn.delta import DeltaSpec, GatedDelta
+from ferrule_nn.division import ROWS, UNDIVIDED, Division, Section, Shared, Split, inputs, outputs
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
-from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu
+from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu, division_of
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mamba import MambaMixer, MambaSpec
 from ferrule_nn.mamba2 import Mamba2Mixer, Mamba2Spec
@@ -32,6 +33,8 @@ from ferrule_nn.states import GatedRMSNorm, ShortConv, StateLayer, run_rows, wid
 
 __all__ = [
     "MLP",
+    "ROWS",
+    "UNDIVIDED",
     "Attention",
     "AttentionSpec",
     "CausalLM",
@@ -40,6 +43,7 @@ __all__ = [
     "DecoderLayer",
     "DecoderSpec",
     "Dense",
+    "Division",
     "Embedding",
     "Experts",
     "GatedMLP",
@@ -65,11 +69,15 @@ __all__ = [
     "Router",
     "Routing",
     "SandwichLayer",
+    "Section",
+    "Shared",
+    "Split",
     "TwoNormParallelLayer",
     "activation",
     "alibi_slopes",
     "building",
     "checkpoint_parameter",
+    "division_of",
     "layer_windows",
     "load_into",
     "need",
@@ -89,6 +97,8 @@ __all__ = [
     "MixerLayer",
     "MixerDecoder",
     "first",
+    "inputs",
+    "outputs",
     "read_grouped_routing",
     "read_moe",
     "read_routing",

@@ -16,6 +16,7 @@ from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
+from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, Packed, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
 from ferrule_nn.parameters import parameter
@@ -53,10 +54,10 @@ class Router(nn.Module):
         super().__init__()
         self.routing = spec.routing
         count = spec.routing.num_experts
-        self.weight = parameter(count, spec.hidden_size)
-        self.bias = parameter(count) if spec.router_bias else None
-        correction = nn.Parameter(torch.empty(count, dtype=torch.float32), requires_grad=False)
-        self.e_score_correction_bias = correction if spec.correction else None
+        self.weight = parameter(count, spec.hidden_size, division=UNDIVIDED)
+        self.bias = parameter(count, division=UNDIVIDED) if spec.router_bias else None
+        wide = torch.float32
+        self.e_score_correction_bias = parameter(count, division=UNDIVIDED, dtype=wide) if spec.correction else None
         self._route: ops.Route = route
         self._matrix: DenseMatrix | None = None
         self._packed: Packed | None = None
@@ -87,6 +88,8 @@ class Router(nn.Module):
 class Experts(nn.ModuleList):
     """Feed-forward blocks of one shape, `N.{gate,up,down}_proj`; a checkpoint may stack them (`Naming.stacked`).
 
+    Ranks divide each block, and add up the sum over experts rather than what each expert gives.
+
     Rows are sorted by their expert, so that each expert's weights are read once in a step. On a GPU, float weights are
     stacked when they are packed, for the grouped products that never wait for the device; quantized ones are multiplied
     one expert after the other, for which the host must know the router's choice.
@@ -102,6 +105,12 @@ class Experts(nn.ModuleList):
         self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
         self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+        summed = [block.down_proj for block in self.blocks if block.down_proj.sum_hook is not None]
+        for layer in summed:
+            layer.leave_sum()
+        if summed:
+            add_up = summed[0].shard.collectives.all_reduce
+            self.register_forward_hook(lambda experts, given, y: add_up(y))
         self._arrange: ops.Arrange = arrange
         self._combine: ops.Combine = combine
 
@@ -216,7 +225,7 @@ class SharedGate(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.weight = parameter(1, hidden_size)
+        self.weight = parameter(1, hidden_size, division=UNDIVIDED)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.float() * self.weight.float()).sum(-1, keepdim=True).sigmoid().to(x.dtype)

@@ -21,11 +21,12 @@ PUBLIC: tuple[str, ...] = (
     "ferrule.interfaces.*",
     "ferrule.execution",
     "ferrule_nn.*",
+    "ferrule_quant.*",
     "ferrule_parsing",
     "ferrule_testkit.*",
 )
 _PACKAGES = (
-    *("ferrule", "ferrule_testkit", "ferrule_nn", "ferrule_parsing"),
+    *("ferrule", "ferrule_testkit", "ferrule_nn", "ferrule_parsing", "ferrule_quant"),
     *("ferrule_plugins", "ferrule_kernels", "ferrule_contrib"),
 )
 

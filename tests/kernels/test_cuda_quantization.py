@@ -20,9 +20,9 @@ from ferrule_plugins.quantization.fp8 import Fp8FromFloats, Fp8Method
 from ferrule_plugins.quantization.gguf import GgufMethod, GgufScheme
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.modelopt import ModelOpt
-from ferrule_plugins.quantization.products import Quantized, Shared
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
+from ferrule_quant.products import Quantized, Shared
 from ferrule_testkit.quantized import FORMATS
 from tests.shared import allocated
 from tests.unit.plugins.quantization.packers import drawn, gptq, loaded

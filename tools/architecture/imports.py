@@ -64,7 +64,8 @@ TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
 ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
-_BESIDE = ("ferrule_plugins", "ferrule_nn", "ferrule_parsing", "ferrule_contrib", "ferrule_testkit", "tools")
+_SDKS = ("ferrule_nn", "ferrule_parsing", "ferrule_quant")
+_BESIDE = (*_SDKS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 
 

@@ -19,7 +19,7 @@ import ferrule
 from ferrule.plugin import KINDS, Kind
 from tools.contract import homes
 
-PARTS = ("ferrule_parsing", "ferrule_nn", "ferrule.execution")
+PARTS = ("ferrule_parsing", "ferrule_quant", "ferrule_nn", "ferrule.execution")
 _WORDS = {"abstractmethod": "To be defined.", "classmethod": "A class method.", "property": "A property."}
 _HEAD = """\
 # `{name}`

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.types import CacheGroup, Pooling, PromptBorder
 
 if TYPE_CHECKING:
@@ -40,6 +41,7 @@ class BuildContext:
     trust_remote_code: bool = False
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
     pooling: PoolingSpec = PoolingSpec()  # for a model that `Pools`
+    shard: Shard = WHOLE  # which part of the model this is; layers divide themselves, model files need not look
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -17,6 +17,7 @@ from ferrule.interfaces.model import BuildContext, Generates, Model, PoolingKind
 from ferrule.types import Embeds, Pooling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.model_run import BLOCK, LENGTH, SLOTS, Runner
+from ferrule_testkit.ranks import Exchange
 
 Tensors = Sequence[tuple[str, torch.Tensor]]  # of a checkpoint, by name
 
@@ -213,6 +214,17 @@ class ModelKit(Kit):
                     own = self.runner(folder, pooling=PoolingSpec(kind=kind, normalize=False))
                     self._equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
 
+    def test_ranks_compute_what_one_does(self) -> None:
+        """A model in two parts, with what they exchange, gives the logits of the whole, in each of them."""
+        for folder in self.folders():
+            prompts, cuts = [_prompt(10, 14), _prompt(11, 3)], [[12, 1, 1], [3]]
+            wanted = self.runner(folder).run(prompts, cuts)
+            exchange = Exchange(2)
+            runners = [self.runner(folder, shard=shard) for shard in exchange.shards]
+            for found in exchange.run([partial(runner.run, prompts, cuts) for runner in runners]):
+                for number in range(2):
+                    self._equal(wanted[number][-1], found[number][-1], f"request {number} in two ranks")
+
     def test_embeddings_take_the_place_of_ids(self) -> None:
         """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
         if not self.hugging_face:
@@ -247,16 +259,17 @@ class ModelKit(Kit):
             write(folder)
             yield folder
 
-    def model(self, folder: Path, tensors: Tensors | None = None, pooling: PoolingSpec | None = None) -> Model:
-        model = self._empty(folder, pooling)
+    def model(self, folder: Path, tensors: Tensors | None = None, **context: Any) -> Model:
+        """`context` are fields of its `BuildContext`."""
+        model = self._empty(folder, **context)
         with torch.no_grad():
             model.load_weights(iter(_tensors(folder) if tensors is None else tensors))
         return model
 
-    def runner(self, folder: Path, tensors: Tensors | None = None, pooling: PoolingSpec | None = None) -> Runner:
-        return Runner(self.model(folder, tensors, pooling), int(checkpoint.read(folder)["vocab_size"]))
+    def runner(self, folder: Path, tensors: Tensors | None = None, **context: Any) -> Runner:
+        return Runner(self.model(folder, tensors, **context), int(checkpoint.read(folder)["vocab_size"]))
 
-    def _empty(self, folder: Path, pooling: PoolingSpec | None = None) -> Model:
+    def _empty(self, folder: Path, **changes: Any) -> Model:
         context = BuildContext(
             config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
             dtype=torch.float32,
@@ -264,7 +277,7 @@ class ModelKit(Kit):
             block_size=BLOCK,
             max_model_len=LENGTH,
             folder=folder,
-            pooling=pooling or PoolingSpec(),
+            **changes,
         )
         model: Model = self.new(context)
         return model

@@ -8,9 +8,9 @@ from __future__ import annotations
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
-from ferrule_plugins.quantization.method import OneOf
 from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_plugins.quantization.mxfp4 import Mxfp4
+from ferrule_quant.method import OneOf
 
 _METHODS = (Awq, Gptq, CompressedTensors, Fp8Method, ModelOpt, Mxfp4)
 

@@ -15,7 +15,7 @@ import torch
 
 from ferrule.interfaces.quantization import LinearScheme
 from ferrule_plugins.quantization.groupwise import AwqScheme, GptqScheme, Groupwise, Settings
-from ferrule_plugins.quantization.names import matches, spellings
+from ferrule_quant.names import matches, spellings
 
 _FLOATS = 16  # bits
 _LAYOUTS = frozenset(  # parts of names; some are of kernels, which have no layout of their own

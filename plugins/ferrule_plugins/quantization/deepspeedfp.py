@@ -15,8 +15,8 @@ import torch
 from torch.nn import functional as F
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Quantized, Shared, Wide
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.products import Quantized, Shared, Wide
 
 _FORMS = {8: (3, -6, 480.0), 6: (2, -2, 28.0)}  # by bits: those of the fraction, the least exponent, the largest number
 _ROWS = 1 << 14  # groups at a time

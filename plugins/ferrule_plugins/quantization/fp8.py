@@ -18,11 +18,11 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.integers import Online
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
-from ferrule_plugins.quantization.scales import scale_parameter
-from ferrule_plugins.quantization.words import outputs
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import chosen
+from ferrule_quant.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
+from ferrule_quant.scales import scale_parameter
+from ferrule_quant.words import outputs
 
 BLOCK = 128
 BLOCKS = BLOCK, BLOCK  # the usual ones
@@ -99,6 +99,9 @@ class Fp8Scheme(Quantized):
         super().__init__(shared, dtype, wide)
         self._numbers, self._scales = numbers, scales
         self._tall, self._step = block or (0, 0)
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return self._tall or 1, self._step or 1
 
     def allocate(self, layer: Any) -> None:
         self.given, self.form = layer.weight.dtype, FP8_FORM

@@ -21,10 +21,10 @@ from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
 from ferrule_plugins.gguf.reader import TYPES
-from ferrule_plugins.quantization.apart import side_by_side
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import listed, names_of
-from ferrule_plugins.quantization.products import Levelled, Quantized, Shared, check_scales
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import listed, names_of
+from ferrule_quant.products import Levelled, Quantized, Shared, check_scales
 
 
 def form_of(kind: str) -> Form:
@@ -86,6 +86,9 @@ class GgufScheme(Quantized):
         super().__init__(shared, dtype)
         self.form = form_of(kind)
         self._type = next((number for number, each in TYPES.items() if each.name == kind), None)
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self.form.block or self.form.group
 
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype

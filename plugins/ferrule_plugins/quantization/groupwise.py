@@ -19,6 +19,7 @@ AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/cas
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -31,12 +32,12 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import bitblas
-from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_plugins.quantization.method import CheckedMethod, OneOf
-from ferrule_plugins.quantization.names import listed, matches, means, names_of, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide, has_room, kept
-from ferrule_plugins.quantization.words import (
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.method import CheckedMethod, OneOf
+from ferrule_quant.names import listed, matches, means, names_of, spellings
+from ferrule_quant.products import Integers, Quantized, Shared, Wide, has_room, kept
+from ferrule_quant.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
@@ -225,6 +226,10 @@ class Grouped(Quantized):
         """How many there are along the inputs."""
         return -(-layer.in_features // self.group) if self.group else 1
 
+    def units(self, layer: Any) -> tuple[int, int] | None:
+        """None where inputs are out of order: which group each belongs to counts those of the whole layer."""
+        return None if self.ordered else (self.per, math.lcm(self.per, self.group or 1))
+
     def allocate(self, layer: Any) -> None:
         check_words((layer.in_features, *outputs(layer)), self.per)
         self.given = layer.weight.dtype
@@ -323,6 +328,9 @@ class AwqScheme(Grouped):
 
 class AwqVectorScheme(Grouped):
     """The layout "gemv". Zero points and scales of a row are filled up, to `_filled_up` words of eight groups."""
+
+    def units(self, layer: Any) -> None:
+        """None: what fills up a row is at the end of the whole layer's."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         words = self._filled_up(layer)

@@ -20,8 +20,8 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.products import Fp8, Quantized, Rounded, Shared, fitting
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting
 
 
 class FromFloats(CheckedMethod):
@@ -91,6 +91,9 @@ class Online(Quantized):
     def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype, wide=form.digits == 2)
         self.form = form
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self.form.group or 1
 
     def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype

@@ -19,10 +19,10 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, kept
-from ferrule_plugins.quantization.words import check_words, outputs, unpacked
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import chosen
+from ferrule_quant.products import Integers, Quantized, Shared, kept
+from ferrule_quant.words import check_words, outputs, unpacked
 
 TILE = 16
 SPAN = 64  # outputs that are permuted together

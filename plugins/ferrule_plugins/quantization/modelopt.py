@@ -27,15 +27,15 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.apart import side_by_side
-from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves
 from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
 from ferrule_plugins.quantization.fp8 import BLOCKS, MX, Fp8Scheme
-from ferrule_plugins.quantization.method import CheckedMethod, check_cache_scheme
-from ferrule_plugins.quantization.names import globbed, listed, means, names_of, spellings
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, checked
-from ferrule_plugins.quantization.scales import Smoothed, check_groups
-from ferrule_plugins.quantization.words import outputs
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves
+from ferrule_quant.method import CheckedMethod, check_cache_scheme
+from ferrule_quant.names import globbed, listed, means, names_of, spellings
+from ferrule_quant.products import Integers, Quantized, Shared, checked
+from ferrule_quant.scales import Smoothed, check_groups
+from ferrule_quant.words import outputs
 
 _FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL", "MXFP8")
 _INT8 = ("W8A16", "W8A8_SQ_PER_CHANNEL")
@@ -150,6 +150,9 @@ class NvFp4Scheme(CodedScheme):
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
         super().__init__(shared, dtype)
         self._group = group
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self._group
 
     def allocate(self, layer: Any) -> None:
         self.given, k = layer.weight.dtype, layer.in_features

@@ -13,9 +13,9 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
-from ferrule_plugins.quantization.method import CheckedMethod
 from ferrule_plugins.quantization.online import Mxfp4FromFloats
+from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.method import CheckedMethod
 
 GROUP = 32
 
@@ -33,6 +33,9 @@ class Mxfp4(CheckedMethod):
 
 class Mxfp4Scheme(CodedScheme):
     """Parameters: `blocks` uint8 [n, groups, 16], of a pair the first in the low half; `scales` uint8 [n, groups]."""
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, GROUP
 
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype

@@ -39,8 +39,8 @@ from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter
-from ferrule_plugins.quantization.apart import Apart
-from ferrule_plugins.quantization.products import check_scales
+from ferrule_quant.apart import Apart
+from ferrule_quant.products import check_scales
 
 METHOD = "ferrule_packed"
 WEIGHT, FACTORS = "packed_weight", "packed_factors"  # what a layer's tensors are called

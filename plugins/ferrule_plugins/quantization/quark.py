@@ -20,14 +20,14 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
 from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Grouped, Settings
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import globbed, listed, means, names_of
-from ferrule_plugins.quantization.products import Integers, Shared
-from ferrule_plugins.quantization.words import AWQ_ORDER, unpacked
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import globbed, listed, means, names_of
+from ferrule_quant.products import Integers, Shared
+from ferrule_quant.words import AWQ_ORDER, unpacked
 
 _MX_GROUP = 32
 _WHOLE = ("per_tensor", "per_channel")

@@ -18,8 +18,8 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.names import chosen, listed, targeted
-from ferrule_plugins.quantization.products import Quantized, Shared, Wide
+from ferrule_quant.names import chosen, listed, targeted
+from ferrule_quant.products import Quantized, Shared, Wide
 
 _WHY = "no kernel leaves out the zeros of sparse weights: they take 16 bits as others do, or 32 with --dtype float32"
 

@@ -22,10 +22,10 @@ from ferrule_kernels.cpu.tables import palette_form, unit
 from ferrule_kernels.tables import ENTRIES, Additive, AdditiveForm, Palette, PaletteForm
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import outliers
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import chosen
-from ferrule_plugins.quantization.products import Floats, Quantized, Shared, Tables, Wide
-from ferrule_plugins.quantization.words import check_words, outputs, per_words, unpacked
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import chosen
+from ferrule_quant.products import Floats, Quantized, Shared, Tables, Wide
+from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
 _SIZES = ("in_group_size", "out_group_size", "num_codebooks", "nbits_per_codebook")

@@ -25,12 +25,8 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import embeddings
-from ferrule_plugins.quantization.apart import side_by_side
 from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_plugins.quantization.groupwise import Settings
-from ferrule_plugins.quantization.method import CheckedMethod
-from ferrule_plugins.quantization.names import means, names_of
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, has_room, kept
 from ferrule_plugins.quantization.torchao_int4 import (
     NUMBERS,
     SCALES,
@@ -40,6 +36,10 @@ from ferrule_plugins.quantization.torchao_int4 import (
     TilesScheme,
     WordsScheme,
 )
+from ferrule_quant.apart import side_by_side
+from ferrule_quant.method import CheckedMethod
+from ferrule_quant.names import means, names_of
+from ferrule_quant.products import Integers, Quantized, Shared, has_room, kept
 
 _DEFAULT = "_default"
 _EMBEDDINGS = "include_input_output_embeddings"

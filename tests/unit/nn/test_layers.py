@@ -242,7 +242,7 @@ def test_rows_are_quantized_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where projections begin with a panel and memory has one node. The packed form is that of the whole matrix."""
-    monkeypatch.setattr("ferrule_plugins.quantization.products.memory_nodes", lambda: tuple(range(nodes)))
+    monkeypatch.setattr("ferrule_quant.products.memory_nodes", lambda: tuple(range(nodes)))
     model, inputs, copied = _Rows(first, second, 70, method), 70, []
     monkeypatch.setattr("ferrule_nn.loading.copy_to_new", lambda to, rows: copied.append(rows.shape) or to.copy_(rows))
     weight, bias = torch.randn(first + second, inputs, dtype=dtype), torch.randn(first + second, dtype=dtype)

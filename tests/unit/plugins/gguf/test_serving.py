@@ -32,10 +32,10 @@ from ferrule_plugins.gguf.blocks import Decoded, decode, map_file, stored
 from ferrule_plugins.gguf.names import Target
 from ferrule_plugins.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_plugins.gguf.tensors import Reader
-from ferrule_plugins.quantization import products
 from ferrule_plugins.quantization.gguf import GgufMethod, form_of
-from ferrule_plugins.quantization.products import Shared
 from ferrule_plugins.quantization.samples import levelled
+from ferrule_quant import products
+from ferrule_quant.products import Shared
 from ferrule_testkit.checkpoints import SIZES
 from tests.unit.plugins.gguf import converted as c
 

@@ -22,9 +22,9 @@ from ferrule_nn import Decoder, Dense, Linear, MergedLinear, checkpoint_paramete
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
-from ferrule_plugins.quantization.names import chosen
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
+from ferrule_quant.names import chosen
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 

@@ -84,7 +84,7 @@ def test_zero_points_take_four_bits(ordered: bool) -> None:
 
 def test_merged_projections_of_one_order_and_of_several(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
-    monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda text, *args: said.append(args[0]))
+    monkeypatch.setattr("ferrule_quant.products._log.warning", lambda text, *args: said.append(args[0]))
     rows = {"q_proj": 64, "k_proj": 32}
     for seeds, wide in (((3, 3), False), ((3, 4), True)):
         parts = {}

@@ -128,7 +128,7 @@ def test_no_configuration_is_another_kind_of_error(seed: int, plugins: Plugins) 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_none_of_a_hundred_thousand_is(plugins: Plugins, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda *said: None)  # pytest keeps it all
+    monkeypatch.setattr("ferrule_quant.products._log.warning", lambda *said: None)  # pytest keeps it all
     with bounded_memory():
         assert all(outcomes(4, 100_000, plugins).values())
 

@@ -260,7 +260,7 @@ def test_without_a_compiler_torch_computes_the_same(
     compiled = made()
     monkeypatch.setattr(library, "load", missing)
     said: list[str] = []
-    monkeypatch.setattr("ferrule_plugins.quantization.products._log.warning", lambda text, *args: said.append(args[0]))
+    monkeypatch.setattr("ferrule_quant.products._log.warning", lambda text, *args: said.append(args[0]))
     torch.testing.assert_close(made(), compiled, rtol=1e-2, atol=1e-1)
     assert len(said) == 1
     assert "slower" in said[0]

@@ -23,7 +23,7 @@ from ferrule_plugins.quantization.online import (
     in_rows,
     powers,
 )
-from ferrule_plugins.quantization.products import Shared
+from ferrule_quant.products import Shared
 from tests.unit.plugins.quantization.loading import load_folder
 
 CPU, GPU = DeviceCaps("cpu", "a processor", 1 << 30), DeviceCaps("cuda", "a GPU", 1 << 30)

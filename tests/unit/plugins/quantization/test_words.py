@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ferrule_kernels.cpu import blocks, library
-from ferrule_plugins.quantization import words
+from ferrule_quant import words
 
 
 @pytest.mark.parametrize("order", [(), words.AWQ_ORDER, words.AWQ_ORDER_8])

@@ -29,9 +29,9 @@ from ferrule_kernels.cpu.tables import MergedTables
 from ferrule_kernels.matmul import Form
 from ferrule_kernels.tables import Additive, Palette
 from ferrule_nn import Dense
-from ferrule_plugins.quantization.weights import Integers as Integers
-from ferrule_plugins.quantization.weights import Levelled as Levelled
-from ferrule_plugins.quantization.weights import gathered, looked_up, sorted_by_group
+from ferrule_quant.weights import Integers as Integers
+from ferrule_quant.weights import Levelled as Levelled
+from ferrule_quant.weights import gathered, looked_up, sorted_by_group
 
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrule_plugins.quantization.products import Integers, Quantized, Shared, Wide
+from ferrule_quant.products import Integers, Quantized, Shared, Wide
 
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_HALF, *(-value for value in _HALF))

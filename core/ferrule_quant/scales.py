@@ -13,8 +13,8 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearScheme
 from ferrule_nn import CheckpointParameter, checkpoint_parameter
-from ferrule_plugins.quantization.coded import powers_of_two
-from ferrule_plugins.quantization.products import check_scales
+from ferrule_quant.coded import powers_of_two
+from ferrule_quant.products import check_scales
 
 _EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)
 _ONE = "pre_quant_scale"

@@ -11,8 +11,8 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_plugins.quantization.names import listed
-from ferrule_plugins.quantization.products import Shared, cannot_run
+from ferrule_quant.names import listed
+from ferrule_quant.products import Shared, cannot_run
 
 _LONGEST = 500  # characters of a reason, which may quote the configuration
 

@@ -150,7 +150,7 @@ class ExecutorKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def config(self) -> Resolved:
-        from ferrule_testkit.kits.model import recipe_folder
+        from ferrule_testkit.kits.model_run import recipe_folder
 
         return resolve(
             Config(

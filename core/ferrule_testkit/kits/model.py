@@ -3,51 +3,23 @@
 from __future__ import annotations
 
 import random
-import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache, partial
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import BuildContext, Generates, Model, PoolingKind, PoolingSpec, PoolRow, Pools
+from ferrule.interfaces.model import Generates, PoolingKind, PoolingSpec, PoolRow, Pools
 from ferrule.types import Embeds, Pooling
-from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
-from ferrule_testkit.kits.model_run import BLOCK, LENGTH, SLOTS, Runner
+from ferrule_testkit.kits.base import does_not_apply, promise, shown
+from ferrule_testkit.kits.model_run import BLOCK, Checkpoints, check_named, prompt, tensors_of
 from ferrule_testkit.ranks import Exchange
 
-Tensors = Sequence[tuple[str, torch.Tensor]]  # of a checkpoint, by name
 
-
-@cache
-def _written(recipe: str) -> tempfile.TemporaryDirectory[str]:
-    """A tiny checkpoint, written once in a process. The folder goes with the object."""
-    from ferrule_testkit.checkpoints import tiny_checkpoint
-
-    folder = tempfile.TemporaryDirectory(prefix="ferrule-kit-")
-    tiny_checkpoint(recipe, folder.name)
-    return folder
-
-
-def recipe_folder(recipe: str) -> Path:
-    """The folder of a checkpoint of `ferrule_testkit.checkpoints`."""
-    return Path(_written(recipe).name)
-
-
-@cache
-def _recipes_of(architecture: str) -> tuple[str, ...]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
-
-    from ferrule_testkit.checkpoints import ENCODERS, NATIVE, tiny_config
-
-    tables = ((NATIVE, MODEL_FOR_CAUSAL_LM_MAPPING), (ENCODERS, MODEL_MAPPING))
-    return tuple(n for names, table in tables for n in names if table[type(tiny_config(n))].__name__ == architecture)
-
-
-class ModelKit(Kit):
+class ModelKit(Checkpoints):
     """A model computes the same however its tokens are cut into steps and whoever shares them, from all its weights.
 
     Settings: `recipes`, names of `ferrule_testkit.checkpoints` (by default those of the architecture that the plugin's
@@ -58,14 +30,6 @@ class ModelKit(Kit):
     What a model `Generates`, logits, is looked at where it can, else the vectors that it `Pools`.
     """
 
-    kind = "model"
-    recipes: Sequence[str] = ()
-    write: Sequence[Callable[[Path], None]] = ()
-    hugging_face: bool = True
-    attention: str = "eager"
-    pooled_by: Sequence[PoolingKind] = get_args(PoolingKind)
-    tolerance: float = 2e-4  # of answers in float32, relative to their largest
-
     # ------------------------------------------------------------------------------------ promises
 
     def test_a_prompt_in_chunks_is_the_prompt(self) -> None:
@@ -74,13 +38,13 @@ class ModelKit(Kit):
             runner = self.runner(folder)
             if not runner.splits:
                 does_not_apply("the model does not split prompts")
-            whole = runner.run([_prompt(1, 30)], [[30]])
+            whole = runner.run([prompt(1, 30)], [[30]])
             for cut in ([8, 8, 8, 6], [1, 28, 1], [29, 1], [1] * 30):
-                self._equal(whole[0][-1], runner.run([_prompt(1, 30)], [cut])[0][-1], f"chunks of {shown(cut)}")
+                self.equal(whole[0][-1], runner.run([prompt(1, 30)], [cut])[0][-1], f"chunks of {shown(cut)}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
         """A request in a batch gives the logits that it gives alone, beside whole prompts, chunks and single tokens."""
-        prompts = [_prompt(1, 30), _prompt(2, 9), _prompt(3, 17), _prompt(4, 1)]
+        prompts = [prompt(1, 30), prompt(2, 9), prompt(3, 17), prompt(4, 1)]
         cuts = [[10, 1, 1, 18], [9], [1, 15, 1], [1]]
         for folder in self.folders():
             runner = self.runner(folder)
@@ -88,28 +52,28 @@ class ModelKit(Kit):
             for number, (ids, cut) in enumerate(zip(prompts, cuts, strict=True)):
                 alone = runner.run([ids], [cut])[0]
                 for a, b in zip(together[number], alone, strict=True):
-                    self._equal(b, a, f"request {number} in a batch")
+                    self.equal(b, a, f"request {number} in a batch")
 
     def test_a_slot_keeps_nothing_of_its_former_request(self) -> None:
         """A request after another in the same slot and blocks gives what it gives in a clean one."""
         for folder in self.folders():
-            fresh = self.runner(folder).run([_prompt(5, 12)], [[5, 7]])[0]
+            fresh = self.runner(folder).run([prompt(5, 12)], [[5, 7]])[0]
             runner = self.runner(folder)
-            runner.run([_prompt(6, 40)], [[40]])
-            again = runner.run([_prompt(5, 12)], [[5, 7]])[0]
-            self._equal(fresh[-1], again[-1], "a used slot")
+            runner.run([prompt(6, 40)], [[40]])
+            again = runner.run([prompt(5, 12)], [[5, 7]])[0]
+            self.equal(fresh[-1], again[-1], "a used slot")
 
     def test_logits_are_float32_rows(self) -> None:
         """`logits` gives float32 [rows, vocabulary], for one row and for many, each row by itself."""
         for folder in self.folders():
-            model, hidden = self._hidden(folder)
+            model, hidden = self.hidden(folder)
             with torch.inference_mode():
                 logits = model.logits(hidden.clone())
                 alone = model.logits(hidden[1:2].clone())
             width = int(checkpoint.read(folder)["vocab_size"])
             form = (logits.dtype, tuple(logits.shape)) == (torch.float32, (len(hidden), width))
             promise(form, f"logits are {logits.dtype} {tuple(logits.shape)}")
-            self._equal(logits[1], alone[0], "a row of logits alone")
+            self.equal(logits[1], alone[0], "a row of logits alone")
 
     def test_vectors_are_float32_rows(self) -> None:
         """`pool` gives float32 [rows, size], each row by itself, and of a length of 1 exactly where that is asked."""
@@ -124,10 +88,10 @@ class ModelKit(Kit):
                 together = model.pool(hidden.clone(), own)
                 alone = torch.cat([model.pool(hidden.clone(), [row]) for row in own])
             promise(together.dtype == torch.float32 and together.dim() == 2, f"vectors are {together.dtype}")
-            self._equal(together, alone, "vectors alone")
+            self.equal(together, alone, "vectors alone")
             for plain, normal in zip(together[::2], together[1::2], strict=True):
                 promise(abs(float(plain.norm()) - 1) > 1e-3, "a vector that is not to be normalised is")
-                self._equal(plain / plain.norm(), normal, "a normalised vector")
+                self.equal(plain / plain.norm(), normal, "a normalised vector")
 
     def test_what_is_cached_is_told(self) -> None:
         """`cache_specs` are the same each time, with sizes that can be, in blocks of the given size."""
@@ -144,10 +108,10 @@ class ModelKit(Kit):
     def test_every_weight_is_used(self) -> None:
         """`load_weights` fills every parameter from the checkpoint, whatever the order of the tensors, and says so."""
         for folder in self.folders():
-            tensors = _tensors(folder)
+            tensors = tensors_of(folder)
             wanted = self.model(folder)
             random.Random(0).shuffle(tensors)
-            model = self._empty(folder)
+            model = self.empty(folder)
             with torch.no_grad():
                 filled = model.load_weights(iter(tensors))
             names = {name for name, _ in _parameters(model)}
@@ -162,31 +126,31 @@ class ModelKit(Kit):
     def test_a_change_of_any_weight_changes_the_answer(self) -> None:
         """Every tensor of the checkpoint has a part in the answers."""
         for folder in self.folders():
-            tensors = _tensors(folder)
-            before = self._answers(folder, tensors)
+            tensors = tensors_of(folder)
+            before = self.answers(folder, tensors)
             for number, (name, tensor) in enumerate(tensors):
                 # not by a factor: what is multiplied and then normalised would hide it; down too: it may be a limit
                 noise = 0.5 * torch.randn(tensor.shape, generator=torch.Generator().manual_seed(number))
                 others = tensors[:number], tensors[number + 1 :]
                 changed = ([*others[0], (name, tensor + by.to(tensor.dtype)), *others[1]] for by in (noise, -noise))
-                same = all(torch.equal(before, self._answers(folder, each)) for each in changed)
+                same = all(torch.equal(before, self.answers(folder, each)) for each in changed)
                 promise(not same, f"{name} of the checkpoint has no effect")
 
     def test_weights_that_do_not_fit_are_named(self) -> None:
         """An unknown tensor and one of a wrong shape are CheckpointErrors that name it; a missing one is not filled."""
         for folder in self.folders():
-            tensors = _tensors(folder)
+            tensors = tensors_of(folder)
             name, tensor = max(tensors, key=lambda item: item[1].dim())
             wrong = [(n, t[:-1].clone() if n == name else t) for n, t in tensors]
             for given, said in (([*tensors, ("no.such_tensor", torch.ones(2))], "no.such_tensor"), (wrong, name)):
-                self._refused(folder, given, said)
-            model = self._empty(folder)
+                self.refused(folder, given, said)
+            model = self.empty(folder)
             names = {n for n, _ in _parameters(model)}
             try:
                 with torch.no_grad():
                     filled = model.load_weights(iter([item for item in tensors if item[0] != name]))
             except CheckpointError as error:
-                _names(str(error), name)
+                check_named(str(error), name)
             else:
                 promise(filled < names, f"without {name} load says that everything was filled")
 
@@ -200,30 +164,30 @@ class ModelKit(Kit):
         for folder in self.folders():
             from transformers import AutoModelForCausalLM
 
-            model, ids, what = self.model(folder), _prompt(7, 40), f"transformers with the checkpoint {folder.name}"
+            model, ids, what = self.model(folder), prompt(7, 40), f"transformers with the checkpoint {folder.name}"
             options: dict[str, Any] = {"attn_implementation": self.attention, "dtype": torch.float32}
             if isinstance(model, Generates):
                 theirs = AutoModelForCausalLM.from_pretrained(folder, **options)
                 with torch.inference_mode():
                     wanted = theirs.eval()(torch.tensor([ids])).logits[0]
                 got = self.runner(folder).run([ids], [[1] * 40])[0]
-                self._equal(wanted, torch.stack(got), what)
+                self.equal(wanted, torch.stack(got), what)
             if isinstance(model, Pools):
                 pooled = _library_vectors(folder, ids, options)
                 for kind in self.pooled_by:
                     own = self.runner(folder, pooling=PoolingSpec(kind=kind, normalize=False))
-                    self._equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
+                    self.equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
 
     def test_ranks_compute_what_one_does(self) -> None:
         """A model in two parts, with what they exchange, gives the logits of the whole, in each of them."""
         for folder in self.folders():
-            prompts, cuts = [_prompt(10, 14), _prompt(11, 3)], [[12, 1, 1], [3]]
+            prompts, cuts = [prompt(10, 14), prompt(11, 3)], [[12, 1, 1], [3]]
             wanted = self.runner(folder).run(prompts, cuts)
             exchange = Exchange(2)
             runners = [self.runner(folder, shard=shard) for shard in exchange.shards]
             for found in exchange.run([partial(runner.run, prompts, cuts) for runner in runners]):
                 for number in range(2):
-                    self._equal(wanted[number][-1], found[number][-1], f"request {number} in two ranks")
+                    self.equal(wanted[number][-1], found[number][-1], f"request {number} in two ranks")
 
     def test_embeddings_take_the_place_of_ids(self) -> None:
         """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
@@ -235,7 +199,7 @@ class ModelKit(Kit):
             from transformers import AutoModelForCausalLM
 
             theirs = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)
-            prompts = [_prompt(8, 30), _prompt(9, 12)]
+            prompts = [prompt(8, 30), prompt(9, 12)]
             with torch.inference_mode():
                 embeds = theirs.get_input_embeddings()(torch.tensor(prompts[0])).contiguous()
             given = Embeds(tokens=len(embeds), size=embeds.shape[1], dtype="float32", data=embeds.numpy().tobytes())
@@ -244,90 +208,7 @@ class ModelKit(Kit):
                 wanted = runner.run(prompts, cuts)
                 got = runner.run([[0] * 30, prompts[1]], cuts, {0: given})
                 for number in range(2):
-                    self._equal(wanted[number][-1], got[number][-1], f"request {number} of one with embeddings")
-
-    # ------------------------------------------------------------------------------------ helpers
-
-    def folders(self) -> Iterator[Path]:
-        recipes = self.recipes or (() if self.write else _recipes_of(self.name))
-        if not recipes and not self.write:
-            does_not_apply(f"no checkpoint for {self.name or self.plugin.__name__}: give `recipes` or `write`")
-        for recipe in recipes:
-            yield recipe_folder(recipe)
-        for write in self.write:
-            folder = self.folder()
-            write(folder)
-            yield folder
-
-    def model(self, folder: Path, tensors: Tensors | None = None, **context: Any) -> Model:
-        """`context` are fields of its `BuildContext`."""
-        model = self._empty(folder, **context)
-        with torch.no_grad():
-            model.load_weights(iter(_tensors(folder) if tensors is None else tensors))
-        return model
-
-    def runner(self, folder: Path, tensors: Tensors | None = None, **context: Any) -> Runner:
-        return Runner(self.model(folder, tensors, **context), int(checkpoint.read(folder)["vocab_size"]))
-
-    def _empty(self, folder: Path, **changes: Any) -> Model:
-        context = BuildContext(
-            config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
-            dtype=torch.float32,
-            device=torch.device("cpu"),
-            block_size=BLOCK,
-            max_model_len=LENGTH,
-            folder=folder,
-            **changes,
-        )
-        model: Model = self.new(context)
-        return model
-
-    def _answers(self, folder: Path, tensors: Tensors) -> torch.Tensor:
-        """What is computed at many positions: of experts, not every one is asked at each."""
-        prompts = [_prompt(number, 24) for number in range(1, 1 + SLOTS)]
-        found = self.runner(folder, tensors).run(prompts, [[2] * 12] * len(prompts))
-        return torch.stack([logits for each in found for logits in each])
-
-    def _hidden(self, folder: Path) -> tuple[Generates, torch.Tensor]:
-        """A model, and hidden states [rows, hidden] that it computed."""
-        model: Any = self.model(folder)
-        if not isinstance(model, Generates):
-            does_not_apply("the model does not generate")
-        seen: list[torch.Tensor] = []
-        logits = model.logits
-
-        def watch(hidden: torch.Tensor) -> torch.Tensor:
-            seen.append(hidden.clone())
-            return logits(hidden)  # type: ignore[no-any-return]
-
-        model.logits = watch
-        Runner(model, int(checkpoint.read(folder)["vocab_size"])).run([_prompt(1, 3), _prompt(2, 3)], [[3], [3]])
-        model.logits = logits
-        return model, seen[0]
-
-    def _equal(self, wanted: torch.Tensor, got: torch.Tensor, what: str) -> None:
-        promise(bool(got.isfinite().all()), f"{what}: numbers that are not finite")
-        error = float((wanted - got).abs().max() / (1 + wanted.abs().max()))
-        promise(error <= self.tolerance, f"{what}: answers differ by {error:.1e}, more than {self.tolerance}")
-
-    def _refused(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]], name: str) -> None:
-        try:
-            with torch.no_grad():
-                self._empty(folder).load_weights(iter(tensors))
-        except CheckpointError as error:
-            _names(str(error), name)
-        else:
-            promise(False, f"a tensor {name} that does not fit is taken")
-
-
-def _prompt(seed: int, length: int) -> list[int]:
-    return torch.randint(5, 300, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
-
-
-def _tensors(folder: Path) -> list[tuple[str, torch.Tensor]]:
-    from safetensors.torch import load_file
-
-    return [item for file in sorted(folder.glob("*.safetensors")) for item in load_file(file).items()]
+                    self.equal(wanted[number][-1], got[number][-1], f"request {number} of one with embeddings")
 
 
 def _library_vectors(folder: Path, ids: list[int], options: Mapping[str, Any]) -> Mapping[PoolingKind, torch.Tensor]:
@@ -346,9 +227,3 @@ def _hidden_size(folder: Path) -> int:
 def _parameters(model: Any) -> list[tuple[str, torch.Tensor]]:
     promise(isinstance(model, torch.nn.Module), "the model is not a torch.nn.Module")
     return list(model.named_parameters())
-
-
-def _names(message: str, tensor: str) -> None:
-    """A merged parameter may stand for its parts: the layer is what must be named."""
-    layer = tensor.rpartition(".")[0].rpartition(".")[0]
-    promise(tensor in message or layer in message, f"{tensor} is not named: {message}")

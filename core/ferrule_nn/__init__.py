@@ -13,6 +13,7 @@ from ferrule_nn.decoder import (
     sliding_layers,
 )
 from ferrule_nn.delta import DeltaSpec, GatedDelta
+from ferrule_nn.division import ROWS, Division, Shared, Split, inputs, outputs
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
 from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu
@@ -31,6 +32,7 @@ from ferrule_nn.states import GatedRMSNorm, ShortConv, StateLayer, run_rows, wid
 
 __all__ = [
     "MLP",
+    "ROWS",
     "Attention",
     "AttentionSpec",
     "CausalLM",
@@ -39,6 +41,7 @@ __all__ = [
     "DecoderLayer",
     "DecoderSpec",
     "Dense",
+    "Division",
     "Embedding",
     "Experts",
     "GatedMLP",
@@ -63,6 +66,8 @@ __all__ = [
     "Router",
     "Routing",
     "SandwichLayer",
+    "Shared",
+    "Split",
     "TwoNormParallelLayer",
     "activation",
     "alibi_slopes",
@@ -87,6 +92,8 @@ __all__ = [
     "MixerLayer",
     "MixerDecoder",
     "first",
+    "inputs",
+    "outputs",
     "read_grouped_routing",
     "read_moe",
     "read_routing",

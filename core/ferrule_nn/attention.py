@@ -13,6 +13,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import AttentionOptions, ForwardContext, LayerCache
 from ferrule.types import CacheGroup
 from ferrule_nn import ops
+from ferrule_nn.division import Shared, Split, current_shard, inputs, outputs
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.norm import norm_kernel
 from ferrule_nn.rope import Rope, Rotation
@@ -41,6 +42,26 @@ class AttentionSpec:
     norm_turned: bool = False  # queries and keys are normed after their rotation, not before
     qkv_clip: float = 0.0  # the largest absolute value of queries, keys and values; 0 is any
     by_group: bool = False  # a tensor for q, k and v together has each key head's rows in turn: its queries, k, v
+
+    @property
+    def split_outputs(self) -> Split | None:
+        """How ranks divide the projections to queries, keys and values. Norms over all heads need them together."""
+        keys = Shared(self.num_kv_heads)
+        return None if self.norm_width else outputs(self.num_heads, keys, keys)
+
+    @property
+    def split_inputs(self) -> Split | None:
+        """How ranks divide the projection of heads to the result."""
+        return None if self.norm_width else inputs(self.num_heads)
+
+    def of_rank(self) -> AttentionSpec:
+        """Return the numbers of the heads that the current shard's rank has."""
+        shard = current_shard()
+        if shard.size == 1 or self.split_outputs is None:
+            return self
+        heads, keys, _ = self.split_outputs.of(self.num_heads, self.num_kv_heads, self.num_kv_heads).shares(shard.size)
+        slopes = self.alibi_slopes[shard.rank * heads :][:heads]
+        return replace(self, num_heads=heads, num_kv_heads=keys, alibi_slopes=slopes)
 
     @property
     def cache(self) -> LayerCache:
@@ -73,22 +94,25 @@ class HeadScales:
 class Attention(nn.Module):
     """Projections q, k, v in one product, rotation, attention, output projection.
 
-    `name` is the layer's name in the cache. Parameters: `qkv_proj` (merges q_proj, k_proj, v_proj), `o_proj`, and
+    `name` is the layer's name in the cache. The constructor is given the `spec` of the whole layer; the attribute is that
+    of this rank's heads. Parameters: `qkv_proj` (merges q_proj, k_proj, v_proj), `o_proj`, and
     `q_norm`, `k_norm` where the model has them.
     """
 
     def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None = None) -> None:
         super().__init__()
         self.name = name
-        self.spec = spec
         self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         projections = {"q_proj": q_size, "k_proj": kv_size, "v_proj": kv_size}
         groups = spec.num_kv_heads if spec.by_group else 1
-        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias, groups=groups)
-        self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias)
-        self.q_norm = self.make_qk_norm(spec.num_heads)
-        self.k_norm = self.make_qk_norm(spec.num_kv_heads)
+        self.qkv_proj = MergedLinear(
+            spec.hidden_size, projections, spec.qkv_bias, groups=groups, split=spec.split_outputs
+        )
+        self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias, split=spec.split_inputs)
+        self.q_norm = self.make_qk_norm(spec, spec.num_heads)
+        self.k_norm = self.make_qk_norm(spec, spec.num_kv_heads)
+        self.spec = spec = spec.of_rank()
         scale = spec.head_dim**-0.5 if spec.scale is None else spec.scale
         self.options = AttentionOptions(
             scale=scale,
@@ -102,9 +126,8 @@ class Attention(nn.Module):
         self._heads: ops.Heads | None = None
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
-    def make_qk_norm(self, heads: int) -> nn.Module | None:
+    def make_qk_norm(self, spec: AttentionSpec, heads: int) -> nn.Module | None:
         """The norm of queries [tokens, heads, head_dim], or that of keys."""
-        spec = self.spec
         return spec.qk_norm(heads * spec.head_dim if spec.norm_width else spec.head_dim) if spec.qk_norm else None
 
     def prepare(self, heads: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
@@ -205,7 +228,7 @@ class GatedAttention(Attention):
         super().__init__(name, spec, rope)
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         projections = {"q_proj": 2 * q_size, "k_proj": kv_size, "v_proj": kv_size}
-        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias)
+        self.qkv_proj = MergedLinear(spec.hidden_size, projections, spec.qkv_bias, split=spec.split_outputs)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         spec = self.spec

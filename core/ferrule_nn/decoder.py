@@ -16,6 +16,7 @@ from ferrule.interfaces.model import AttentionLayer, BuildContext, ForwardContex
 from ferrule.types import PromptBorder
 from ferrule_nn.attention import Attention, AttentionSpec
 from ferrule_nn.configuration import need
+from ferrule_nn.division import ROWS, sharded
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mlp import MLP, GatedMLP
@@ -28,11 +29,11 @@ _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "nor
 
 @contextmanager
 def building(ctx: BuildContext) -> Iterator[None]:
-    """Modules made inside have the type and device of `ctx`."""
+    """Modules made inside have the type and device of `ctx`, and are its shard's part. Raises ConfigError."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(ctx.dtype)
     try:
-        with torch.device(ctx.device):
+        with torch.device(ctx.device), sharded(ctx.shard):
             yield
     finally:
         torch.set_default_dtype(before)
@@ -257,7 +258,7 @@ class Decoder(CausalLM):
         with building(ctx):
             self.rope = self.make_rope(ctx)
             self.local_rope = self.make_local_rope(ctx)
-            self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale)
+            self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, spec.embedding_scale, ROWS)
             self.make_positions(ctx)
             self.layers = nn.ModuleList(self.make_layer(index) for index in range(spec.num_layers))
             self.norm = self.make_norm()

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule.interfaces.ranks import WHOLE
+from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import allocates_late, parameter
 
@@ -22,6 +24,8 @@ class Table(Linear):
         """`weight` is what a checkpoint without quantization would fill."""
         with torch.device("meta"):  # the memory is that of `weight`
             super().__init__(weight.shape[1], weight.shape[0])
+        if isinstance(weight, DividedParameter):
+            self.shard, self.division = weight.shard, weight.division
         self.device, self.weight = weight.device, weight
         self.scheme, self.quantized = scheme, True
         scheme.allocate(self)
@@ -38,12 +42,15 @@ class Embedding(nn.Module):
     """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them.
 
     A quantized table is a layer of its own within this one, `table`. The checkpoint's name for it is the embedding's.
+
+    With the split `ROWS` each rank has a part of the rows, and gives zeros for others before the ranks' are added up.
     """
 
-    def __init__(self, count: int, size: int, scale: float = 1.0) -> None:
+    def __init__(self, count: int, size: int, scale: float = 1.0, split: Split | None = None) -> None:
         super().__init__()
         self.count, self.size, self.scale = count, size, scale
-        self.weight: torch.Tensor = parameter(count, size)
+        self.weight: torch.Tensor = parameter(count, size, division=split and split.of(count))
+        self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
@@ -54,6 +61,7 @@ class Embedding(nn.Module):
         scheme = method.embedding(LinearLayer(name, self.size, self.count))
         if scheme is not None:
             self.table = Table(weight, scheme)
+            self.table.check_units(name, scheme.units(self.table))
             self.read_by(self.table.forward)
         return scheme is not None
 
@@ -69,22 +77,37 @@ class Embedding(nn.Module):
         self.weight = empty
 
     def forward(self, ids: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
-        rows = F.embedding(ids, self.weight) if self._rows is None else self._rows(ids)
+        rows = self._read(ids) if self.shard.size == 1 else self._collected(ids)
         if self.scale != 1.0:
             rows = rows * rows.new_full((), self.scale)  # made on the device: a copy to it could not be recorded
         return rows if given is None else rows.index_copy(0, given.tokens, given.data.to(rows.dtype))
+
+    def _read(self, ids: torch.Tensor) -> torch.Tensor:
+        return F.embedding(ids, self.weight) if self._rows is None else self._rows(ids)
+
+    def _collected(self, ids: torch.Tensor) -> torch.Tensor:
+        """The rows of all ranks."""
+        ids = ids - self.shard.rank * self.own_count
+        others = (ids < 0) | (ids >= self.own_count)
+        rows = self._read(ids.masked_fill(others, 0)).masked_fill(others.unsqueeze(-1), 0)
+        return self.shard.collectives.all_reduce(rows)
 
 
 class Head(Linear):
     """Hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters of its own.
 
-    `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c).
+    `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c). Ranks divide the vocabulary, unless they
+    do not divide that embedding, and each has the logits of all.
     """
 
     head = True
 
     def __init__(self, hidden_size: int, vocab_size: int, tied: Embedding | None = None, bias: bool = False) -> None:
-        super().__init__(hidden_size, vocab_size, bias)
+        split = ROWS if tied is None or isinstance(tied.weight, DividedParameter) else None
+        super().__init__(hidden_size, vocab_size, bias, split=split)
+        if split is not None and self.shard.size > 1:
+            gather = self.shard.collectives.all_gather
+            self.register_forward_hook(lambda head, given, logits: gather(logits)[..., :vocab_size])
         self.ignored_tensors = ("weight",) if tied is not None else ()  # a copy of the embedding's
         self.scale = 1.0
         self.soft_cap = 0.0

@@ -9,13 +9,15 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.hooks import RemovableHandle
 
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
+from ferrule_nn.division import INPUTS, Division, Split, current_shard
 from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
 
 
@@ -57,6 +59,9 @@ class Dense(LinearScheme):
         if self.matrix is not None or self._packed is not None:
             layer.weight = parameter(0)  # the packed form has its memory now
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, 1
+
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         if self.matrix is not None:
             return self.matrix.tensors()
@@ -90,6 +95,10 @@ class Linear(nn.Module):
 
     `projections` maps the checkpoint's names of merged projections to their rows, see `MergedLinear`. `ignored_tensors`
     are names that a checkpoint may have for this layer, or for its projections, and that are dropped.
+
+    With a `split` each rank has a part of the layer. The sizes that the constructor is given are those of the whole
+    layer, the attributes those of this rank's part. A layer that is divided by inputs returns the sum of all ranks'
+    products, and only the first rank adds the bias: it is zero in others.
     """
 
     weight: nn.Parameter
@@ -97,29 +106,95 @@ class Linear(nn.Module):
     projections: Mapping[str, int] = {}
     ignored_tensors: tuple[str, ...] = ()
     head = False
+    sum_hook: RemovableHandle | None = None  # adds up the products of ranks
 
     def __init__(
-        self, in_features: int, out_features: int, bias: bool = False, scheme: LinearScheme | None = None
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        scheme: LinearScheme | None = None,
+        split: Split | None = None,
     ) -> None:
         super().__init__()
-        self.in_features = in_features
-        self.out_features = out_features
+        self.shard = current_shard()
+        self.division = self._divided(in_features, out_features, split)
         self.scheme: LinearScheme = scheme or Dense()
         self.device = torch.get_default_device()
         with torch.device("meta") if allocates_late(self.device) else nullcontext():
-            self.weight = parameter(out_features, in_features)
-        self.bias = parameter(out_features) if bias else None
+            self.weight = parameter(self.out_features, self.in_features)
+        self.bias = parameter(self.out_features) if bias else None
         self.quantized = self.packed = False
         self.scheme.allocate(self)
+
+    def _divided(self, in_features: int, out_features: int, split: Split | None) -> Division | None:
+        """Set the sizes of this rank's part. Returns how the whole layer is divided; None where `split` is."""
+        self.in_features, self.out_features = in_features, out_features
+        if split is None:
+            return None
+        if split.axis == INPUTS:
+            division = split.of(in_features)
+            self.in_features = division.shares(self.shard.size)[0]
+            if self.shard.size > 1:  # a hook, so that a layer that is not divided has nothing to ask
+                add_up = self.shard.collectives.all_reduce
+                self.sum_hook = self.register_forward_hook(lambda layer, given, y: add_up(y))
+            return division
+        division = split.of(*self.projections.values() or (out_features,))
+        shares = division.shares(self.shard.size)
+        self.projections = dict(zip(self.projections, shares, strict=False))
+        self.out_features = sum(shares)
+        return division
+
+    def leave_sum(self) -> None:
+        """Return this rank's product alone from now on: the caller adds up those of all ranks."""
+        if self.sum_hook is not None:
+            self.sum_hook.remove()
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
         layer = LinearLayer(name, self.in_features, self.out_features, tuple(self.projections), self.head)
         scheme = method.scheme(layer)
         if scheme is not None:
+            self.check_units(name, scheme.units(self))
             self.scheme = scheme
             self.quantized = True
             scheme.allocate(self)
         return scheme is not None
+
+    def check_units(self, name: str, units: tuple[int, int] | None) -> None:
+        """Raises ConfigError where this rank's part is not made of whole units of the scheme."""
+        if self.division is None or self.shard.size == 1:
+            return
+        axis = self.division.axis
+        shares = self.division.shares(self.shard.size)
+        if units is None or any(share % units[axis] for share in shares):
+            unit = "" if units is None else f": it has them in groups of {units[axis]}"
+            raise ConfigError(
+                f"{name}: its quantized {('outputs', 'inputs')[axis]} cannot be divided among {self.shard.size} "
+                f"ranks{unit}."
+            )
+
+    def part(
+        self, own: str, parameter: torch.Tensor, view: torch.Tensor, whole: torch.Tensor, section: int | None
+    ) -> torch.Tensor:
+        """Return what this rank has of a checkpoint's tensor for the parameter `own`, or for one projection of it.
+
+        The tensor is for `view`, all of `parameter` or the rows of that projection. Raises ConfigError.
+        """
+        division, shard = self.division, self.shard
+        if division is None or shard.size == 1:
+            return whole
+        stored = isinstance(parameter, CheckpointParameter)
+        rows = parameter.axis if isinstance(parameter, CheckpointParameter) else 0
+        if division.axis == INPUTS:
+            if own == "bias":
+                return torch.zeros_like(whole) if shard.rank else whole
+            axes, section = [axis for axis in range(whole.dim()) if axis != rows], None
+        else:
+            axes = [rows] if rows < whole.dim() else []
+        for axis in axes:
+            if not (stored and whole.shape[axis] in (1, view.shape[axis])):  # one for all, or not divided
+                whole = division.part(whole, shard.rank, shard.size, axis=axis, section=section)
+        return whole
 
     def materialize(self, name: str) -> nn.Parameter:
         """The parameter of that name, allocated on the layer's device if it was not yet."""
@@ -163,17 +238,19 @@ class MergedLinear(Linear):
         bias: bool = False,
         scheme: LinearScheme | None = None,
         groups: int = 1,
+        split: Split | None = None,
     ) -> None:
-        super().__init__(in_features, sum(projections.values()), bias, scheme)
-        self.projections = dict(projections)
+        self.projections = self.whole = dict(projections)  # sizes of this rank's part, and those of all
         self.groups = groups
+        super().__init__(in_features, sum(projections.values()), bias, scheme, split)
 
     def in_order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """One tensor for all projections as the parameter has it; `axis` is its dimension of outputs."""
         if self.groups == 1 or tensor.dim() == 0 or tensor.shape[axis] == 1:  # one scale for all outputs
             return tensor
         entries = tensor.shape[axis]
-        shares = [rows * entries / (self.out_features * self.groups) for rows in self.projections.values()]
+        total = sum(self.whole.values()) * self.groups
+        shares = [rows * entries / total for rows in self.whole.values()]
         if any(share != int(share) for share in shares):
             raise CheckpointError(f"{entries} outputs cannot be told apart in {self.groups} groups.")
         axis %= tensor.dim()

@@ -14,8 +14,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule_kernels.cpu.pages import copy_to_new
+from ferrule_nn.division import DividedParameter
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.parameters import CheckpointParameter
 
@@ -27,11 +28,12 @@ _BESIDE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_ma
 
 @dataclass(frozen=True)
 class _Target:
-    """Rows [start, stop) of a parameter, or all of it when `stop` is 0."""
+    """Rows [start, stop) of a parameter, those of its layer's projection `section`; all of it when `stop` is 0."""
 
     parameter: str
     start: int = 0
     stop: int = 0
+    section: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,7 +125,8 @@ def load_into(
                 tensor = tensor.t()
             if not target.stop:
                 tensor = _in_order(module, parameter, target, tensor)
-            _fill(parameter, target, tensor, source, takers.get(target.parameter))
+            layer = module.get_submodule(target.parameter.rpartition(".")[0])
+            _fill(layer, parameter, target, tensor, source, takers.get(target.parameter))
             seen.add(name)
             for own in pending.packed(name, target):  # else their memory would stay
                 parameters.pop(own, None)
@@ -192,9 +195,9 @@ def _targets(module: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) ->
         paths = [f"{parent}.{projection}" if parent else projection for projection in child.projections]
         dropped.update(f"{each}.{name}" for each in (path, *paths) for name in child.ignored_tensors)
         start = 0
-        for each, (projection, rows) in zip(paths, child.projections.items(), strict=True):
+        for section, (each, (projection, rows)) in enumerate(zip(paths, child.projections.items(), strict=True)):
             for suffix, _ in child.named_parameters(recurse=False):
-                targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows)
+                targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows, section)
             part = getattr(child, projection, None)  # a layer of its own within the merged one
             if isinstance(part, Linear):
                 dropped.update(f"{each}.{name}" for name in part.ignored_tensors)
@@ -236,16 +239,24 @@ def _named(target: _Target) -> Iterator[None]:
         raise CheckpointError(f"{target.parameter.rpartition('.')[0]}: {error.message}", error.hint) from None
 
 
-def _fill(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source: str, taker: Linear | None) -> None:
+def _fill(
+    layer: torch.nn.Module,
+    parameter: torch.Tensor,
+    target: _Target,
+    tensor: torch.Tensor,
+    source: str,
+    taker: Linear | None,
+) -> None:
     if isinstance(parameter, CheckpointParameter):
         if not parameter.accepts(tensor.dtype):
             raise CheckpointError(
                 f"Tensor {source!r} is of {tensor.dtype}, but the format has {parameter.dtype} there."
             )
         view = parameter.outputs(target.start, target.stop)
-        tensor = parameter.expanded(tensor, view)
+        tensor = parameter.expanded(_part(layer, parameter, target, view, tensor), view)
     else:
         view = parameter[target.start : target.stop] if target.stop else parameter
+        tensor = _part(layer, parameter, target, view, tensor)
     if view.shape != tensor.shape:
         raise CheckpointError(
             f"Tensor {source!r} has the shape {tuple(tensor.shape)}, but the model needs {tuple(view.shape)}.",
@@ -257,6 +268,18 @@ def _fill(parameter: torch.Tensor, target: _Target, tensor: torch.Tensor, source
                 return
     with torch.no_grad():
         copy_to_new(view, tensor)
+
+
+def _part(
+    layer: torch.nn.Module, parameter: torch.Tensor, target: _Target, view: torch.Tensor, tensor: torch.Tensor
+) -> torch.Tensor:
+    """What this rank has of a checkpoint's tensor for `view`. Raises CheckpointError where it cannot be divided."""
+    try:
+        if isinstance(layer, Linear):
+            return layer.part(target.parameter.rpartition(".")[2], parameter, view, tensor, target.section)
+        return parameter.part(tensor) if isinstance(parameter, DividedParameter) else tensor
+    except ConfigError as error:
+        raise CheckpointError(f"{target.parameter}: {error.message}", error.hint) from None
 
 
 def _filled(targets: Mapping[str, _Target], seen: set[str]) -> set[str]:

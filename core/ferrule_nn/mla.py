@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_nn.configuration import need
+from ferrule_nn.division import Shared, inputs, outputs
 from ferrule_nn.linear import Linear, MergedLinear, Packed
 from ferrule_nn.norm import RMSNorm
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
@@ -80,18 +81,21 @@ class LatentAttention(nn.Module):
     def __init__(self, name: str, spec: LatentSpec, rope: Rope) -> None:
         super().__init__()
         self.name = name
-        self.spec = spec
         self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         q_size = spec.num_heads * (spec.nope_dim + spec.rope_dim)
         first = {"q_a_proj": spec.q_rank} if spec.q_rank else {"q_proj": q_size}
-        self._q_width = next(iter(first.values()))
         projections = {**first, "kv_a_proj_with_mqa": spec.kv_rank + spec.rope_dim}
-        self.qkv_a_proj = MergedLinear(spec.hidden_size, projections, spec.bias)
+        split = outputs(Shared(1) if spec.q_rank else spec.num_heads, Shared(1))  # latents are whole in each rank
+        self.qkv_a_proj = MergedLinear(spec.hidden_size, projections, spec.bias, split=split)
+        self._q_width = next(iter(self.qkv_a_proj.projections.values()))
         self.q_a_layernorm = RMSNorm(spec.q_rank, _EPS) if spec.q_rank else None
-        self.q_b_proj = Linear(spec.q_rank, q_size) if spec.q_rank else None
+        heads = outputs(spec.num_heads)
+        self.q_b_proj = Linear(spec.q_rank, q_size, split=heads) if spec.q_rank else None
         self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
-        self.kv_b_proj = Linear(spec.kv_rank, spec.num_heads * (spec.nope_dim + spec.value_dim))
-        self.o_proj = Linear(spec.num_heads * spec.value_dim, spec.hidden_size, spec.bias)
+        self.kv_b_proj = Linear(spec.kv_rank, spec.num_heads * (spec.nope_dim + spec.value_dim), split=heads)
+        values = spec.num_heads * spec.value_dim
+        self.o_proj = Linear(values, spec.hidden_size, spec.bias, split=inputs(spec.num_heads))
+        self.spec = replace(spec, num_heads=self.o_proj.in_features // spec.value_dim)  # of this rank's heads
         self.options = AttentionOptions(scale=spec.scale)
         self._matrices: tuple[HeadMatrices, HeadMatrices] | None = None  # of keys and of values
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 from torch import nn
@@ -11,6 +12,7 @@ from torch.nn import functional as F
 
 from ferrule.errors import CheckpointError
 from ferrule_nn import ops
+from ferrule_nn.division import inputs, outputs
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.parameters import parameter
 
@@ -72,14 +74,21 @@ def activation(name: str) -> Activation:
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020)."""
+    """down(act(gate(x)) * up(x)) (Shazeer 2020).
+
+    Ranks divide the inner numbers. A subclass that needs all of them at once sets `divided` to False: each rank then
+    has the whole block.
+    """
+
+    divided: ClassVar[bool] = True
 
     def __init__(self, hidden_size: int, inner_size: int, act: str = "silu", bias: bool = False) -> None:
         super().__init__()
-        self.gate_up_proj = MergedLinear(hidden_size, {"gate_proj": inner_size, "up_proj": inner_size}, bias)
-        self.down_proj = Linear(inner_size, hidden_size, bias)
+        projections = {"gate_proj": inner_size, "up_proj": inner_size}
+        self.gate_up_proj = MergedLinear(hidden_size, projections, bias, split=outputs() if self.divided else None)
+        self.down_proj = Linear(inner_size, hidden_size, bias, split=inputs() if self.divided else None)
         self.act = activation(act)
-        self.act_name, self._inner_size = act, inner_size
+        self.act_name, self._inner_size = act, self.down_proj.in_features
         self._gate: ops.Rowwise | None = None
 
     def pack(self) -> None:
@@ -102,10 +111,10 @@ class MLP(nn.Module):
 
     def __init__(self, hidden_size: int, inner_size: int, act: str, bias: bool = True) -> None:
         super().__init__()
-        self.up_proj = Linear(hidden_size, inner_size, bias)
-        self.down_proj = Linear(inner_size, hidden_size, bias)
+        self.up_proj = Linear(hidden_size, inner_size, bias, split=outputs())
+        self.down_proj = Linear(inner_size, hidden_size, bias, split=inputs())
         self.act = activation(act)
-        self._act_name, self._inner_size = act, inner_size
+        self._act_name, self._inner_size = act, self.down_proj.in_features
         self._activate: ops.Rowwise | None = None
 
     def pack(self) -> None:

@@ -87,6 +87,8 @@ class Router(nn.Module):
 class Experts(nn.ModuleList):
     """Feed-forward blocks of one shape, `N.{gate,up,down}_proj`; a checkpoint may stack them (`Naming.stacked`).
 
+    Ranks divide each block, and add up the sum over experts rather than what each expert gives.
+
     Rows are sorted by their expert, so that each expert's weights are read once in a step. On a GPU, float weights are
     stacked when they are packed, for the grouped products that never wait for the device; quantized ones are multiplied
     one expert after the other, for which the host must know the router's choice.
@@ -102,6 +104,12 @@ class Experts(nn.ModuleList):
         self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
         self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+        summed = [block.down_proj for block in self.blocks if block.down_proj.sum_hook is not None]
+        for layer in summed:
+            layer.leave_sum()
+        if summed:
+            add_up = summed[0].shard.collectives.all_reduce
+            self.register_forward_hook(lambda experts, given, y: add_up(y))
         self._arrange: ops.Arrange = arrange
         self._combine: ops.Combine = combine
 

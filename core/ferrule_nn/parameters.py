@@ -9,13 +9,21 @@ import torch
 from torch import nn
 
 from ferrule_kernels.cpu.pages import weight_memory
+from ferrule_nn.division import DividedParameter, Division, current_shard
 
 
-def parameter(*shape: int) -> nn.Parameter:
-    """An uninitialised parameter of the default type on the default device."""
+def parameter(*shape: int, division: Division | None = None) -> nn.Parameter:
+    """An uninitialised parameter of the default type on the default device.
+
+    `shape` is that of the whole parameter; with a `division` each rank allocates its part.
+    """
+    shard = current_shard()
+    if division is not None and division.sections:
+        own = sum(division.shares(shard.size))
+        shape = (*shape[: division.axis], own, *shape[division.axis + 1 :])
     on_cpu = torch.get_default_device().type == "cpu"
     values = weight_memory(shape, torch.get_default_dtype()) if on_cpu else torch.empty(shape)
-    return nn.Parameter(values, requires_grad=False)
+    return nn.Parameter(values, False) if division is None else DividedParameter(values, division, shard)
 
 
 def allocates_late(device: torch.device) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
+from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.types import CacheGroup, PromptBorder
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ class BuildContext:
     folder: Path | None = None  # the checkpoint; None for a model without files
     trust_remote_code: bool = False
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
+    shard: Shard = WHOLE  # which part of the model this is; layers divide themselves, model files need not look
 
 
 @dataclass(frozen=True)

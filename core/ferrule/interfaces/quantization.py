@@ -40,6 +40,14 @@ class LinearScheme(ABC):
 
     row_parameter: str = "weight"  # whose rows `pack_rows` is offered
 
+    def units(self, layer: Any) -> tuple[int, int] | None:
+        """Return how many outputs, and how many inputs, belong together: ranks divide `layer` between them.
+
+        `layer` has the sizes of one rank's part. A checkpoint's tensors are cut in proportion to it, so by default, and
+        for what indexes inputs or outputs of the whole layer, returns None: the layer cannot be divided.
+        """
+        return None
+
     def allocate(self, layer: Any) -> None:
         """Replace the parameters of `layer` by those that a quantized checkpoint fills, uninitialised."""
 

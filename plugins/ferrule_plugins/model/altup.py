@@ -14,6 +14,8 @@ from ferrule_nn import DecoderSpec, GatedMLP, Linear, parameter
 class SparseMLP(GatedMLP):
     """A gated MLP that keeps the share 1 - `sparsity` of its gates, as if they were normally distributed."""
 
+    divided = False  # the border is one of all gates
+
     def __init__(self, spec: DecoderSpec, inner_size: int, sparsity: float) -> None:
         super().__init__(spec.hidden_size, inner_size, spec.act)
         self.cut = NormalDist().inv_cdf(sparsity)  # in standard deviations

@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import BuildContext
-from ferrule_nn import Attention, Decoder, DecoderSpec, ParallelLayer, parameter
+from ferrule_nn import Attention, AttentionSpec, Decoder, DecoderSpec, ParallelLayer, Shared, outputs, parameter
 
 
 class LayerNormPerHead(nn.Module):
@@ -18,7 +18,7 @@ class LayerNormPerHead(nn.Module):
     def __init__(self, heads: int, dim: int, eps: float) -> None:
         super().__init__()
         self.eps = eps
-        self.weight = parameter(heads, dim)
+        self.weight = parameter(heads, dim, division=outputs(Shared(heads)).of(heads))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, x.shape[-1:], eps=self.eps) * self.weight
@@ -27,8 +27,8 @@ class LayerNormPerHead(nn.Module):
 class PerHeadNormAttention(Attention):
     """With a `LayerNormPerHead` of queries, and one of keys."""
 
-    def make_qk_norm(self, heads: int) -> nn.Module | None:
-        return LayerNormPerHead(heads, self.spec.head_dim, eps=1e-5)
+    def make_qk_norm(self, spec: AttentionSpec, heads: int) -> nn.Module | None:
+        return LayerNormPerHead(heads, spec.head_dim, eps=1e-5)
 
 
 class Cohere(Decoder):

@@ -23,6 +23,7 @@ from ferrule_nn import (
     MoESpec,
     Naming,
     Rope,
+    outputs,
     parameter,
     read_moe,
     read_routing,
@@ -34,7 +35,7 @@ class SinkAttention(Attention):
 
     def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None) -> None:
         super().__init__(name, spec, rope)
-        self.sinks = parameter(spec.num_heads)
+        self.sinks = parameter(spec.num_heads, division=outputs().of(spec.num_heads))
         self.options = replace(self.options, sinks=self.sinks.detach())
 
 

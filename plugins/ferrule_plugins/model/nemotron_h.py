@@ -26,7 +26,9 @@ from ferrule_nn import (
     Naming,
     activation,
     first,
+    inputs,
     need,
+    outputs,
     read_grouped_routing,
     read_moe,
 )
@@ -41,8 +43,8 @@ class PlainExpert(GatedMLP):
 
     def __init__(self, hidden_size: int, inner_size: int, act: str) -> None:
         nn.Module.__init__(self)
-        self.gate_up_proj = MergedLinear(hidden_size, {"up_proj": inner_size})
-        self.down_proj = Linear(inner_size, hidden_size)
+        self.gate_up_proj = MergedLinear(hidden_size, {"up_proj": inner_size}, split=outputs())
+        self.down_proj = Linear(inner_size, hidden_size, split=inputs())
         self.act = activation(act)
 
     def pack(self) -> None:

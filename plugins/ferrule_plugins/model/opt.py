@@ -13,6 +13,7 @@ from torch import nn
 from ferrule.interfaces.model import BuildContext, ForwardContext
 from ferrule_nn import (
     MLP,
+    ROWS,
     Decoder,
     DecoderLayer,
     DecoderSpec,
@@ -78,7 +79,7 @@ class OPT(Decoder):
         self.project_out: nn.Module = nn.Identity()
         if width != spec.hidden_size:
             with building(ctx):
-                self.embed_tokens = Embedding(spec.vocab_size, width)
+                self.embed_tokens = Embedding(spec.vocab_size, width, split=ROWS)
                 self.project_in = Linear(width, spec.hidden_size)
                 self.project_out = Linear(spec.hidden_size, width)
                 self.lm_head = Head(width, spec.vocab_size, self.embed_tokens if spec.tied else None)

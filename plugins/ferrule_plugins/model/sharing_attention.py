@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import nn
 
 from ferrule.interfaces.model import AttentionOptions, ForwardContext
-from ferrule_nn import AttentionSpec, Linear, Rope, Rotation
+from ferrule_nn import AttentionSpec, Linear, Rope, Rotation, Shared, outputs
 
 
 @dataclass
@@ -30,18 +31,19 @@ class SharingAttention(nn.Module):
 
     def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None, donor: str, keys_are_values: bool) -> None:
         super().__init__()
-        self.name, self.donor, self.spec = donor or name, donor, spec
+        self.name, self.donor, self.spec = donor or name, donor, spec.of_rank()
         self.options = AttentionOptions(scale=1.0, window=spec.window)
         self._rope = (rope,)  # in a tuple, so that torch does not register it as a submodule of every layer
         q_size, kv_size = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
         make_norm: Any = spec.qk_norm
-        self.q_proj = Linear(spec.hidden_size, q_size, spec.qkv_bias)
-        self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias)
+        self.q_proj = Linear(spec.hidden_size, q_size, spec.qkv_bias, split=outputs(spec.num_heads))
+        self.o_proj = Linear(q_size, spec.hidden_size, spec.out_bias, split=spec.split_inputs)
         self.q_norm = make_norm(spec.head_dim)
         if not donor:
             self.k_norm = make_norm(spec.head_dim)
-            self.k_proj = Linear(spec.hidden_size, kv_size, spec.qkv_bias)
-            self.v_proj = None if keys_are_values else Linear(spec.hidden_size, kv_size, spec.qkv_bias)
+            make = partial(Linear, spec.hidden_size, kv_size, spec.qkv_bias, split=outputs(Shared(spec.num_kv_heads)))
+            self.k_proj = make()
+            self.v_proj = None if keys_are_values else make()
 
     def forward(self, x: torch.Tensor, given: LayerInputs) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""

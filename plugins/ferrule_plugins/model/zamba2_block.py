@@ -18,11 +18,14 @@ from ferrule_nn import (
     RMSNorm,
     Rope,
     Rotation,
+    Shared,
+    Split,
+    outputs,
 )
 
 
-def adapter(size: int, rank: int, out: int) -> nn.Module:
-    return nn.Sequential(Linear(size, rank), Linear(rank, out))
+def adapter(size: int, rank: int, out: int, split: Split) -> nn.Module:
+    return nn.Sequential(Linear(size, rank), Linear(rank, out, split=split))
 
 
 class SharedWeights(nn.Module):
@@ -31,13 +34,16 @@ class SharedWeights(nn.Module):
     def __init__(self, spec: AttentionSpec, out: int, uses: Iterable[int], rank: int) -> None:
         super().__init__()
         inner, kv = spec.num_heads * spec.head_dim, spec.num_kv_heads * spec.head_dim
-        self.qkv_proj = MergedLinear(spec.hidden_size, {"q_proj": inner, "k_proj": kv, "v_proj": kv})
-        self.o_proj = Linear(inner, out)
+        projections = {"q_proj": inner, "k_proj": kv, "v_proj": kv}
+        self.qkv_proj = MergedLinear(spec.hidden_size, projections, split=spec.split_outputs)
+        self.o_proj = Linear(inner, out, split=spec.split_inputs)
+        sizes = {"q": (inner, outputs(spec.num_heads)), "kv": (kv, outputs(Shared(spec.num_kv_heads)))}
         self.adapters = nn.ModuleDict(
             {
-                f"{part}{use}": adapter(spec.hidden_size, rank, inner if part == "q" else kv)
+                f"{part}{use}": adapter(spec.hidden_size, rank, *size)
                 for use in (uses if rank else ())
-                for part in "qkv"
+                for parts, size in sizes.items()
+                for part in parts
             }
         )
 
@@ -53,7 +59,8 @@ class Zamba2Block(nn.Module):
         self.self_attn = SharedWeights(own, spec.hidden_size, uses, attention_rank)
         self.pre_ff_layernorm = RMSNorm(spec.hidden_size, spec.norm_eps)
         self.feed_forward = GatedMLP(spec.hidden_size, spec.inner_size, spec.act, spec.mlp_bias)
-        self.adapters = nn.ModuleDict({str(use): adapter(spec.hidden_size, rank, 2 * spec.inner_size) for use in uses})
+        both = 2 * spec.inner_size, outputs(0, 0)  # gates, then ups
+        self.adapters = nn.ModuleDict({str(use): adapter(spec.hidden_size, rank, *both) for use in uses})
         self.uses = nn.ModuleDict()  # attention with a cache of its own, and the weights of `self_attn`
         for use in uses:
             attention = Attention(f"shared.{use}.attn", own, rope)

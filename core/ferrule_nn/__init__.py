@@ -13,10 +13,10 @@ from ferrule_nn.decoder import (
     sliding_layers,
 )
 from ferrule_nn.delta import DeltaSpec, GatedDelta
-from ferrule_nn.division import ROWS, Division, Shared, Split, inputs, outputs
+from ferrule_nn.division import ROWS, UNDIVIDED, Division, Shared, Split, inputs, outputs
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
-from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu
+from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu, division_of
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mamba import MambaMixer, MambaSpec
 from ferrule_nn.mamba2 import Mamba2Mixer, Mamba2Spec
@@ -33,6 +33,7 @@ from ferrule_nn.states import GatedRMSNorm, ShortConv, StateLayer, run_rows, wid
 __all__ = [
     "MLP",
     "ROWS",
+    "UNDIVIDED",
     "Attention",
     "AttentionSpec",
     "CausalLM",
@@ -73,6 +74,7 @@ __all__ = [
     "alibi_slopes",
     "building",
     "checkpoint_parameter",
+    "division_of",
     "layer_windows",
     "load_into",
     "need",

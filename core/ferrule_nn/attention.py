@@ -94,9 +94,9 @@ class HeadScales:
 class Attention(nn.Module):
     """Projections q, k, v in one product, rotation, attention, output projection.
 
-    `name` is the layer's name in the cache. The constructor is given the `spec` of the whole layer; the attribute is that
-    of this rank's heads. Parameters: `qkv_proj` (merges q_proj, k_proj, v_proj), `o_proj`, and
-    `q_norm`, `k_norm` where the model has them.
+    `name` is the layer's name in the cache. The constructor is given the `spec` of the whole layer; the attribute is
+    that of this rank's heads. Parameters: `qkv_proj` (merges q_proj, k_proj, v_proj), `o_proj`, and `q_norm`, `k_norm`
+    where the model has them.
     """
 
     def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None = None) -> None:

@@ -106,7 +106,7 @@ class Division:
         return torch.cat(parts, dim=axis) if len(parts) > 1 else parts[0]
 
     def whole(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """Return the parameter that the parts of all ranks make. Raises CheckpointError, naming it, if they make none."""
+        """Return the parameter that the parts of all ranks make. Raises CheckpointError, naming it."""
         ranks, first = len(parts), parts[0]
         if any(part.shape != first.shape or part.dtype != first.dtype for part in parts):
             raise CheckpointError(f"Tensor {name!r} has another shape or type in some of the {ranks} ranks.")

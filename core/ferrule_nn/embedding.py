@@ -49,7 +49,7 @@ class Embedding(nn.Module):
     def __init__(self, count: int, size: int, scale: float = 1.0, split: Split | None = None) -> None:
         super().__init__()
         self.count, self.size, self.scale = count, size, scale
-        self.weight: torch.Tensor = parameter(count, size, division=split and split.of(count))
+        self.weight: torch.Tensor = parameter(count, size, division=None if split is None else split.of(count))
         self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
@@ -96,8 +96,8 @@ class Embedding(nn.Module):
 class Head(Linear):
     """Hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters of its own.
 
-    `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c). Ranks divide the vocabulary, unless they
-    do not divide that embedding, and each has the logits of all.
+    `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c). Ranks divide the vocabulary, unless
+    they do not divide that embedding; each returns the logits of all.
     """
 
     head = True

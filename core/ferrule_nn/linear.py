@@ -17,7 +17,7 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
-from ferrule_nn.division import INPUTS, Division, Split, current_shard
+from ferrule_nn.division import INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
 from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
 
 
@@ -257,6 +257,15 @@ class MergedLinear(Linear):
         shape = (*tensor.shape[:axis], self.groups, -1, *tensor.shape[axis + 1 :])
         grouped = tensor.reshape(shape).split_with_sizes([int(share) for share in shares], dim=axis + 1)
         return torch.cat([share.flatten(axis, axis + 1) for share in grouped], dim=axis)
+
+
+def division_of(layer: nn.Module, own: str) -> Division | None:
+    """Return how ranks divide the parameter `own` of a layer; None where the layer does not say."""
+    if isinstance(layer, Linear):
+        summed = layer.division is not None and layer.division.axis == INPUTS
+        return UNDIVIDED if summed and own == "bias" else layer.division  # one rank adds the bias, and all have it
+    parameter = getattr(layer, own, None)
+    return parameter.division if isinstance(parameter, DividedParameter) else None
 
 
 class Packed:

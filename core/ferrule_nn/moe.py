@@ -16,6 +16,7 @@ from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
+from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, Packed, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
 from ferrule_nn.parameters import parameter
@@ -53,10 +54,10 @@ class Router(nn.Module):
         super().__init__()
         self.routing = spec.routing
         count = spec.routing.num_experts
-        self.weight = parameter(count, spec.hidden_size)
-        self.bias = parameter(count) if spec.router_bias else None
-        correction = nn.Parameter(torch.empty(count, dtype=torch.float32), requires_grad=False)
-        self.e_score_correction_bias = correction if spec.correction else None
+        self.weight = parameter(count, spec.hidden_size, division=UNDIVIDED)
+        self.bias = parameter(count, division=UNDIVIDED) if spec.router_bias else None
+        wide = torch.float32
+        self.e_score_correction_bias = parameter(count, division=UNDIVIDED, dtype=wide) if spec.correction else None
         self._route: ops.Route = route
         self._matrix: DenseMatrix | None = None
         self._packed: Packed | None = None
@@ -224,7 +225,7 @@ class SharedGate(nn.Module):
 
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
-        self.weight = parameter(1, hidden_size)
+        self.weight = parameter(1, hidden_size, division=UNDIVIDED)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return (x.float() * self.weight.float()).sum(-1, keepdim=True).sigmoid().to(x.dtype)

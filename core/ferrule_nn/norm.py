@@ -7,6 +7,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule_nn import ops
+from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.parameters import parameter
 
 
@@ -20,7 +21,7 @@ class RMSNorm(nn.Module):
         super().__init__()
         self.eps = eps
         self.offset = offset
-        self.weight = parameter(size)
+        self.weight = parameter(size, division=UNDIVIDED)
         self.kernel: ops.Norm | None = None
 
     def pack(self) -> None:
@@ -51,8 +52,8 @@ class LayerNorm(nn.Module):
         self.size = (size,)
         self.eps = eps
         self.offset = offset
-        self.weight = parameter(size) if affine else None
-        self.bias = parameter(size) if affine and bias else None
+        self.weight = parameter(size, division=UNDIVIDED) if affine else None
+        self.bias = parameter(size, division=UNDIVIDED) if affine and bias else None
         self.kernel: ops.Norm | None = None
 
     def pack(self) -> None:

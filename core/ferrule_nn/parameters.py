@@ -12,17 +12,17 @@ from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_nn.division import DividedParameter, Division, current_shard
 
 
-def parameter(*shape: int, division: Division | None = None) -> nn.Parameter:
-    """An uninitialised parameter of the default type on the default device.
+def parameter(*shape: int, division: Division | None = None, dtype: torch.dtype | None = None) -> nn.Parameter:
+    """Return an uninitialised parameter on the default device, of the default type if no other is given.
 
-    `shape` is that of the whole parameter; with a `division` each rank allocates its part.
+    `shape` is that of the whole parameter; with a `division` each rank allocates its part. Raises ConfigError.
     """
-    shard = current_shard()
+    shard, dtype = current_shard(), dtype or torch.get_default_dtype()
     if division is not None and division.sections:
         own = sum(division.shares(shard.size))
         shape = (*shape[: division.axis], own, *shape[division.axis + 1 :])
     on_cpu = torch.get_default_device().type == "cpu"
-    values = weight_memory(shape, torch.get_default_dtype()) if on_cpu else torch.empty(shape)
+    values = weight_memory(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype)
     return nn.Parameter(values, False) if division is None else DividedParameter(values, division, shard)
 
 

@@ -16,6 +16,7 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateRows, StateSpec
 from ferrule_nn import ops
+from ferrule_nn.division import Division
 from ferrule_nn.mlp import activation
 from ferrule_nn.parameters import parameter
 
@@ -31,9 +32,9 @@ class StateLayer(nn.Module):
         self.state = state
 
 
-def wide_parameter(*shape: int) -> nn.Parameter:
-    """An uninitialised float32 parameter, for the decay rates that states are sensitive to."""
-    return nn.Parameter(torch.empty(shape, dtype=torch.float32), requires_grad=False)
+def wide_parameter(*shape: int, division: Division | None = None) -> nn.Parameter:
+    """Return an uninitialised float32 parameter, for the decay rates that states are sensitive to."""
+    return parameter(*shape, division=division, dtype=torch.float32)
 
 
 def run_rows(

@@ -1,4 +1,4 @@
-"""What a model that several devices serve together is told: which part is its own, and how the parts exchange tensors."""
+"""The part of a model that one of several devices serves, and how these devices exchange tensors."""
 
 from __future__ import annotations
 

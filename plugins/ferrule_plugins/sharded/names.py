@@ -9,20 +9,28 @@ https://docs.vllm.ai/en/stable/examples/others/save_sharded_state.html
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 
 import torch
 from torch import nn
 
 from ferrule.errors import CheckpointError
-from ferrule_nn import Embedding, Head, MergedLinear, Naming
-from ferrule_plugins.sharded.division import WHOLE, Division, division
+from ferrule_nn import UNDIVIDED, Division, Embedding, Head, MergedLinear, Naming, division_of
 
 CACHE_SCALES = ("_q_scale", "_k_scale", "_v_scale", "_prob_scale")
 STACKED = {"gate_up_proj": "w13", "down_proj": "w2"}
 _UNSTACKED = {worker: own for own, worker in STACKED.items()}
 _EXPERTS = re.compile(r"(?P<block>.*\.experts)\.(?P<layer>w13|w2)_(?P<own>weight|bias)")
 _CACHE_SCALE = re.compile(r"(?P<attention>.*\.attn)\._(?P<what>q|k|v|prob)_scale")
+
+
+def division(modules: Mapping[str, nn.Module], name: str) -> Division | None:
+    """Return how the parameter `name` of a model is divided; None where its layer does not say.
+
+    `modules` are those of the model by their names.
+    """
+    path, _, own = name.rpartition(".")
+    return division_of(modules[path], own)
 
 
 class WorkerState:
@@ -81,9 +89,9 @@ class WorkerState:
         layer = self._modules.get(own.rpartition(".")[0])
         if isinstance(layer, MergedLinear) and layer.groups > 1:  # a checkpoint has its rows in another order
             path, _, suffix = own.rpartition(".")
-            sizes = layer.projections
-            if len(tensor) != layer.out_features:
-                raise CheckpointError(f"Tensor {name!r} has {len(tensor)} rows, and the model {layer.out_features}.")
+            sizes = layer.whole
+            if len(tensor) != sum(sizes.values()):
+                raise CheckpointError(f"Tensor {name!r} has {len(tensor)} rows, and the model {sum(sizes.values())}.")
             for each, rows in zip(sizes, tensor.split_with_sizes(list(sizes.values())), strict=True):
                 yield self._name_of(f"{path.rpartition('.')[0]}.{each}.{suffix}"), rows
             return
@@ -97,7 +105,7 @@ class WorkerState:
                 f"How {name!r} is divided among {ranks} ranks is not known for this architecture.",
                 "Save the state with tensor_parallel_size=1, or serve the checkpoint that it was made from.",
             )
-        return found or WHOLE
+        return found or UNDIVIDED
 
     def _table(self, embedding: Embedding) -> str:
         path = next(path for path, module in self._modules.items() if module is embedding)

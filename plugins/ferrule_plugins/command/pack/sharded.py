@@ -25,12 +25,11 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
-from ferrule_nn import Attention, Experts, Naming
+from ferrule_nn import UNDIVIDED, Attention, Division, Experts, Naming
 from ferrule_plugins.command.pack.write import shards, write_data, write_header
 from ferrule_plugins.load_format.safetensors import metadata
 from ferrule_plugins.load_format.sharded_state import PATTERN
-from ferrule_plugins.sharded.division import WHOLE, Division, division
-from ferrule_plugins.sharded.names import CACHE_SCALES, STACKED, WorkerNames
+from ferrule_plugins.sharded.names import CACHE_SCALES, STACKED, WorkerNames, division
 
 _MADE_BY = "made_by"
 
@@ -117,9 +116,8 @@ def _check_ranks(modules: Mapping[str, nn.Module], model: nn.Module, ranks: int)
     """Raises ConfigError, naming the parameter, for what cannot be divided among so many ranks."""
     if ranks == 1:
         return
-    wide = any(isinstance(module, Attention) and module.spec.norm_width for module in modules.values())
     for name, parameter in model.named_parameters():
-        found = None if wide and name.endswith(("q_norm.weight", "k_norm.weight")) else division(modules, name)
+        found = division(modules, name)
         if found is None:
             raise ConfigError(
                 f"--tensor-parallel-size {ranks}: how vLLM divides {name} of this architecture is not known here.",
@@ -136,7 +134,7 @@ def _items(modules: Mapping[str, nn.Module], model: nn.Module, names: WorkerName
     for own, parameter in model.named_parameters():
         if own.startswith(inside):
             continue
-        found = division(modules, own) or WHOLE
+        found = division(modules, own) or UNDIVIDED
         name = own
         if found.rows and (head := modules.get("lm_head")) is not None and own == _tied_table(modules, head):
             name = "lm_head.weight"  # of two names of the same memory, the first
@@ -159,7 +157,7 @@ def _stacked(modules: Mapping[str, nn.Module], path: str, experts: Experts, name
         for own in ("weight", "bias"):
             parameters = [each for part in parts if (each := getattr(part, own)) is not None]
             if parameters:
-                found = division(modules, f"{path}.0.{layer}.{own}") or WHOLE
+                found = division(modules, f"{path}.0.{layer}.{own}") or UNDIVIDED
                 yield Item(f"{name}.{worker}_{own}", parameters, found, stacked=True)
 
 
@@ -173,7 +171,7 @@ def _scales(modules: Mapping[str, nn.Module], names: WorkerNames, choice: Choice
         layer = int(path.split(".")[1]) if path.startswith("layers.") else -1
         for what in CACHE_SCALES:
             number = found.get(what[1], {}).get(layer, 1.0)
-            yield Item(f"{block}.attn.{what}", [torch.tensor(number)], WHOLE)
+            yield Item(f"{block}.attn.{what}", [torch.tensor(number)], UNDIVIDED)
 
 
 def write_state(folder: Path, state: State, ranks: int) -> int:

@@ -14,14 +14,14 @@ from safetensors.torch import load_file, save_file
 from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError, StartupError
 from ferrule.plugin import Plugins, discover
-from ferrule_nn import AttentionSpec, Embedding
+from ferrule_nn import ROWS, UNDIVIDED, AttentionSpec, Embedding, Linear
 from ferrule_nn.attention import Attention
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.command.pack.sharded import Item
 from ferrule_plugins.load_format.runai_streamer_sharded import RunaiStreamerSharded
 from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.load_format.sharded_state import ShardedState
-from ferrule_plugins.sharded.division import division
+from ferrule_plugins.sharded.names import division
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 
@@ -149,7 +149,7 @@ def test_ranks_have_the_rows_of_their_heads(tmp_path: Path, plugins: Plugins, so
 
 
 def test_a_table_is_filled_up_to_64_rows_and_cut_again() -> None:
-    modules = {"embed_tokens": Embedding(70, 4)}
+    modules = {"embed_tokens": Embedding(70, 4, split=ROWS)}
     torch.nn.init.normal_(modules["embed_tokens"].weight)
     table, found = modules["embed_tokens"].weight, division(modules, "embed_tokens.weight")
     assert found is not None
@@ -282,9 +282,10 @@ def test_only_a_folder_of_ours_is_replaced(tmp_path: Path, plugins: Plugins, sou
         pack(plugins, source("llama"), out, 1, "--force")
 
 
-def test_layers_of_other_attention_are_not_divided() -> None:
-    spec = AttentionSpec(hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, block_size=16)
+def test_only_what_a_layer_declares_is_divided() -> None:
+    spec = AttentionSpec(hidden_size=8, num_heads=2, num_kv_heads=1, head_dim=4, block_size=16, out_bias=True)
     attention = Attention("layers.0.attn", spec)
-    modules = {"a": attention, "a.qkv_proj": attention.qkv_proj, "b.qkv_proj": attention.qkv_proj}
+    modules = {"a.qkv_proj": attention.qkv_proj, "a.o_proj": attention.o_proj, "b": Linear(8, 8)}
     assert division(modules, "a.qkv_proj.weight") is not None
-    assert division(modules, "b.qkv_proj.weight") is None
+    assert division(modules, "a.o_proj.bias") == UNDIVIDED  # one rank adds it, and all have it
+    assert division(modules, "b.weight") is None

@@ -19,6 +19,7 @@ coarser, and not used. https://github.com/vllm-project/compressed-tensors descri
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -191,6 +192,9 @@ class Int8Scheme(Quantized):
         super().__init__(shared, dtype, wide)
         self._size, self._symmetric = size, symmetric
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self._size or 1
+
     def allocate(self, layer: Any) -> None:
         self.given, groups = layer.weight.dtype, 1
         if self._size:
@@ -216,6 +220,9 @@ class PackedIntScheme(Grouped):
         super().__init__(shared, dtype, settings, wide)
         self.symmetric = settings.symmetric
         self.block, self.per = self.per, 1  # the last words of a row need not be full
+
+    def units(self, layer: Any) -> tuple[int, int] | None:
+        return None if self.ordered else (self.block, math.lcm(self.block, self.group or 1))
 
     def allocate(self, layer: Any) -> None:
         check_groups(layer.in_features, self.group or 1)
@@ -288,6 +295,9 @@ class Float4Scheme(CodedScheme):
         super().__init__(shared, dtype)
         self.kind, self._numbers = kind, numbers
         self.group = 16 if kind == "nvfp4" else 32
+
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self.group
 
     def allocate(self, layer: Any) -> None:
         self.given, k = layer.weight.dtype, layer.in_features

@@ -100,6 +100,9 @@ class Fp8Scheme(Quantized):
         self._numbers, self._scales = numbers, scales
         self._tall, self._step = block or (0, 0)
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return self._tall or 1, self._step or 1
+
     def allocate(self, layer: Any) -> None:
         self.given, self.form = layer.weight.dtype, FP8_FORM
         n, k = -1, layer.in_features

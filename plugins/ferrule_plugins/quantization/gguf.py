@@ -87,6 +87,9 @@ class GgufScheme(Quantized):
         self.form = form_of(kind)
         self._type = next((number for number, each in TYPES.items() if each.name == kind), None)
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self.form.block or self.form.group
+
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
         form, inputs = self.form, layer.in_features

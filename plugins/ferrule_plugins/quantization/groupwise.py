@@ -19,6 +19,7 @@ AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/cas
 
 from __future__ import annotations
 
+import math
 from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -225,6 +226,10 @@ class Grouped(Quantized):
         """How many there are along the inputs."""
         return -(-layer.in_features // self.group) if self.group else 1
 
+    def units(self, layer: Any) -> tuple[int, int] | None:
+        """None where inputs are out of order: which group each belongs to counts those of the whole layer."""
+        return None if self.ordered else (self.per, math.lcm(self.per, self.group or 1))
+
     def allocate(self, layer: Any) -> None:
         check_words((layer.in_features, *outputs(layer)), self.per)
         self.given = layer.weight.dtype
@@ -323,6 +328,9 @@ class AwqScheme(Grouped):
 
 class AwqVectorScheme(Grouped):
     """The layout "gemv". Zero points and scales of a row are filled up, to `_filled_up` words of eight groups."""
+
+    def units(self, layer: Any) -> None:
+        """None: what fills up a row is at the end of the whole layer's."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         words = self._filled_up(layer)

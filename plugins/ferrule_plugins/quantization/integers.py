@@ -92,6 +92,9 @@ class Online(Quantized):
         super().__init__(shared, dtype, wide=form.digits == 2)
         self.form = form
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self.form.group or 1
+
     def weights(self, layer: Any) -> Rounded | Fp8:
         self.given = layer.weight.dtype
         return Rounded(layer.weight.detach(), self.form)

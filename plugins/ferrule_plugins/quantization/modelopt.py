@@ -151,6 +151,9 @@ class NvFp4Scheme(CodedScheme):
         super().__init__(shared, dtype)
         self._group = group
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, self._group
+
     def allocate(self, layer: Any) -> None:
         self.given, k = layer.weight.dtype, layer.in_features
         check_groups(k, self._group)

@@ -34,6 +34,9 @@ class Mxfp4(CheckedMethod):
 class Mxfp4Scheme(CodedScheme):
     """Parameters: `blocks` uint8 [n, groups, 16], of a pair the first in the low half; `scales` uint8 [n, groups]."""
 
+    def units(self, layer: Any) -> tuple[int, int]:
+        return 1, GROUP
+
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype
         groups = -(-layer.in_features // GROUP)

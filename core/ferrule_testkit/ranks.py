@@ -24,18 +24,18 @@ class Exchange:
         self._given: list[torch.Tensor] = [torch.empty(0)] * size
         self.shards = [Shard(rank=rank, size=size, collectives=_Rank(self, rank)) for rank in range(size)]
 
-    def run(self, work: Callable[[int], T]) -> list[T]:
-        """Call `work` with each rank's number, all at once. Raises the exception of the rank that failed first."""
+    def run(self, work: Sequence[Callable[[], T]]) -> list[T]:
+        """Call what each rank does, all at once. Raises the exception of the rank that failed first."""
 
-        def guarded(rank: int) -> T:
+        def guarded(call: Callable[[], T]) -> T:
             try:
-                return work(rank)
+                return call()
             except BaseException:
                 self._barrier.abort()  # the others would wait for it
                 raise
 
         with ThreadPoolExecutor(len(self.shards)) as pool:
-            futures = [pool.submit(guarded, rank) for rank in range(len(self.shards))]
+            futures = [pool.submit(guarded, call) for call in work]
         errors = [error for future in futures if (error := future.exception()) is not None]
         if errors:
             raise next((error for error in errors if not isinstance(error, BrokenBarrierError)), errors[0])

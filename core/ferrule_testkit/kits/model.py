@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -14,11 +14,13 @@ import torch
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext, Model
+from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, Embeds, StepPlan, TokenSampling
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
+from ferrule_testkit.ranks import Exchange
 
 _BLOCK = 4
 _LENGTH = 64
@@ -183,6 +185,17 @@ class ModelKit(Kit):
             got = self.runner(folder).run([ids], [[1] * 40])[0]
             self._equal(wanted, torch.stack(got), f"transformers with the checkpoint {folder.name}")
 
+    def test_ranks_compute_what_one_does(self) -> None:
+        """A model in two parts, with what they exchange, gives the logits of the whole, in each of them."""
+        for folder in self.folders():
+            prompts, cuts = [_prompt(10, 14), _prompt(11, 3)], [[12, 1, 1], [3]]
+            wanted = self.runner(folder).run(prompts, cuts)
+            exchange = Exchange(2)
+            runners = [self.runner(folder, shard=shard) for shard in exchange.shards]
+            for found in exchange.run([partial(runner.run, prompts, cuts) for runner in runners]):
+                for number in range(2):
+                    self._equal(wanted[number][-1], found[number][-1], f"request {number} in two ranks")
+
     def test_embeddings_take_the_place_of_ids(self) -> None:
         """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
         if not self.hugging_face:
@@ -217,16 +230,20 @@ class ModelKit(Kit):
             write(folder)
             yield folder
 
-    def model(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Model:
-        model = self._empty(folder)
+    def model(
+        self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None, shard: Shard = WHOLE
+    ) -> Model:
+        model = self._empty(folder, shard)
         with torch.no_grad():
             model.load_weights(iter(_tensors(folder) if tensors is None else tensors))
         return model
 
-    def runner(self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None) -> Runner:
-        return Runner(self.model(folder, tensors), int(checkpoint.read(folder)["vocab_size"]))
+    def runner(
+        self, folder: Path, tensors: Sequence[tuple[str, torch.Tensor]] | None = None, shard: Shard = WHOLE
+    ) -> Runner:
+        return Runner(self.model(folder, tensors, shard), int(checkpoint.read(folder)["vocab_size"]))
 
-    def _empty(self, folder: Path) -> Model:
+    def _empty(self, folder: Path, shard: Shard = WHOLE) -> Model:
         context = BuildContext(
             config=checkpoint.completed(checkpoint.read(folder), self.plugin.config_names, self.plugin.config_defaults),
             dtype=torch.float32,
@@ -234,6 +251,7 @@ class ModelKit(Kit):
             block_size=_BLOCK,
             max_model_len=_LENGTH,
             folder=folder,
+            shard=shard,
         )
         model: Model = self.new(context)
         return model

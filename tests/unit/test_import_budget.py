@@ -42,7 +42,7 @@ from ferrule_contrib import tiny
 plugins = discover()
 parallel = ParallelConfig(distributed_executor_backend="simulated")
 config = resolve(Config(model=ModelConfig(model=str(tiny.path())), parallel=parallel))
-build_engine(config, plugins, QueueChannel(print), open_executor(config, plugins))
+build_engine(config, plugins, QueueChannel(print), open_executor(config, plugins), cache_root=b"root")
 """
 
 

@@ -104,7 +104,7 @@ def crowded(running: int, waiting: int, policy: str, plugins: Plugins) -> tuple[
     config = configured(running)
     wire = Wire()
     config = replace(config, scheduler=replace(config.scheduler, scheduling_policy=policy))
-    engine = build_engine(config, plugins, wire, open_executor(config, plugins))
+    engine = build_engine(config, plugins, wire, open_executor(config, plugins), cache_root=b"root")
     for number in range(running + waiting):
         wire.post(Submit(request(number, PROMPT, 20_000)))
     while engine.loop.scheduler.stats().generation_tokens < running:
@@ -197,7 +197,7 @@ async def bench_frontend(streams: int, tokens: int, path: str, plugins: Plugins)
     """Stream `tokens` to each of `streams` ASGI calls, and divide the processor's time by all tokens."""
     config = configured(streams)
     wire = Wire()
-    engine = build_engine(config, plugins, wire, open_executor(config, plugins))
+    engine = build_engine(config, plugins, wire, open_executor(config, plugins), cache_root=b"root")
     client = Tap(Ready(engine.info, engine.num_blocks))
     service = build_service(config, plugins, client, Path(config.model.model))
     lifecycle = Lifecycle()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import os
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
@@ -51,13 +51,32 @@ def open_executor(config: Resolved, plugins: Plugins) -> Executor:
     return executor
 
 
-def build_engine(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
-    """Load the model, size the cache, and connect the loop to its clients. Raises StartupError."""
+def build_engine(
+    config: Resolved,
+    plugins: Plugins,
+    channel: Channel,
+    executor: Executor,
+    *,
+    cache_root: bytes,
+    clock: Callable[[], float] = time.monotonic,
+) -> Engine:
+    """Load the model, size the cache, and connect the loop to its clients. Raises StartupError.
+
+    Engines with the same `cache_root` give the same digests to the same blocks, so that they can be compared; nobody
+    outside may guess it. `clock` is the one that requests' arrivals are on.
+    """
     with naming_culprit(plugins):
-        return _built(config, plugins, channel, executor)
+        return _built(config, plugins, channel, executor, cache_root, clock)
 
 
-def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Executor) -> Engine:
+def _built(
+    config: Resolved,
+    plugins: Plugins,
+    channel: Channel,
+    executor: Executor,
+    cache_root: bytes,
+    clock: Callable[[], float],
+) -> Engine:
     if config.load.verify_weights:
         verify(Path(config.model.model))
     policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
@@ -65,14 +84,14 @@ def _built(config: Resolved, plugins: Plugins, channel: Channel, executor: Execu
     try:
         info, num_blocks = sized(config, info)
         executor.init_cache(num_blocks)
-        limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=os.urandom(32))
+        limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=cache_root)
         scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
         _tell_of_order(config, scheduler)
         loop = EngineLoop(
             scheduler,
             executor,
             channel,
-            time.monotonic,
+            clock,
             sleep_mode=config.model.enable_sleep_mode,
             debug=config.observability.debug,
         )

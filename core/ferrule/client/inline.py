@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import threading
 from collections.abc import Callable
 
@@ -48,7 +49,7 @@ class InlineClient(DemuxClient):
             executor = open_executor(config, plugins)
             if not self.board.wait_checked(self._stop):
                 return
-            engine = build_engine(config, plugins, self._channel, executor)
+            engine = build_engine(config, plugins, self._channel, executor, cache_root=os.urandom(32))
         except Exception as error:  # wait_ready raises it
             self.startup_error = error
             self._hand_over(lambda: self.die("The engine did not start."))

@@ -57,12 +57,12 @@ HASHERS: dict[str, Callable[[], Hasher]] = {
 quicker than SHA-256, and do not protect against made-up collisions."""
 
 
-def root_digest(boot: bytes, *scope: str | None) -> bytes:
-    """The parent of a first block. `boot` is random per start, so that no digest can be computed outside.
+def root_digest(root: bytes, *scope: str | None) -> bytes:
+    """The parent of a first block. `root` is random, so that no digest can be computed outside.
 
     Each part of `scope` is written with its length, and None differs from the empty string: no two scopes agree.
     """
-    parts = [len(boot).to_bytes(4, "little"), boot]
+    parts = [len(root).to_bytes(4, "little"), root]
     for text in scope:
         data = b"" if text is None else text.encode("utf-8", "surrogatepass")
         parts += [b"\0" if text is None else b"\1", len(data).to_bytes(4, "little"), data]

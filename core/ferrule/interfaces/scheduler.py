@@ -43,7 +43,7 @@ class SchedulerLimits:
     targets: Targets = Targets()  # of requests that have none of their own
     prompt_border: PromptBorder | None = None
     num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
-    cache_root: bytes = b""  # random per start: digests of cached prefixes cannot be computed outside
+    cache_root: bytes = b""  # random, so that digests of cached prefixes cannot be computed outside
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -60,7 +60,7 @@ def run_engine(boot: Boot) -> int:
     board.wait_checked(stopping)
     try:
         loading.set()
-        engine = build_engine(boot.config, boot.plugins, socket, executor)
+        engine = build_engine(boot.config, boot.plugins, socket, executor, cache_root=boot.cache_root)
         serving.set()
     except _Stopped:
         return 0

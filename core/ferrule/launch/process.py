@@ -38,6 +38,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     listen_fd: int = -1  # the HTTP socket, already bound
     door_fd: int = -1  # where connections come from, if the launcher accepts them
     alive_fd: int = -1  # engine: its end of the lifeline
+    cache_root: bytes = b""  # engine: random per start, and the same for all engines
 
     @property
     def inherited(self) -> tuple[int, ...]:

@@ -76,8 +76,9 @@ def process_table(
     """What will run. API processes share one listening socket or have one each, and have one of the door's each, if
     there is a door."""
     path = str(run_dir / "engine-0.sock")
-    engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path)
-    api = replace(engine, role="api")
+    root = os.urandom(32)
+    engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path, cache_root=root)
+    api = replace(engine, role="api", cache_root=b"")
     return [engine] + [
         replace(
             api,

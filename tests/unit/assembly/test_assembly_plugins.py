@@ -104,7 +104,7 @@ CHOSEN: dict[str, Any] = {
 
 
 def started(config: Resolved, plugins: Plugins, channel: QueueChannel) -> Engine:
-    return build_engine(config, plugins, channel, open_executor(config, plugins))
+    return build_engine(config, plugins, channel, open_executor(config, plugins), cache_root=b"root")
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_an_llm_does_not_begin_to_load(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_batch_does_not_begin_to_load(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def build(*given: Any) -> None:
+    def build(*given: Any, **more: Any) -> None:
         raise AssertionError("the engine was started")
 
     monkeypatch.setattr(inline, "build_engine", build)
@@ -131,7 +131,7 @@ def test_an_engine_that_is_stopped_while_it_imports_ends_at_once(
 def test_an_engine_in_this_process_waits_too(monkeypatch: pytest.MonkeyPatch) -> None:
     began = threading.Event()
 
-    def build(*given: Any) -> None:
+    def build(*given: Any, **more: Any) -> None:
         began.set()
         raise ConfigError("it may load")
 

@@ -381,7 +381,7 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
                 ended.extend([delta.id] if delta.finish is not None else [])
 
     plugins = discover()
-    engine = build_engine(config, plugins, Client(), open_executor(config, plugins))
+    engine = build_engine(config, plugins, Client(), open_executor(config, plugins), cache_root=b"root")
     try:
         assert engine.loop.scheduler.limits.depth == depth
         engine.loop.run(lambda: len(ended) == len(prompts))

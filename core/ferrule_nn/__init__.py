@@ -13,7 +13,7 @@ from ferrule_nn.decoder import (
     sliding_layers,
 )
 from ferrule_nn.delta import DeltaSpec, GatedDelta
-from ferrule_nn.division import ROWS, UNDIVIDED, Division, Shared, Split, inputs, outputs
+from ferrule_nn.division import ROWS, UNDIVIDED, Division, Section, Shared, Split, inputs, outputs
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
 from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu, division_of
@@ -67,6 +67,7 @@ __all__ = [
     "Router",
     "Routing",
     "SandwichLayer",
+    "Section",
     "Shared",
     "Split",
     "TwoNormParallelLayer",

@@ -10,13 +10,14 @@ b (v - Sᵀk) of all tokens of a part are the solution of one triangular system,
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateSpec
 from ferrule_nn import ops
+from ferrule_nn.division import Section, inputs, outputs
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.rope import Rotation
 from ferrule_nn.states import GatedRMSNorm, Outcome, ShortConv, StateLayer, run_rows, wide_parameter
@@ -56,20 +57,26 @@ class GatedDelta(StateLayer):
     """x → out(norm(delta(conv(q, k, v)), z)). State: [value heads, key_dim, value_dim] float32."""
 
     def __init__(self, name: str, spec: DeltaSpec) -> None:
-        super().__init__(name, StateSpec((spec.num_value_heads, spec.key_dim, spec.value_dim), torch.float32))
-        self.spec = spec
         hidden, mixed, heads = spec.hidden_size, 2 * spec.keys + spec.values, spec.num_value_heads
+        units = spec.num_key_heads  # each with its value heads
+        keys, values = Section(spec.keys, units), Section(spec.values, units)
+        rates = wide_parameter(heads, division=outputs(units).of(heads))
+        super().__init__(name, StateSpec((len(rates), spec.key_dim, spec.value_dim), torch.float32))
         if spec.interleaved:
-            self.in_proj_qkvz = Linear(hidden, mixed + spec.values)
-            self.in_proj_ba = Linear(hidden, 2 * heads)
+            self.in_proj_qkvz = Linear(hidden, mixed + spec.values, split=outputs(units))
+            self.in_proj_ba = Linear(hidden, 2 * heads, split=outputs(units))
         else:
-            self.in_proj_qkvz = MergedLinear(hidden, {"in_proj_qkv": mixed, "in_proj_z": spec.values})
-            self.in_proj_ba = MergedLinear(hidden, {"in_proj_b": heads, "in_proj_a": heads})
-        self.conv1d = ShortConv(f"{name}.conv", mixed, spec.kernel, bias=False, act=spec.act)
-        self.A_log = wide_parameter(heads)
-        self.dt_bias = wide_parameter(heads)
-        self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False, repeats=heads)
-        self.out_proj = Linear(spec.values, hidden)
+            split = outputs(keys, keys, values, values)
+            self.in_proj_qkvz = MergedLinear(hidden, {"in_proj_qkv": mixed, "in_proj_z": spec.values}, split=split)
+            split = outputs(units, units)
+            self.in_proj_ba = MergedLinear(hidden, {"in_proj_b": heads, "in_proj_a": heads}, split=split)
+        split = outputs(keys, keys, values)
+        self.conv1d = ShortConv(f"{name}.conv", mixed, spec.kernel, bias=False, act=spec.act, split=split)
+        self.A_log = rates
+        self.dt_bias = wide_parameter(heads, division=outputs(units).of(heads))
+        self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False, repeats=len(rates))
+        self.out_proj = Linear(spec.values, hidden, split=inputs(units))
+        self.spec = replace(spec, num_key_heads=units * len(rates) // heads, num_value_heads=len(rates))  # this rank's
         self._fused: ops.Delta | None = None
 
     def pack(self) -> None:

@@ -10,7 +10,7 @@ without one is whole in each rank.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -23,6 +23,7 @@ from ferrule.interfaces.ranks import WHOLE, Shard
 
 OUTPUTS, INPUTS = 0, 1  # dimensions of a weight
 PADDED_TO = 64  # rows of a table
+ALL = slice(None)
 
 _shard: ContextVar[Shard] = ContextVar("shard", default=WHOLE)
 
@@ -82,15 +83,15 @@ class Division:
         return [self.rows] if self.rows and ranks == 1 else [section.share(ranks) for section in self.sections]
 
     def part(
-        self, whole: torch.Tensor, rank: int, ranks: int, *, axis: int | None = None, section: int | None = None
+        self, whole: torch.Tensor, rank: int, ranks: int, *, axis: int | None = None, among: slice = ALL
     ) -> torch.Tensor:
         """Return what one of `ranks` ranks has: a view of `whole` where that is one piece of it.
 
         `whole` may have several entries in one, such as a scale for a group of inputs, along its own dimension `axis`;
-        or it has those of one `section` alone. Raises ConfigError where it cannot be divided.
+        or it has those `among` the sections alone. Raises ConfigError where it cannot be divided.
         """
         axis = self.axis if axis is None else axis
-        sections = self.sections if section is None else self.sections[section : section + 1]
+        sections = self.sections[among]
         if not sections or ranks == 1 and not self.rows:
             return whole
         size = sum(each.size for each in sections)
@@ -104,6 +105,17 @@ class Division:
             parts.append(_narrowed(whole, axis, first * entries // size, share * entries // size))
             start += each.size
         return torch.cat(parts, dim=axis) if len(parts) > 1 else parts[0]
+
+    def of_projections(self, sizes: Iterable[int]) -> list[slice]:
+        """Return which of the sections each of several projections of these sizes has."""
+        found, index = [], 0
+        for size in sizes:
+            first = index
+            while size > 0:
+                size -= self.sections[index].size
+                index += 1
+            found.append(slice(first, index))
+        return found
 
     def whole(self, name: str, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """Return the parameter that the parts of all ranks make. Raises CheckpointError, naming it."""
@@ -166,11 +178,11 @@ class Shared:
 class Split:
     """The dimension that ranks divide, and for each projection of the layer how many units there are to divide.
 
-    For a single size there may be several units: it is of so many equal sections.
+    For a single size there may be several units: it is of so many equal sections. Sections of other sizes are stated.
     """
 
     axis: int
-    units: tuple[int | Shared, ...] = ()
+    units: tuple[int | Shared | Section, ...] = ()
     table: bool = False
 
     def of(self, *sizes: int) -> Division:
@@ -179,19 +191,18 @@ class Split:
             padded = -(-sizes[0] // PADDED_TO) * PADDED_TO
             return Division(self.axis, (Section(padded),), sizes[0])
         units = self.units or (0,) * len(sizes)
-        if len(sizes) == 1:
-            sizes = (sizes[0] // len(units),) * len(units)
-        pairs = zip(sizes, units, strict=True)
-        return Division(
-            self.axis,
-            tuple(
-                Section(size, unit.units, True) if isinstance(unit, Shared) else Section(size, unit)
-                for size, unit in pairs
-            ),
-        )
+        if len(sizes) < len(units):
+            sizes = (sum(sizes) // len(units),) * len(units)
+        return Division(self.axis, tuple(map(_section, sizes, units)))
 
 
-def outputs(*units: int | Shared) -> Split:
+def _section(size: int, unit: int | Shared | Section) -> Section:
+    if isinstance(unit, Section):
+        return unit
+    return Section(size, unit.units, True) if isinstance(unit, Shared) else Section(size, unit)
+
+
+def outputs(*units: int | Shared | Section) -> Split:
     """Divide a layer by its outputs, each projection by itself; no unit is cut, and 0 is for single outputs."""
     return Split(OUTPUTS, units)
 

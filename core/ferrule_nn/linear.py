@@ -17,7 +17,7 @@ from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
-from ferrule_nn.division import INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
+from ferrule_nn.division import ALL, INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
 from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
 
 
@@ -141,7 +141,10 @@ class Linear(nn.Module):
             return division
         division = split.of(*self.projections.values() or (out_features,))
         shares = division.shares(self.shard.size)
-        self.projections = dict(zip(self.projections, shares, strict=False))
+        self.sections = division.of_projections(self.projections.values())
+        self.projections = {
+            name: sum(shares[among]) for name, among in zip(self.projections, self.sections, strict=True)
+        }
         self.out_features = sum(shares)
         return division
 
@@ -174,7 +177,7 @@ class Linear(nn.Module):
             )
 
     def part(
-        self, own: str, parameter: torch.Tensor, view: torch.Tensor, whole: torch.Tensor, section: int | None
+        self, own: str, parameter: torch.Tensor, view: torch.Tensor, whole: torch.Tensor, projection: int | None
     ) -> torch.Tensor:
         """Return what this rank has of a checkpoint's tensor for the parameter `own`, or for one projection of it.
 
@@ -188,12 +191,12 @@ class Linear(nn.Module):
         if division.axis == INPUTS:
             if own == "bias":
                 return torch.zeros_like(whole) if shard.rank else whole
-            axes, section = [axis for axis in range(whole.dim()) if axis != rows], None
+            axes, among = [axis for axis in range(whole.dim()) if axis != rows], ALL
         else:
-            axes = [rows] if rows < whole.dim() else []
+            axes, among = [rows][: whole.dim() - rows], ALL if projection is None else self.sections[projection]
         for axis in axes:
             if not (stored and whole.shape[axis] in (1, view.shape[axis])):  # one for all, or not divided
-                whole = division.part(whole, shard.rank, shard.size, axis=axis, section=section)
+                whole = division.part(whole, shard.rank, shard.size, axis=axis, among=among)
         return whole
 
     def materialize(self, name: str) -> nn.Parameter:

@@ -28,12 +28,12 @@ _BESIDE = re.compile(r"\.weight\.(absmax|quant_map|nested_absmax|nested_quant_ma
 
 @dataclass(frozen=True)
 class _Target:
-    """Rows [start, stop) of a parameter, those of its layer's projection `section`; all of it when `stop` is 0."""
+    """Rows [start, stop) of a parameter, those of its layer's `projection`; all of it when `stop` is 0."""
 
     parameter: str
     start: int = 0
     stop: int = 0
-    section: int | None = None
+    projection: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -195,9 +195,9 @@ def _targets(module: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) ->
         paths = [f"{parent}.{projection}" if parent else projection for projection in child.projections]
         dropped.update(f"{each}.{name}" for each in (path, *paths) for name in child.ignored_tensors)
         start = 0
-        for section, (each, (projection, rows)) in enumerate(zip(paths, child.projections.items(), strict=True)):
+        for index, (each, (projection, rows)) in enumerate(zip(paths, child.projections.items(), strict=True)):
             for suffix, _ in child.named_parameters(recurse=False):
-                targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows, section)
+                targets[f"{each}.{suffix}"] = _Target(f"{path}.{suffix}", start, start + rows, index)
             part = getattr(child, projection, None)  # a layer of its own within the merged one
             if isinstance(part, Linear):
                 dropped.update(f"{each}.{name}" for name in part.ignored_tensors)
@@ -276,7 +276,7 @@ def _part(
     """What this rank has of a checkpoint's tensor for `view`. Raises CheckpointError where it cannot be divided."""
     try:
         if isinstance(layer, Linear):
-            return layer.part(target.parameter.rpartition(".")[2], parameter, view, tensor, target.section)
+            return layer.part(target.parameter.rpartition(".")[2], parameter, view, tensor, target.projection)
         return parameter.part(tensor) if isinstance(parameter, DividedParameter) else tensor
     except ConfigError as error:
         raise CheckpointError(f"{target.parameter}: {error.message}", error.hint) from None

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from ferrule.interfaces.model import ForwardContext, StateSpec
 from ferrule_nn.configuration import first, need
+from ferrule_nn.division import inputs, outputs
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
 from ferrule_nn.rope import Rotation
@@ -55,21 +56,24 @@ class MambaSpec:
 class MambaMixer(StateLayer):
     """x → out(scan(conv(h)) * silu(z)) with (h, z) = in(x). State: [inner, state_size] float32.
 
+    Ranks divide the inner channels.
+
     Parameters have the names of published checkpoints: in_proj, conv1d, x_proj, dt_proj, A_log, D, out_proj, and
     dt_layernorm, b_layernorm, c_layernorm where `norm` makes norms with weights.
     """
 
     def __init__(self, name: str, spec: MambaSpec) -> None:
-        super().__init__(name, StateSpec((spec.inner_size, spec.state_size), torch.float32))
-        self.spec = spec
         inner, states, rank = spec.inner_size, spec.state_size, spec.rank
-        self.in_proj = Linear(spec.hidden_size, 2 * inner, spec.bias)
-        self.conv1d = ShortConv(f"{name}.conv", inner, spec.kernel, spec.conv_bias, spec.act)
-        self.x_proj = Linear(inner, rank + 2 * states)
-        self.dt_proj = Linear(rank, inner, bias=True)
-        self.A_log = wide_parameter(inner, states)
-        self.D = parameter(inner)
-        self.out_proj = Linear(inner, spec.hidden_size, spec.bias)
+        rates = wide_parameter(inner, states, division=outputs().of(inner))
+        super().__init__(name, StateSpec((len(rates), states), torch.float32))
+        self.spec = spec
+        self.in_proj = Linear(spec.hidden_size, 2 * inner, spec.bias, split=outputs(0, 0))
+        self.conv1d = ShortConv(f"{name}.conv", inner, spec.kernel, spec.conv_bias, spec.act, outputs())
+        self.x_proj = Linear(inner, rank + 2 * states, split=inputs())
+        self.dt_proj = Linear(rank, inner, bias=True, split=outputs())
+        self.A_log = rates
+        self.D = parameter(inner, division=outputs().of(inner))
+        self.out_proj = Linear(inner, spec.hidden_size, spec.bias, split=inputs())
         make = spec.norm or nn.Identity
         self.dt_layernorm, self.b_layernorm, self.c_layernorm = make(rank), make(states), make(states)
 

@@ -13,6 +13,7 @@ from torch.nn import functional as F
 from ferrule.interfaces.model import ForwardContext, StateSpec
 from ferrule_nn import ops
 from ferrule_nn.configuration import first, need, number
+from ferrule_nn.division import Section, inputs, outputs
 from ferrule_nn.linear import Linear
 from ferrule_nn.rope import Rotation
 from ferrule_nn.states import GatedRMSNorm, Outcome, ShortConv, StateLayer, run_rows, wide_parameter
@@ -80,6 +81,13 @@ class Mamba2Spec:
         shared = self.groups * self.state_size
         return [self.inner_size, self.inner_size, shared, shared, self.num_heads]
 
+    @property
+    def sections(self) -> list[Section]:
+        """How ranks divide these parts: by heads, or by groups, which several ranks may share."""
+        heads = [Section(size, self.num_heads) for size in self.parts]
+        shared = [Section(size, self.groups, True) for size in self.parts[2:4]]
+        return [*heads[:2], *shared, heads[4]]
+
 
 class Mamba2Mixer(StateLayer):
     """x → out(norm(scan(conv(h, B, C)), z)). State: [heads, head_dim, state_size] float32.
@@ -88,16 +96,22 @@ class Mamba2Mixer(StateLayer):
     """
 
     def __init__(self, name: str, spec: Mamba2Spec) -> None:
-        super().__init__(name, StateSpec((spec.num_heads, spec.head_dim, spec.state_size), torch.float32))
-        self.spec = spec
-        inner = spec.inner_size
-        self.in_proj = Linear(spec.hidden_size, sum(spec.parts), spec.bias)
-        self.conv1d = ShortConv(f"{name}.conv", sum(spec.parts[1:4]), spec.kernel, spec.conv_bias, spec.act)
-        self.A_log = wide_parameter(spec.num_heads)
-        self.D = wide_parameter(spec.num_heads)
-        self.dt_bias = wide_parameter(spec.num_heads)
-        self.norm = GatedRMSNorm(inner, spec.groups, spec.norm_eps, spec.gate_first) if spec.gated_norm else None
-        self.out_proj = Linear(inner, spec.hidden_size, spec.out_bias)
+        inner, heads = spec.inner_size, outputs().of(spec.num_heads)
+        sections = spec.sections
+        rates = wide_parameter(spec.num_heads, division=heads)
+        super().__init__(name, StateSpec((len(rates), spec.head_dim, spec.state_size), torch.float32))
+        self.in_proj = Linear(spec.hidden_size, sum(spec.parts), spec.bias, split=outputs(*sections))
+        channels, split = sum(spec.parts[1:4]), outputs(*sections[1:4])
+        self.conv1d = ShortConv(f"{name}.conv", channels, spec.kernel, spec.conv_bias, spec.act, split)
+        self.A_log = rates
+        self.D = wide_parameter(spec.num_heads, division=heads)
+        self.dt_bias = wide_parameter(spec.num_heads, division=heads)
+        split, self.norm = outputs(spec.num_heads), None
+        if spec.gated_norm:
+            self.norm = GatedRMSNorm(inner, spec.groups, spec.norm_eps, spec.gate_first, split=split)
+        self.out_proj = Linear(inner, spec.hidden_size, spec.out_bias, split=inputs(spec.num_heads))
+        shares = [section.share(self.in_proj.shard.size) for section in sections]
+        self.spec = replace(spec, num_heads=shares[4], groups=shares[2] // spec.state_size)  # of this rank's heads
         self._fused: ops.Selective | None = None
 
     def pack(self) -> None:

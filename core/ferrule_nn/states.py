@@ -14,9 +14,11 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ferrule.errors import ConfigError
 from ferrule.interfaces.model import ForwardContext, StateRows, StateSpec
+from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
-from ferrule_nn.division import Division
+from ferrule_nn.division import Division, Split, current_shard
 from ferrule_nn.mlp import activation
 from ferrule_nn.parameters import parameter
 
@@ -75,13 +77,24 @@ class ShortConv(StateLayer):
     """A causal convolution over the last `kernel` tokens, for each channel alone: x [tokens, channels] to the same.
 
     The state is the last kernel - 1 inputs, the oldest first. `weight` is [channels, 1, kernel], as in checkpoints.
+    Ranks may `split` the channels.
     """
 
-    def __init__(self, name: str, channels: int, kernel: int, bias: bool = True, act: str | None = "silu") -> None:
-        super().__init__(name, StateSpec((kernel - 1, channels)))
+    def __init__(
+        self,
+        name: str,
+        channels: int,
+        kernel: int,
+        bias: bool = True,
+        act: str | None = "silu",
+        split: Split | None = None,
+    ) -> None:
+        division = None if split is None else split.of(channels)
+        weight = parameter(channels, 1, kernel, division=division)
+        super().__init__(name, StateSpec((kernel - 1, len(weight))))
         self.kernel = kernel
-        self.weight = parameter(channels, 1, kernel)
-        self.bias = parameter(channels) if bias else None
+        self.weight = weight
+        self.bias = parameter(channels, division=division) if bias else None
         self.act = activation(act) if act else None
         self._silu = act in ("silu", "swish")
         self._fused: ops.Convolution | None = None
@@ -122,21 +135,34 @@ class GatedRMSNorm(nn.Module):
 
     x float32 and z are [tokens, size]; it computes in float32 and returns z's type. There are `groups` equal parts with
     a weight each, or with `repeats` as many as the rows have, all with the same.
+
+    With a `split` ranks have some of the parts each, or of a single one a share: its mean is that of all ranks.
     """
 
     def __init__(
-        self, size: int, groups: int = 1, eps: float = 1e-5, gate_first: bool = True, repeats: int = 0
+        self,
+        size: int,
+        groups: int = 1,
+        eps: float = 1e-5,
+        gate_first: bool = True,
+        repeats: int = 0,
+        split: Split | None = None,
     ) -> None:
         super().__init__()
-        self.groups = repeats or groups
+        shard = WHOLE if split is None else current_shard()
+        if groups > 1 and groups % shard.size:
+            raise ConfigError(f"{groups} norms cannot be divided among {shard.size} ranks.")
+        self.spread = shard if groups % shard.size else None  # the ranks that have a part together
+        self.groups = repeats or max(1, groups // shard.size)
         self.eps = eps
         self.gate_first = gate_first
         self.repeats = bool(repeats)
-        self.weight = parameter(size)
+        self.weight = parameter(size, division=None if split is None else split.of(size))
         self._fused: ops.GatedNorm | None = None
 
     def pack(self) -> None:
-        self._fused = ops.gated_norm(self.weight, self.groups, self.repeats, self.eps, self.gate_first)
+        if self.spread is None:
+            self._fused = ops.gated_norm(self.weight, self.groups, self.repeats, self.eps, self.gate_first)
 
     def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         if self._fused is not None and self._fused.accepts(x, z):
@@ -144,7 +170,10 @@ class GatedRMSNorm(nn.Module):
         gate = F.silu(z.float())
         x = x.float() * gate if self.gate_first else x.float()
         parts = x.view(*x.shape[:-1], self.groups, -1)
-        parts = parts * torch.rsqrt(parts.square().mean(-1, keepdim=True) + self.eps)
+        squares = parts.square().mean(-1, keepdim=True)
+        if self.spread is not None:
+            squares = self.spread.collectives.all_reduce(squares) / self.spread.size
+        parts = parts * torch.rsqrt(squares + self.eps)
         weight = self.weight.float()
         y = (parts * (weight if self.repeats else weight.view(self.groups, -1))).flatten(-2)
         return (y if self.gate_first else y * gate).to(z.dtype)

@@ -8,7 +8,20 @@ import torch
 from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext
-from ferrule_nn import Attention, Decoder, DecoderSpec, Linear, Naming, RMSNorm, Rotation, ShortConv, first, need
+from ferrule_nn import (
+    Attention,
+    Decoder,
+    DecoderSpec,
+    Linear,
+    Naming,
+    RMSNorm,
+    Rotation,
+    ShortConv,
+    first,
+    inputs,
+    need,
+    outputs,
+)
 
 
 class GatedConv(nn.Module):
@@ -16,9 +29,9 @@ class GatedConv(nn.Module):
 
     def __init__(self, name: str, size: int, kernel: int, bias: bool) -> None:
         super().__init__()
-        self.in_proj = Linear(size, 3 * size, bias)
-        self.conv = ShortConv(name, size, kernel, bias, act=None)
-        self.out_proj = Linear(size, size, bias)
+        self.in_proj = Linear(size, 3 * size, bias, split=outputs(0, 0, 0))
+        self.conv = ShortConv(name, size, kernel, bias, act=None, split=outputs())
+        self.out_proj = Linear(size, size, bias, split=inputs())
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         b, c, h = self.in_proj(x).chunk(3, dim=-1)

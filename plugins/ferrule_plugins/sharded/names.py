@@ -15,7 +15,18 @@ import torch
 from torch import nn
 
 from ferrule.errors import CheckpointError
-from ferrule_nn import UNDIVIDED, Division, Embedding, Head, MergedLinear, Naming, division_of
+from ferrule_nn import (
+    MLP,
+    UNDIVIDED,
+    Attention,
+    Division,
+    Embedding,
+    GatedMLP,
+    Head,
+    MergedLinear,
+    Naming,
+    division_of,
+)
 
 CACHE_SCALES = ("_q_scale", "_k_scale", "_v_scale", "_prob_scale")
 STACKED = {"gate_up_proj": "w13", "down_proj": "w2"}
@@ -25,12 +36,15 @@ _CACHE_SCALE = re.compile(r"(?P<attention>.*\.attn)\._(?P<what>q|k|v|prob)_scale
 
 
 def division(modules: Mapping[str, nn.Module], name: str) -> Division | None:
-    """Return how the parameter `name` of a model is divided; None where its layer does not say.
+    """Return how the parameter `name` is divided; None where its layer does not say, or vLLM may do it in another way.
 
     `modules` are those of the model by their names.
     """
     path, _, own = name.rpartition(".")
-    return division_of(modules[path], own)
+    layer, block = modules[path], modules.get(path.rpartition(".")[0])
+    found = division_of(layer, own)
+    usual = isinstance(layer, Embedding | Head) or isinstance(block, Attention | GatedMLP | MLP)
+    return found if usual or found == UNDIVIDED else None
 
 
 class WorkerState:

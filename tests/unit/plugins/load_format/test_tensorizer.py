@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule_nn import Embedding, Naming
+from ferrule_nn import ROWS, Embedding, Naming
 from ferrule_plugins.load_format.tensorizer import Tensorizer
 from ferrule_plugins.tensorizer import layout
 from ferrule_plugins.tensorizer.read import Reading, read_tensors
@@ -99,7 +99,7 @@ class Embedded(torch.nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.embed_tokens = Embedding(70, 4)
+        self.embed_tokens = Embedding(70, 4, split=ROWS)
 
 
 def test_a_file_of_vllms_worker(tmp_path):

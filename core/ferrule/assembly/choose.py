@@ -48,6 +48,7 @@ class Choice:
     architecture: str  # of the checkpoint
     implementation: str  # name of the model plugin
     model: Callable[[BuildContext], Model]
+    any_architecture: bool  # as the model plugin says
     model_names: Mapping[str, str]  # its own names of common keys
     quantization: str | None
     method: QuantizationMethod | None
@@ -59,10 +60,10 @@ class Choice:
     def unread(self) -> str:
         """A sentence on keys of config.json that the model has not asked for; empty where there are none.
 
-        Complete once the model has its weights. Of the library's classes it is not known what they read.
+        Complete once the model has its weights. Of a model for any architecture it is not known what it reads.
         """
         config = self.context.config
-        if self.implementation == "transformers" or not isinstance(config, Watched) or not config.unread:
+        if self.any_architecture or not isinstance(config, Watched) or not config.unread:
             return ""
         return f"{config.file}: nothing reads {', '.join(map(repr, config.unread))}"
 
@@ -102,8 +103,7 @@ class Chooser:
 
     def device(self, config: Resolved) -> Device:
         wanted = None if config.device.device == "auto" else config.device.device
-        names = self._plugins.defaults("platform")
-        order = sorted(names, key=lambda name: name == "cpu")  # every machine has a CPU: it is the last choice
+        order = self._plugins.defaults("platform")
         name = self.choose("platform", "--device", wanted, order, lambda cls: cls.refuses())
         platform: Platform = self._plugins.make("platform", name)
         if not self._plugins.is_builtin("platform", name):
@@ -117,9 +117,9 @@ class Chooser:
         folder = Path(config.model.model)
         stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
         architecture, name = self._implementation(config, stated)
-        for note in getattr(stated, "notes", ()) if name != "transformers" else ():  # that library may read them
-            _log.warning("%s: %s", stated.file, note)
         model: type[Model] = self._plugins.load("model", name)
+        for note in getattr(stated, "notes", ()) if not model.any_architecture else ():  # that one may read them
+            _log.warning("%s: %s", stated.file, note)
         checkpoint = checkpoints.completed(stated, model.config_names, model.config_defaults)
         checkpoints.check_sizes(checkpoint, model.config_names)
         context = BuildContext(
@@ -140,6 +140,7 @@ class Chooser:
             architecture=architecture,
             implementation=name,
             model_names=model.config_names,
+            any_architecture=model.any_architecture,
             model=model,  # `build` says what a constructor could not do with config.json
             quantization=quantization,
             method=method,
@@ -187,14 +188,17 @@ class Chooser:
         known = self._plugins.names("model")
         native = next((name for name in named if name in known), None)
         wanted = config.model.model_impl
-        if native is None and wanted in ("native", "vllm"):
+        if wanted not in ("auto", "native", "vllm"):
+            return named[0], wanted
+        if native is not None:
+            return native, native
+        general = (name for name in known if self._plugins.stated("model", name, "any_architecture"))
+        chosen = next(general, None) if wanted == "auto" else None
+        if chosen is None:
             hint = nearest(named[0], known)
             raise ConfigError(f"--model-impl {wanted}: there is no native implementation of {', '.join(named)}.{hint}")
-        if native is not None and wanted != "transformers":
-            return native, native
-        if wanted == "auto":
-            self.notes.append(f"model {named[0]} has no native implementation: transformers runs it")
-        return named[0], "transformers"
+        self.notes.append(f"model {named[0]} has no native implementation: {chosen} runs it")
+        return named[0], chosen
 
     def _quantization(
         self, config: Resolved, context: BuildContext, device: Device

@@ -15,7 +15,7 @@ _EXACT = ("hidden_size", "n_embd")
 _WIDTHS = ("vocab_size", "intermediate_size", "ffn_dim", "n_inner", "moe_intermediate_size")
 _HEADS = ("num_attention_heads", "n_head", "head_dim")
 _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
-_PASSES = 64  # through the same layers, which some classes of transformers count as layers
+_PASSES = 64  # through the same layers, which some classes of libraries count as layers
 
 
 def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
@@ -38,7 +38,7 @@ def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
     file = getattr(stated, "file", Path("config.json"))
     names = mistral_params.NAMES if file.name == mistral_params.FILE else choice.model_names
     own = {common: name for name, common in names.items() if stated.get(name) is not None}
-    passes = _PASSES if choice.implementation == "transformers" else 1
+    passes = _PASSES if choice.any_architecture else 1
     for key, what in _contradictions(stated, shapes, passes):
         raise CheckpointError(
             f"{file}: {own.get(key, key)!r} is {stated[key]}, but the weights in {context.folder} have {what}.",

@@ -222,7 +222,7 @@ def rehearse_fill(model: Model, choice: Choice, source: WeightSource, *, builtin
     """
     context = choice.context
     shapes = source.shapes(context.folder, choice.load_options)
-    if not shapes or choice.method is not None or not builtin or choice.implementation == "transformers":
+    if not shapes or choice.method is not None or not builtin or choice.any_architecture:
         return
     tensors = ((name, torch.empty(shape, dtype=context.dtype, device="meta")) for name, shape in shapes.items())
     filled = model.load_weights((name, tensor) for name, tensor in tensors if not choice.cache_scales.takes(name))

@@ -306,7 +306,7 @@ class DeviceConfig:
 
     device: str = opt(
         "auto",
-        "Platform plugin; auto takes the first that does not refuse, cpu last.",
+        "Platform plugin; auto takes the first that does not refuse, the CPU last.",
         kind="platform",
         lower=True,
         common=True,

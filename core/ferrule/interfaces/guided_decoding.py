@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
@@ -74,8 +74,11 @@ class Grammar(ABC):
 class GrammarBackend(ABC):
     """A library that constrains output. One object per process and vocabulary; thread-safe.
 
-    `refuses` and `compile` run in the child, `load` and grammars in the engine's process.
+    `refuses` and `compile` run in the child, `load` and grammars in the engine's process. `auto` asks backends by their
+    `auto_order`, the lowest first; it is a literal of the class itself, because it is read without an import.
     """
+
+    auto_order: ClassVar[int] = 0
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         self.vocabulary = vocabulary

@@ -253,8 +253,13 @@ class Model(ABC):
     `num_attention_heads`), `config_defaults` common names to what a file means that does not have the key. What is read
     of the configuration, by the model and by others, has the common names too and the defaults; a key with null has no
     default.
+
+    A plugin with `any_architecture` is named for its implementation and not for an architecture: it takes the place of
+    native ones that there are not. It may read any part of the configuration. This is a literal of the class itself,
+    because it is read without an import.
     """
 
+    any_architecture: ClassVar[bool] = False
     config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     splits_prompts: bool = True  # False: a prompt is computed whole, in one step, because its tokens see later ones

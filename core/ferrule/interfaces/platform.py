@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ferrule.errors import RequestError
 
@@ -201,7 +201,13 @@ class Execution:
 
 
 class Platform(ABC):
-    """A device. `prepare` is called first, and what `memory` and `execution` return stays in use: it may keep state."""
+    """A device. `prepare` is called first, and what `memory` and `execution` return stays in use: it may keep state.
+
+    `--device auto` asks platforms by their `auto_order`, the lowest first; it is a literal of the class itself, because
+    it is read without an import.
+    """
+
+    auto_order: ClassVar[int] = 0
 
     @classmethod
     @abstractmethod

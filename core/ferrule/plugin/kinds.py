@@ -53,8 +53,9 @@ class Kind(Struct, frozen=True):
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
     that is about such kinds only switches on, and leaves plugins of other kinds alone. `used_in` is the component that
-    checks the chosen ones before weights are loaded: the one that uses them, or one of several. `earlier` has an entry
-    for each contract in READABLE in which the kind was another; without one, nothing changed.
+    checks the chosen ones before weights are loaded: the one that uses them, or one of several. `ordered`: classes may
+    state a literal `auto_order`, by which `auto` asks them, the lowest first; without one it is 0. `earlier` has an
+    entry for each contract in READABLE in which the kind was another; without one, nothing changed.
     """
 
     name: str
@@ -67,6 +68,7 @@ class Kind(Struct, frozen=True):
     unnamed: str = ""  # what becomes of such a plugin when no option names one
     off_until_named: bool = False
     used_in: Component = Component.ENGINE
+    ordered: bool = False
     earlier: dict[int, Earlier] = {}
 
     @property
@@ -176,6 +178,7 @@ KINDS = _table(
         made_with=("vocabulary",),
         used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
+        ordered=True,
     ),
     Kind(
         "attention",
@@ -189,11 +192,12 @@ KINDS = _table(
         "platform",
         _I + "platform:Platform",
         ("--device",),
-        "--device; auto takes the first that does not refuse, cpu last; those of others only when allowed",
+        "--device; auto takes the first that does not refuse; those of others only when allowed",
         automatic=Automatic.ALLOWED,
         off_until_named=True,
         used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
+        ordered=True,
     ),
     Kind(
         "executor",

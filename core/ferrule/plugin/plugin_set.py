@@ -15,6 +15,7 @@ from ferrule.plugin.options import PluginOption, declared_options, describe_opti
 from ferrule.plugin.refs import Origin, PluginRef, Shadow
 from ferrule.plugin.scan import scan
 from ferrule.plugin.select import Selection, State, Verdict
+from ferrule.plugin.stated import stated
 
 _USABLE = frozenset({State.AVAILABLE, State.CONFLICT})  # a name in conflict can be chosen: that says what to do
 
@@ -101,8 +102,18 @@ class Plugins:
         ]
 
     def defaults(self, kind: str) -> tuple[str, ...]:
-        """Names that are used, or that `auto` tries, where no option names one: see `Automatic`."""
-        return tuple(name for name in self.names(kind) if self._automatic(kind, name))
+        """Names that are used, or that `auto` tries in this order, where no option names one: see `Automatic`."""
+        names = tuple(name for name in self.names(kind) if self._automatic(kind, name))
+        return tuple(sorted(names, key=lambda name: self._order(kind, name))) if KINDS[kind].ordered else names
+
+    def _order(self, kind: str, name: str) -> int:
+        order = self.stated(kind, name, "auto_order")
+        return order if isinstance(order, int) else 0
+
+    def stated(self, kind: str, name: str, attribute: str) -> Any:
+        """The literal that a plugin's class assigns to `attribute`, which is read and not imported; else None."""
+        usable = (ref for ref in self.offers(kind, name) if self.verdict(ref).state is State.AVAILABLE)
+        return next((stated(ref.target, attribute) for ref in usable if ref.attribute), None)
 
     def chosen(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
         """What an option of several names stands for: none are the defaults, and ``+name`` is added to those."""

@@ -58,6 +58,8 @@ _LIMITS = llguidance.LLParserLimits(  # the states of one lexer may take 20 MiB,
 
 
 class Guidance(GrammarBackend):
+    auto_order = -3
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         self._tokenizer = llguidance.LLTokenizer(

@@ -44,6 +44,8 @@ _SPECIAL = re.compile(r"[\\.^$*+?()\[\]{}|]")
 
 
 class Outlines(GrammarBackend):
+    auto_order = -1
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         ids: dict[bytes, list[int]] = {}

@@ -71,6 +71,8 @@ _PLACE = re.compile(r"^\[[0-9:]+\] \S+:\d+: ")
 
 
 class XGrammar(GrammarBackend):
+    auto_order = -2
+
     def __init__(self, vocabulary: Vocabulary) -> None:
         super().__init__(vocabulary)
         padding = vocabulary.size - len(vocabulary.tokens)

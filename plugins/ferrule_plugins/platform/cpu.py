@@ -64,6 +64,8 @@ class CpuExecution(Execution):
 class CpuPlatform(Platform):
     """Threads, types and cache size on a CPU."""
 
+    auto_order = 1  # every machine has a CPU: it is the last choice
+
     @classmethod
     def refuses(cls) -> str | None:
         return None

@@ -27,7 +27,6 @@ _CHILDREN = 2  # of each backend
 _CACHE_BYTES = 256 << 20
 _MAX_SPEC_BYTES = 1 << 20  # of a constraint as it is sent to a child
 _MAX_COMPILED_BYTES = 8 << 20  # sent to the engine with each of a request's choices
-_FIRST = ("guidance", "xgrammar", "outlines")  # that `auto` asks, before all others
 
 
 class GrammarCompiler:
@@ -127,8 +126,7 @@ class GrammarCompiler:
 
     def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:
         """Backends in the order in which they are asked. Raises RequestError for an unknown one."""
-        known = self._plugins.defaults("guided_decoding")
-        every = tuple(dict.fromkeys([*(name for name in _FIRST if name in known), *known]))
+        every = self._plugins.defaults("guided_decoding")
         if asked == "auto":
             return every
         if asked not in self._plugins.names("guided_decoding"):

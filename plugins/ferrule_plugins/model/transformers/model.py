@@ -62,6 +62,7 @@ class _Passthrough(nn.Module):
 class TransformersModel(nn.Module, Model, Generates):
     """Wraps the library's model. It runs flat where its class allows that, else row after row."""
 
+    any_architecture = True
     conformance = MappingProxyType({"recipes": ("llama", "gemma2", "mixtral", "mamba")})
 
     def __init__(self, ctx: BuildContext) -> None:

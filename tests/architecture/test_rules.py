@@ -77,6 +77,15 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "no-torch", "core/ferrule/interfaces/x.py", "import torch.nn\n", 1
     yield "engine-is-pure", engine, "from time import monotonic\n", 1
     yield "one-place-each", "plugins/ferrule_plugins/x.py", "import pluggy\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule.engine import queue\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule.env import FOREIGN\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule import llm, log\n", 1
+    yield (
+        "public-imports",
+        "plugins/ferrule_plugins/scheduler/default.py",
+        "import ferrule.runner\n",
+        1,
+    )
     yield "no-http-client-in-core", "core/ferrule/config/x.py", "import httpx\n", 1
     yield "function-length", engine, "def f():\n" + "    x = 1\n" * MAX_FUNCTION, 1
     yield "class-length", engine, "class A:\n" + "    x = 1\n" * MAX_CLASS, 1

@@ -36,6 +36,7 @@ class Request:
     sent       positions [0, sent) are in the cache once all plans in flight have run
     confirmed  positions [0, confirmed) are in the cache: their plans were committed
     limit      the most tokens that it may ever have; the last of them is never computed
+    guesses    of what follows the last id; no other counter takes them in before a result says which are right
     """
 
     spec: EngineRequest
@@ -53,6 +54,7 @@ class Request:
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
+    guesses: tuple[int, ...] = ()
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
@@ -78,6 +80,11 @@ class Request:
     def todo(self) -> int:
         """Tokens that a plan may still compute; 0 when the last sample is in flight."""
         return self.known - self.sent if self.known < self.limit else 0
+
+    @property
+    def waits(self) -> bool:
+        """True while a result in flight decides which guesses are right, or what they should follow."""
+        return bool(self.guesses) and self.sent > self.confirmed
 
     @property
     def done(self) -> int:
@@ -120,6 +127,15 @@ class Request:
         self.found = -1
         self.known = len(self.ids)
         self.sent = self.confirmed = 0
+        self.guesses = ()
+
+    def credit(self, chunk: Chunk, row: RowResult) -> None:
+        """Count what a row has computed, with the guesses that were right."""
+        right = max(0, len(row.token_ids) - 1)
+        self.confirmed = chunk.start + chunk.count - chunk.drafts + right
+        self.sent += right
+        self.known += right
+        self.guesses = row.drafts
 
     def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
         """Take sampled tokens up to the one that ends the request, if one does.
@@ -158,14 +174,16 @@ class Request:
         )
 
     def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step, whose states go to the snapshot `save`."""
+        """A row of a step that computes the guesses too, and whose states go to the snapshot `save`."""
         return Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
             start=start,
-            count=count,
+            count=count + len(self.guesses),
             samples=samples,
+            new_ids=self.guesses,
+            drafts=len(self.guesses),
             new_blocks=blocks,
             save=save,
         )

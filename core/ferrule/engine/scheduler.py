@@ -40,6 +40,7 @@ class Draft:
     """
 
     budget: int
+    spare: int = 0  # of the budget, for guesses
     share: int = 0  # of the budget, for each prompt
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
@@ -129,7 +130,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ planning
 
     def schedule(self, now: float) -> StepPlan | None:
-        draft = Draft(self._budget())
+        budget = self._budget()
+        draft = Draft(budget, (budget - len(self.running)) // 2)
         self._continue_running(draft, now)
         if not draft.preempted:
             self.waiting.refresh(now)
@@ -156,9 +158,10 @@ class DefaultScheduler(Scheduler):
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
         for request in list(self.running.values()):
-            if request.todo > 1:
+            todo = request.todo
+            if todo > 1:
                 prefills.append(request)
-            elif request.todo and draft.budget and request.running:
+            elif todo and draft.budget and request.running and not (request.guesses and request.waits):
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
@@ -176,7 +179,12 @@ class DefaultScheduler(Scheduler):
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
-        while (blocks := self.cache.reserve(request.id, request.sent + count)) is None:
+        if request.guesses:
+            request.guesses = self._affordable(request, draft)
+        while (blocks := self.cache.reserve(request.id, request.sent + count + len(request.guesses))) is None:
+            if request.guesses:
+                request.guesses = ()  # nobody is preempted for them
+                continue
             victim = self._victim()
             if victim is None:
                 return
@@ -185,15 +193,21 @@ class DefaultScheduler(Scheduler):
                 return
         self._send(request, count, blocks, draft)
 
+    def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
+        """The guesses that fit into the step, the request's length and before the border where states are due."""
+        most = min(draft.spare, request.limit - 1 - request.known, request.borders.room(request.known))
+        return request.guesses[: max(0, most)]
+
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
-        start = request.sent
+        start, guesses = request.sent, len(request.guesses)
         request.sent = end = start + count
         samples = end == request.known
         if samples:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
         draft.chunks[request.id] = request.chunk(start, count, samples, blocks, save)
-        draft.budget -= count
+        draft.budget -= count + guesses
+        draft.spare -= guesses
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
@@ -272,23 +286,24 @@ class DefaultScheduler(Scheduler):
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
         error = row.error
-        if error is None and chunk.samples != bool(row.token_ids):
-            error = "the runner did not return the token that it was asked for"
+        if error is None and not chunk.samples <= len(row.token_ids) <= chunk.samples * (1 + chunk.drafts):
+            error = "the runner did not return the tokens that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
-        request.confirmed = chunk.start + chunk.count
+        request.credit(chunk, row)
         self.waiting.shares.charge(request)
-        self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
+            self.cache.confirm(request.id, request.ids, request.confirmed)
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
+        self.cache.confirm(request.id, request.ids, min(request.confirmed, len(request.ids)))
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)

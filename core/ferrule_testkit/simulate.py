@@ -187,7 +187,7 @@ class World:
 
     def _next_turn(self) -> list[int]:
         """A prompt that another request's text begins, as the second turn of a chat; empty where there is none."""
-        if not self.texts or self.luck.random() < 0.7:
+        if not self.texts or self.setup.storm or self.luck.random() < 0.7:
             return []
         text = self.luck.choice(self.texts)
         return [*text[: self.luck.randint(1, len(text))], self.luck.randrange(self.setup.vocab_size)]

@@ -41,6 +41,7 @@ class Draft:
 
     budget: int
     spare: int = 0  # of the budget, for guesses
+    guessed: bool = False  # some row has guesses
     share: int = 0  # of the budget, for each prompt
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
@@ -98,6 +99,7 @@ class DefaultScheduler(Scheduler):
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0
+        self._guessing = 0  # the step in flight that has guesses: all who have some go into the next one together
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -146,6 +148,8 @@ class DefaultScheduler(Scheduler):
             admits=tuple(draft.admits),
             releases=self._slots.take_releases(),
         )
+        if draft.guessed:
+            self._guessing = plan.step
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -161,7 +165,12 @@ class DefaultScheduler(Scheduler):
             todo = request.todo
             if todo > 1:
                 prefills.append(request)
-            elif todo and draft.budget and request.running and not (request.guesses and request.waits):
+            elif (
+                todo
+                and draft.budget
+                and request.running
+                and not (request.guesses and (self._guessing or request.waits))
+            ):
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
@@ -208,6 +217,7 @@ class DefaultScheduler(Scheduler):
         draft.chunks[request.id] = request.chunk(start, count, samples, blocks, save)
         draft.budget -= count + guesses
         draft.spare -= guesses
+        draft.guessed = draft.guessed or guesses > 0
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
@@ -273,6 +283,8 @@ class DefaultScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
         self._prefills.pace.end(plan, now)
+        if plan.step == self._guessing:
+            self._guessing = 0
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)

@@ -1,0 +1,52 @@
+"""A speculator that knows how texts go on, and errs by chance: what guesses must not change is shown with it."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+
+from ferrule.interfaces.speculator import KnownRows, Speculator
+from ferrule.types import Chunk
+
+
+class LuckySpeculator(Speculator):
+    """Guesses up to `most` tokens of the text among `texts` that a request's ids begin, each right with `chance`."""
+
+    def __init__(self, vocab_size: int, most: int = 4, seed: int = 0) -> None:
+        self.texts: list[list[int]] = []
+        self.chance = 0.5
+        self.observed: dict[tuple[int, int], int] = {}  # by slot and epoch: tokens whose hidden states were seen
+        self._rows = 0
+        self._vocab_size = vocab_size
+        self._most = most
+        self._draw = random.Random(seed)
+
+    def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
+        if sum(chunk.count for chunk in chunks) != len(hidden):
+            raise AssertionError(f"{len(hidden)} hidden states of {sum(chunk.count for chunk in chunks)} tokens")
+        self._rows += len(chunks)
+        for chunk in chunks:
+            key = chunk.slot, chunk.epoch
+            if chunk.start > self.observed.get(key, chunk.start):
+                raise AssertionError(f"{chunk.id} goes on at {chunk.start}, after {self.observed[key]}")
+            self.observed[key] = chunk.start + chunk.count
+
+    def take_rows(self) -> int:
+        """How many chunks were computed since the last call."""
+        rows, self._rows = self._rows, 0
+        return rows
+
+    def propose(self, rows: KnownRows) -> torch.Tensor:
+        guesses = torch.full((len(rows.slots), self._most), -1)
+        for row, (slot, length) in enumerate(zip(rows.slots, rows.lengths.tolist(), strict=True)):
+            ids = self._guess(rows.history[slot, :length].tolist())
+            guesses[row, : len(ids)] = torch.tensor(ids, dtype=torch.int64)
+        return guesses
+
+    def _guess(self, known: list[int]) -> list[int]:
+        text = next((text for text in self.texts if text[: len(known)] == known), [])
+        right = text[len(known) :][: self._draw.randint(0, self._most)]
+        draw = self._draw
+        return [token if draw.random() < self.chance else draw.randrange(self._vocab_size) for token in right]

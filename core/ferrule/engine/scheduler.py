@@ -162,15 +162,10 @@ class DefaultScheduler(Scheduler):
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
         for request in list(self.running.values()):
-            todo = request.todo
+            todo, held = request.todo, request.guesses and (self._guessing or request.waits)
             if todo > 1:
                 prefills.append(request)
-            elif (
-                todo
-                and draft.budget
-                and request.running
-                and not (request.guesses and (self._guessing or request.waits))
-            ):
+            elif todo and draft.budget and request.running and not held:
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)

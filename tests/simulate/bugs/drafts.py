@@ -60,10 +60,14 @@ class RightGuessesComputedAgain(OtherRequests):
             self.sent = sent
 
 
-class RunsOnBeforeTheResult(OtherRequests):
+class GuessesBehindAnUnknownToken(OtherRequests):
     class request_cls(Request):
         __slots__ = ()
         waits = False
+
+
+class RunsOnBeforeTheResult(GuessesBehindAnUnknownToken):
+    _guessing = property(lambda self: 0, lambda self, step: None)  # type: ignore[assignment]
 
 
 class GuessesOutliveTheirToken(OtherRequests):
@@ -146,6 +150,7 @@ SCHEDULER_BUGS = (
     RejectedTokenStaysCached,
     LengthOnlyGrows,
     RightGuessesComputedAgain,
+    GuessesBehindAnUnknownToken,
     RunsOnBeforeTheResult,
     GuessesOutliveTheirToken,
     GuessesSurvivePreemption,

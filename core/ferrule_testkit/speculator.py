@@ -17,26 +17,25 @@ class LuckySpeculator(Speculator):
     def __init__(self, vocab_size: int, most: int = 4, seed: int = 0) -> None:
         self.texts: list[list[int]] = []
         self.chance = 0.5
-        self.observed: dict[tuple[int, int], int] = {}  # by slot and epoch: tokens whose hidden states were seen
-        self._rows = 0
         self._vocab_size = vocab_size
         self._most = most
         self._draw = random.Random(seed)
+        self.restart()
+
+    def restart(self) -> None:
+        """Another engine begins to use the runner."""
+        self.rows = 0  # chunks that were computed
+        self._seen: dict[tuple[int, int], int] = {}  # by slot and epoch: tokens whose hidden states were observed
 
     def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
         if sum(chunk.count for chunk in chunks) != len(hidden):
             raise AssertionError(f"{len(hidden)} hidden states of {sum(chunk.count for chunk in chunks)} tokens")
-        self._rows += len(chunks)
+        self.rows += len(chunks)
         for chunk in chunks:
             key = chunk.slot, chunk.epoch
-            if chunk.start > self.observed.get(key, chunk.start):
-                raise AssertionError(f"{chunk.id} goes on at {chunk.start}, after {self.observed[key]}")
-            self.observed[key] = chunk.start + chunk.count
-
-    def take_rows(self) -> int:
-        """How many chunks were computed since the last call."""
-        rows, self._rows = self._rows, 0
-        return rows
+            if chunk.start > self._seen.get(key, chunk.start):
+                raise AssertionError(f"{chunk.id} goes on at {chunk.start}, after {self._seen[key]}")
+            self._seen[key] = chunk.start + chunk.count
 
     def propose(self, rows: KnownRows) -> torch.Tensor:
         guesses = torch.full((len(rows.slots), self._most), -1)

@@ -14,6 +14,7 @@ end there. Where there is no room for snapshots, no prefix is reused: requests h
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -163,6 +164,12 @@ class KVCacheManager:
             table += fresh[g * each : (g + 1) * each]
         first = 0 if hit is not None else num_present
         return tuple(tuple(table[first:]) for table in held.tables)
+
+    def room(self, id: str) -> int:
+        """How many positions `reserve` can make room for."""
+        if not self._groups:
+            return sys.maxsize
+        return self._requests[id].capacity + self.pool.num_available // len(self._groups) * self._size
 
     def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
         """True when a request of `num_tokens`, of which `hit` is here, fits beside `owed` blocks promised to others."""

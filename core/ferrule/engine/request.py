@@ -82,11 +82,6 @@ class Request:
         return self.known - self.sent if self.known < self.limit else 0
 
     @property
-    def waits(self) -> bool:
-        """True while a result in flight decides which guesses are right, or what they should follow."""
-        return bool(self.guesses) and self.sent > self.confirmed
-
-    @property
     def done(self) -> int:
         """Tokens that need not be computed: while it waits, those found in the cache."""
         return self.sent if self.running else max(0, self.found)
@@ -129,13 +124,11 @@ class Request:
         self.sent = self.confirmed = 0
         self.guesses = ()
 
-    def credit(self, chunk: Chunk, row: RowResult) -> None:
-        """Count what a row has computed, with the guesses that were right."""
-        right = max(0, len(row.token_ids) - 1)
-        self.confirmed = chunk.start + chunk.count - chunk.drafts + right
+    def settle(self, drafts: int, right: int) -> None:
+        """Take back the guesses of a confirmed chunk that were wrong, and count those that were right."""
+        self.confirmed -= drafts - right
         self.sent += right
         self.known += right
-        self.guesses = row.drafts
 
     def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
         """Take sampled tokens up to the one that ends the request, if one does.
@@ -174,16 +167,14 @@ class Request:
         )
 
     def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step that computes the guesses too, and whose states go to the snapshot `save`."""
+        """A row of a step, whose states go to the snapshot `save`."""
         return Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
             start=start,
-            count=count + len(self.guesses),
+            count=count,
             samples=samples,
-            new_ids=self.guesses,
-            drafts=len(self.guesses),
             new_blocks=blocks,
             save=save,
         )

@@ -12,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field
 
+from msgspec.structs import replace
+
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
 from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
@@ -48,6 +50,12 @@ class Draft:
     owed: int = 0
     passing: int = 0
     preempted: bool = False
+
+    def guess(self, chunk: Chunk, guesses: tuple[int, ...]) -> Chunk:
+        """The chunk with guesses behind its last token."""
+        self.guessed = True
+        self.spare -= len(guesses)
+        return replace(chunk, count=chunk.count + len(guesses), new_ids=guesses, drafts=len(guesses))
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -162,10 +170,10 @@ class DefaultScheduler(Scheduler):
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
         for request in list(self.running.values()):
-            todo, held = request.todo, request.guesses and (self._guessing or request.waits)
+            todo = request.todo
             if todo > 1:
                 prefills.append(request)
-            elif todo and draft.budget and request.running and not held:
+            elif todo and draft.budget and request.running and not (request.guesses and self._waits(request)):
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
@@ -183,12 +191,11 @@ class DefaultScheduler(Scheduler):
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
+        end = request.sent + count
         if request.guesses:
             request.guesses = self._affordable(request, draft)
-        while (blocks := self.cache.reserve(request.id, request.sent + count + len(request.guesses))) is None:
-            if request.guesses:
-                request.guesses = ()  # nobody is preempted for them
-                continue
+            end += len(request.guesses)
+        while (blocks := self.cache.reserve(request.id, end)) is None:
             victim = self._victim()
             if victim is None:
                 return
@@ -197,22 +204,31 @@ class DefaultScheduler(Scheduler):
                 return
         self._send(request, count, blocks, draft)
 
+    def _waits(self, request: Request) -> bool:
+        """Whether a result in flight decides which of a request's guesses are right, or what they follow.
+
+        Or others' guesses are in flight: then these go into the next step together, not each into a step of its own.
+        """
+        return self._guessing > 0 or request.sent > request.confirmed
+
     def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        """The guesses that fit into the step, the request's length and before the border where states are due."""
-        most = min(draft.spare, request.limit - 1 - request.known, request.borders.room(request.known))
-        return request.guesses[: max(0, most)]
+        """The guesses that fit into the step, the length, the free blocks, and before where states are due."""
+        known = request.known
+        room = min(request.limit - 1, self.cache.room(request.id)) - known
+        return request.guesses[: max(0, min(draft.spare, room, request.borders.room(known)))]
 
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
-        start, guesses = request.sent, len(request.guesses)
+        start = request.sent
         request.sent = end = start + count
         samples = end == request.known
         if samples:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        draft.chunks[request.id] = request.chunk(start, count, samples, blocks, save)
-        draft.budget -= count + guesses
-        draft.spare -= guesses
-        draft.guessed = draft.guessed or guesses > 0
+        chunk = request.chunk(start, count, samples, blocks, save)
+        if request.guesses:
+            chunk = draft.guess(chunk, request.guesses)
+        draft.chunks[request.id] = chunk
+        draft.budget -= chunk.count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
@@ -293,13 +309,16 @@ class DefaultScheduler(Scheduler):
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
         error = row.error
-        if error is None and not chunk.samples <= len(row.token_ids) <= chunk.samples * (1 + chunk.drafts):
+        if error is None and (chunk.samples != bool(row.token_ids) or len(row.token_ids) > 1 + chunk.drafts):
             error = "the runner did not return the tokens that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
-        request.credit(chunk, row)
+        request.confirmed = chunk.start + chunk.count
+        request.guesses = row.drafts
+        if chunk.drafts:
+            request.settle(chunk.drafts, len(row.token_ids) - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
@@ -310,7 +329,8 @@ class DefaultScheduler(Scheduler):
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
-        self.cache.confirm(request.id, request.ids, min(request.confirmed, len(request.ids)))
+        computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
+        self.cache.confirm(request.id, request.ids, computed)
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)

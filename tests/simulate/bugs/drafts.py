@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from msgspec.structs import replace
+
 from ferrule.engine.cache import KVCacheManager
 from ferrule.engine.request import Request
 from ferrule.engine.scheduler import DefaultScheduler, Draft
@@ -45,39 +47,31 @@ class LengthOnlyGrows(OtherRequests):
     class request_cls(Request):
         __slots__ = ()
 
-        def credit(self, chunk: Chunk, row: RowResult) -> None:
-            super().credit(chunk, row)
-            self.sent = max(self.sent, chunk.start + chunk.count)
+        def settle(self, drafts: int, right: int) -> None:
+            super().settle(drafts, drafts)
 
 
 class RightGuessesComputedAgain(OtherRequests):
     class request_cls(Request):
         __slots__ = ()
 
-        def credit(self, chunk: Chunk, row: RowResult) -> None:
-            sent = self.sent
-            super().credit(chunk, row)
-            self.sent = sent
+        def settle(self, drafts: int, right: int) -> None:
+            self.confirmed -= drafts - right
 
 
-class GuessesBehindAnUnknownToken(OtherRequests):
-    class request_cls(Request):
-        __slots__ = ()
-        waits = False
+class GuessesBehindAnUnknownToken(DefaultScheduler):
+    def _waits(self, request: Request) -> bool:
+        return self._guessing > 0
 
 
-class RunsOnBeforeTheResult(GuessesBehindAnUnknownToken):
-    _guessing = property(lambda self: 0, lambda self, step: None)  # type: ignore[assignment]
+class RunsOnBeforeTheResult(DefaultScheduler):
+    def _waits(self, request: Request) -> bool:
+        return False
 
 
-class GuessesOutliveTheirToken(OtherRequests):
-    class request_cls(Request):
-        __slots__ = ()
-
-        def credit(self, chunk: Chunk, row: RowResult) -> None:
-            before = self.guesses
-            super().credit(chunk, row)
-            self.guesses = row.drafts or before
+class GuessesOutliveTheirToken(DefaultScheduler):
+    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
+        return super()._credit(request, chunk, replace(row, drafts=row.drafts or request.guesses), now)
 
 
 class GuessesSurvivePreemption(OtherRequests):
@@ -101,7 +95,11 @@ class TokensBehindAStop(OtherRequests):
 
 class GuessesBehindTheLimit(DefaultScheduler):
     def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        return request.guesses[: max(0, min(draft.spare, request.borders.room(request.known)))]
+        limit, request.limit = request.limit, request.limit + 2
+        try:
+            return super()._affordable(request, draft)
+        finally:
+            request.limit = limit
 
 
 class GuessesOverTheBudget(DefaultScheduler):
@@ -117,9 +115,8 @@ class GuessesWithoutBlocks(DefaultScheduler):
         chunk = draft.chunks.get(request.id)
         if guesses and chunk is not None:
             request.guesses = guesses
-            draft.chunks[request.id] = request.chunk(chunk.start, chunk.count, True, chunk.new_blocks, chunk.save)
+            draft.chunks[request.id] = draft.guess(chunk, guesses)
             draft.budget -= len(guesses)
-            draft.spare -= len(guesses)
 
 
 class StatesSavedBehindGuesses(DefaultScheduler):

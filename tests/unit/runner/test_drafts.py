@@ -20,7 +20,7 @@ from ferrule.runner.outcome import Outcome
 from ferrule.types import Chunk, CompiledGrammar, FinishReason, GrammarSpec, Regex, StepPlan, ThoughtLimit
 from ferrule_plugins.executor import device
 from ferrule_testkit.checkpoints import tiny_checkpoint
-from ferrule_testkit.harness import Harness, Output
+from ferrule_testkit.harness import Engine, Harness, Output
 from ferrule_testkit.speculator import LuckySpeculator
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [21, 22, 23], [31, 32, 33, 34, 35], [41, 42], [51, 52, 53, 54]]
@@ -35,15 +35,19 @@ class Guessing(Harness):
             patch.setattr(device, "RunnerParts", partial(RunnerParts, speculator=self.lucky))
             super().__init__(folder, dtype="float32")
 
+    def engine(self, **limits: Any) -> Engine:
+        self.lucky.restart()
+        return super().engine(**limits)
+
     def compare(
         self, limits: dict[str, Any], *, chance: float = 0.6, at_most: float = 0.8, **sampling: Any
     ) -> list[Output]:
         """Outputs with guesses, which are those without, computed in `at_most` so many rows."""
         self.lucky.texts = []
-        wanted, before = self.engine(**limits).run(PROMPTS, **sampling), self.lucky.take_rows()
+        wanted, before = self.engine(**limits).run(PROMPTS, **sampling), self.lucky.rows
         self.lucky.texts = [[*ids, *output.token_ids] for ids, output in zip(PROMPTS, wanted, strict=True)]
         self.lucky.chance = chance
-        found, rows = self.engine(**limits).run(PROMPTS, **sampling), self.lucky.take_rows()
+        found, rows = self.engine(**limits).run(PROMPTS, **sampling), self.lucky.rows
         for output, alone in zip(found, wanted, strict=True):
             same = (output.token_ids, output.finish, output.error)
             assert same == (alone.token_ids, alone.finish, alone.error)

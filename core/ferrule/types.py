@@ -296,8 +296,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
 
-    Of a chunk with guesses, `token_ids` are those that were right, and one token more. `drafts` are guesses of what
-    follows `token_ids`, of which the next chunk may have as many as there is room for.
+    Of a chunk with guesses, `token_ids` are the right ones, and one token more. `drafts` are guesses of what follows.
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
     log-probability of known token p given the ones before it. `error` ends this request and no other; `invalid` says
     that the request itself is to blame.

@@ -232,6 +232,12 @@ class KVCacheManager:
         for table in held.tables:
             self.pool.release(table)
 
+    def usage(self) -> dict[str, int]:
+        """What `EngineStats` says of blocks and snapshots."""
+        pool, saved = self.pool, self.snapshots.num_published
+        totals = {"blocks_total": pool.num_blocks - 1, "blocks_used": pool.num_used}
+        return totals | {"blocks_cached": pool.num_idle, "snapshots": saved}
+
     def reset(self) -> bool:
         """Forget prefixes that no request holds; False when some are held."""
         if not self._groups:

@@ -167,8 +167,8 @@ class Request:
         )
 
     def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step, whose states go to the snapshot `save`."""
-        return Chunk(
+        """A row of a step with the guesses behind it, whose states go to the snapshot `save`."""
+        chunk = Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
@@ -178,6 +178,10 @@ class Request:
             new_blocks=blocks,
             save=save,
         )
+        if not self.guesses:
+            return chunk
+        drafts = len(self.guesses)
+        return replace(chunk, count=count + drafts, new_ids=self.guesses, drafts=drafts)
 
     def delta(
         self, row: RowResult, count: int, stop: int | None, prompt_logprobs: tuple[TokenLogprobs, ...]

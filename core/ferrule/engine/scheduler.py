@@ -9,15 +9,15 @@ order, so a later plan cannot spoil an earlier one. Results of a life that has e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
-from msgspec.structs import replace
-
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.guesses import Guesses
 from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
+from ferrule.engine.shares import Shares
 from ferrule.engine.stats import Counters
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
@@ -42,20 +42,12 @@ class Draft:
     """
 
     budget: int
-    spare: int = 0  # of the budget, for guesses
-    guessed: bool = False  # some row has guesses
     share: int = 0  # of the budget, for each prompt
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
     owed: int = 0
     passing: int = 0
     preempted: bool = False
-
-    def guess(self, chunk: Chunk, guesses: tuple[int, ...]) -> Chunk:
-        """The chunk with guesses behind its last token."""
-        self.guessed = True
-        self.spare -= len(guesses)
-        return replace(chunk, count=chunk.count + len(guesses), new_ids=guesses, drafts=len(guesses))
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -104,10 +96,10 @@ class DefaultScheduler(Scheduler):
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
         self._prefills = Prefills(limits)
+        self._guesses = Guesses()
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0
-        self._guessing = 0  # the step in flight that has guesses: all who have some go into the next one together
 
     # ------------------------------------------------------------------------------------ requests
 
@@ -140,8 +132,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ planning
 
     def schedule(self, now: float) -> StepPlan | None:
-        budget = self._budget()
-        draft = Draft(budget, (budget - len(self.running)) // 2)
+        draft = Draft(self._budget())
+        self._guesses.begin(draft.budget, len(self.running))
         self._continue_running(draft, now)
         if not draft.preempted:
             self.waiting.refresh(now)
@@ -156,8 +148,7 @@ class DefaultScheduler(Scheduler):
             admits=tuple(draft.admits),
             releases=self._slots.take_releases(),
         )
-        if draft.guessed:
-            self._guessing = plan.step
+        self._guesses.sent(plan)
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -173,7 +164,7 @@ class DefaultScheduler(Scheduler):
             todo = request.todo
             if todo > 1:
                 prefills.append(request)
-            elif todo and draft.budget and request.running and not (request.guesses and self._waits(request)):
+            elif todo and draft.budget and request.running and not (request.guesses and self._guesses.wait(request)):
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
@@ -193,8 +184,7 @@ class DefaultScheduler(Scheduler):
         """Add a row for a running request, if blocks can be had."""
         end = request.sent + count
         if request.guesses:
-            request.guesses = self._affordable(request, draft)
-            end += len(request.guesses)
+            end += self._guesses.choose(request, self.cache.room(request.id))
         while (blocks := self.cache.reserve(request.id, end)) is None:
             victim = self._victim()
             if victim is None:
@@ -204,19 +194,6 @@ class DefaultScheduler(Scheduler):
                 return
         self._send(request, count, blocks, draft)
 
-    def _waits(self, request: Request) -> bool:
-        """Whether a result in flight decides which of a request's guesses are right, or what they follow.
-
-        Or others' guesses are in flight: then these go into the next step together, not each into a step of its own.
-        """
-        return self._guessing > 0 or request.sent > request.confirmed
-
-    def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        """The guesses that fit into the step, the length, the free blocks, and before where states are due."""
-        known = request.known
-        room = min(request.limit - 1, self.cache.room(request.id)) - known
-        return request.guesses[: max(0, min(draft.spare, room, request.borders.room(known)))]
-
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
         start = request.sent
         request.sent = end = start + count
@@ -224,10 +201,7 @@ class DefaultScheduler(Scheduler):
         if samples:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        chunk = request.chunk(start, count, samples, blocks, save)
-        if request.guesses:
-            chunk = draft.guess(chunk, request.guesses)
-        draft.chunks[request.id] = chunk
+        draft.chunks[request.id] = chunk = request.chunk(start, count, samples, blocks, save)
         draft.budget -= chunk.count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
@@ -263,15 +237,7 @@ class DefaultScheduler(Scheduler):
 
     def _victim(self) -> Request | None:
         """Whom to preempt, the one who asks for blocks included."""
-        oldest = min(self.running.values(), key=lambda request: request.sequence)
-        others = [request for request in self.running.values() if request.todo and request is not oldest]
-        candidates = [request.view(self.waiting.shares.served(request.spec.key_name)) for request in others]
-        if not candidates:
-            return None
-        id = self.policy.victim(candidates)
-        if all(view.id != id for view in candidates):
-            raise ValueError(f"{type(self.policy).__name__}.victim named a request that is not a candidate")
-        return self.running[id]
+        return _choose_victim(self.running, self.policy, self.waiting.shares)
 
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
         draft.drop(request.id)
@@ -294,8 +260,7 @@ class DefaultScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
         self._prefills.pace.end(plan, now)
-        if plan.step == self._guessing:
-            self._guessing = 0
+        self._guesses.end(plan)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)
@@ -315,8 +280,7 @@ class DefaultScheduler(Scheduler):
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
-        request.confirmed = chunk.start + chunk.count
-        request.guesses = row.drafts
+        request.confirmed, request.guesses = chunk.start + chunk.count, row.drafts
         if chunk.drafts:
             request.settle(chunk.drafts, len(row.token_ids) - 1)
         self.waiting.shares.charge(request)
@@ -329,8 +293,8 @@ class DefaultScheduler(Scheduler):
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
-        computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
-        self.cache.confirm(request.id, request.ids, computed)
+        at_most = request.limit if finish is None else len(request.ids)
+        self.cache.confirm(request.id, request.ids, min(request.confirmed, at_most))
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)
@@ -348,15 +312,11 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        pool = self.cache.pool
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting) + len(self.waiting.paused),
             paused=len(self.waiting.paused),
-            blocks_total=pool.num_blocks - 1,
-            blocks_used=pool.num_used,
-            blocks_cached=pool.num_idle,
-            snapshots=self.cache.snapshots.num_published,
+            **self.cache.usage(),
             **asdict(self.counters),
         )
 
@@ -378,6 +338,18 @@ class DefaultScheduler(Scheduler):
         self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, shares: Shares) -> Request | None:
+    oldest = min(running.values(), key=lambda request: request.sequence)
+    others = [request for request in running.values() if request.todo and request is not oldest]
+    candidates = [request.view(shares.served(request.spec.key_name)) for request in others]
+    if not candidates:
+        return None
+    id = policy.victim(candidates)
+    if all(view.id != id for view in candidates):
+        raise ValueError(f"{type(policy).__name__}.victim named a request that is not a candidate")
+    return running[id]
 
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:

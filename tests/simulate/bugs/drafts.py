@@ -8,9 +8,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.engine.cache import KVCacheManager
+from ferrule.engine.guesses import Guesses
 from ferrule.engine.request import Request
-from ferrule.engine.scheduler import DefaultScheduler, Draft
-from ferrule.engine.snapshots import Borders
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.engine.snapshots import NOWHERE
 from ferrule.types import Chunk, EngineRequest, FinishReason, RequestDelta, RowResult
 from ferrule_testkit.fakes import FakeDevice, SlotState
 from tests.simulate.bugs.cache import Patched
@@ -24,6 +25,16 @@ class OtherRequests(DefaultScheduler):
     def add(self, request: EngineRequest, now: float) -> None:
         super().add(request, now)
         self._requests[request.id].__class__ = self.request_cls
+
+
+class OtherGuesses(DefaultScheduler):
+    """Chooses guesses by a subclass with a mistake."""
+
+    guesses_cls: type[Guesses] = Guesses
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self._guesses = self.guesses_cls()
 
 
 # ------------------------------------------------------------------------------------------- scheduler
@@ -59,14 +70,16 @@ class RightGuessesComputedAgain(OtherRequests):
             self.confirmed -= drafts - right
 
 
-class GuessesBehindAnUnknownToken(DefaultScheduler):
-    def _waits(self, request: Request) -> bool:
-        return self._guessing > 0
+class GuessesBehindAnUnknownToken(OtherGuesses):
+    class guesses_cls(Guesses):
+        def wait(self, request: Request) -> bool:
+            return self._in_flight > 0
 
 
-class RunsOnBeforeTheResult(DefaultScheduler):
-    def _waits(self, request: Request) -> bool:
-        return False
+class RunsOnBeforeTheResult(OtherGuesses):
+    class guesses_cls(Guesses):
+        def wait(self, request: Request) -> bool:
+            return False
 
 
 class GuessesOutliveTheirToken(DefaultScheduler):
@@ -93,39 +106,38 @@ class TokensBehindAStop(OtherRequests):
             return len(token_ids), finish, stop
 
 
-class GuessesBehindTheLimit(DefaultScheduler):
-    def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        limit, request.limit = request.limit, request.limit + 2
-        try:
-            return super()._affordable(request, draft)
-        finally:
-            request.limit = limit
+class GuessesBehindTheLimit(OtherGuesses):
+    class guesses_cls(Guesses):
+        def choose(self, request: Request, room: int) -> int:
+            limit, request.limit = request.limit, request.limit + 2
+            try:
+                return super().choose(request, room)
+            finally:
+                request.limit = limit
 
 
-class GuessesOverTheBudget(DefaultScheduler):
-    def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        draft.spare = 100
-        return super()._affordable(request, draft)
+class GuessesOverTheBudget(OtherGuesses):
+    class guesses_cls(Guesses):
+        def choose(self, request: Request, room: int) -> int:
+            self._room = 100
+            return super().choose(request, room)
 
 
-class GuessesWithoutBlocks(DefaultScheduler):
-    def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
-        guesses, request.guesses = self._affordable(request, draft), ()
-        super()._give(request, count, draft, now)
-        chunk = draft.chunks.get(request.id)
-        if guesses and chunk is not None:
-            request.guesses = guesses
-            draft.chunks[request.id] = draft.guess(chunk, guesses)
-            draft.budget -= len(guesses)
+class GuessesWithoutBlocks(OtherGuesses):
+    class guesses_cls(Guesses):
+        def choose(self, request: Request, room: int) -> int:
+            super().choose(request, room)
+            return 0
 
 
-class StatesSavedBehindGuesses(DefaultScheduler):
-    def _affordable(self, request: Request, draft: Draft) -> tuple[int, ...]:
-        borders, request.borders = request.borders, Borders()
-        try:
-            return super()._affordable(request, draft)
-        finally:
-            request.borders = borders
+class StatesSavedBehindGuesses(OtherGuesses):
+    class guesses_cls(Guesses):
+        def choose(self, request: Request, room: int) -> int:
+            borders, request.borders = request.borders, NOWHERE
+            try:
+                return super().choose(request, room)
+            finally:
+                request.borders = borders
 
 
 class BlocksOfGuessesForgotten(Patched):

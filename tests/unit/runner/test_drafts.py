@@ -12,13 +12,13 @@ import pytest
 import torch
 
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
+from ferrule.execution import worker
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import Sampled
 from ferrule.runner.draws import Draws
 from ferrule.runner.model_runner import RunnerParts
 from ferrule.runner.outcome import Outcome
 from ferrule.types import Chunk, CompiledGrammar, FinishReason, GrammarSpec, Regex, StepPlan, ThoughtLimit
-from ferrule_plugins.executor import device
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
 from ferrule_testkit.speculator import LuckySpeculator
@@ -32,7 +32,7 @@ class Guessing(Harness):
     def __init__(self, folder: Path) -> None:
         self.lucky = LuckySpeculator(vocab_size=200)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(device, "RunnerParts", partial(RunnerParts, speculator=self.lucky))
+            patch.setattr(worker, "RunnerParts", partial(RunnerParts, speculator=self.lucky))
             super().__init__(folder, dtype="float32")
 
     def engine(self, **limits: Any) -> Engine:

@@ -273,16 +273,17 @@ class DefaultScheduler(Scheduler):
         return deltas
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
-        error = row.error
-        if error is None and (chunk.samples != bool(row.token_ids) or len(row.token_ids) > 1 + chunk.drafts):
+        error, told = row.error, len(row.token_ids)
+        if error is None and told != chunk.samples and not (chunk.samples and 0 < told <= 1 + chunk.drafts):
             error = "the runner did not return the tokens that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
-        request.confirmed, request.guesses = chunk.start + chunk.count, row.drafts
+        request.confirmed = chunk.start + chunk.count
+        request.guesses = row.drafts
         if chunk.drafts:
-            request.settle(chunk.drafts, len(row.token_ids) - 1)
+            request.settle(chunk.drafts, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.samples:
@@ -293,8 +294,8 @@ class DefaultScheduler(Scheduler):
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids)
-        at_most = request.limit if finish is None else len(request.ids)
-        self.cache.confirm(request.id, request.ids, min(request.confirmed, at_most))
+        computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
+        self.cache.confirm(request.id, request.ids, computed)
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)

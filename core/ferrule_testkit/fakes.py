@@ -164,7 +164,7 @@ class BullyPolicy(SchedulingPolicy):
 class SlotState:
     """What the device keeps for a slot."""
 
-    __slots__ = ("alive_from", "computed", "epoch", "id", "ids", "num_prompt", "sampling", "scope", "tables")
+    __slots__ = ("alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "sampling", "scope", "tables")
 
     def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
         self.id = admit.id
@@ -175,6 +175,7 @@ class SlotState:
         self.scope = scope
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.alive_from = [0] * num_groups  # table entries before this index are dead: never read again
+        self.guesses: tuple[int, ...] = ()  # of what follows `ids`
         self.computed = -1  # unknown until the first chunk says where the cached prefix ends
 
 
@@ -182,7 +183,8 @@ class FakeDevice:
     """Executes plans in order, and knows nothing but the plans.
 
     `scope_of_admit` tells what the cells of a request depend on besides its tokens; plans tell only the adapter. Ids
-    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots.
+    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots. `guess` is its
+    speculator: what may follow the known tokens of a request.
     """
 
     def __init__(
@@ -191,8 +193,11 @@ class FakeDevice:
         num_blocks: int,
         scope_of_admit: Callable[[Admit], int] = lambda admit: scope(admit.adapter),
         num_snapshots: int = 0,
+        guess: Callable[[str, Sequence[int]], tuple[int, ...]] = lambda id, ids: (),
     ) -> None:
         self.model = model
+        self.right_guesses = self.wrong_guesses = 0
+        self._guess = guess
         self.failing: set[str] = set()
         self.num_blocks = num_blocks
         self._scope = scope_of_admit
@@ -260,8 +265,15 @@ class FakeDevice:
         if chunk.start != state.computed or chunk.count < 1:
             raise Fault(f"I7: {chunk.id} computes {chunk.count} from {chunk.start}, after {state.computed}")
         end = chunk.start + chunk.count
-        if end > len(state.ids) or (chunk.samples and end != len(state.ids)):
-            raise Fault(f"I7: {chunk.id} computes up to {end} of {len(state.ids)} known tokens")
+        known = end - chunk.drafts
+        if known > len(state.ids) or (chunk.samples and known != len(state.ids)):
+            raise Fault(f"I7: {chunk.id} computes up to {known} of {len(state.ids)} known tokens")
+        if chunk.new_ids != state.guesses[: chunk.drafts] or (chunk.drafts and not chunk.samples):
+            raise Fault(
+                f"I20: {chunk.id} computes {chunk.new_ids} behind {known} tokens, but {state.guesses} may follow"
+            )
+        state.ids += chunk.new_ids
+        state.guesses = ()
         for g, blocks in enumerate(chunk.new_blocks):
             table = state.tables[g]
             for block in blocks:
@@ -271,10 +283,10 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups = self.model.groups
-        cell = 0
-        prompt_logprobs = []
+        groups, sampling = self.model.groups, state.sampling
+        prompt_logprobs, drawn, logprobs, states = [], [], [], []
         end = chunk.start + chunk.count
+        known = end - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
             for g, group in enumerate(groups):
@@ -282,32 +294,49 @@ class FakeDevice:
                 probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
             cell = self.model.cell(state.scope, p, state.ids[p], probes)
             self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
+            states.append(self._recurrent[chunk.slot])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)
-            if state.sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
+            if sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
                 prompt_logprobs.append(self.model.logprob(state.ids[p + 1], cell))
+            if chunk.samples and p + 1 >= known:
+                visible: list[int] = []
+                for g, group in enumerate(groups):
+                    visible += self._read_range(state, g, group.dead_before(p), p + 1)
+                drawn.append(self.model.sample(sampling.seed, p + 1, visible, states[-1]))
+                logprobs.append(self.model.logprob(drawn[-1], cell))
         state.computed = end
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
         if chunk.samples:
-            visible: list[int] = []
-            for g, group in enumerate(groups):
-                visible += self._read_range(state, g, group.dead_before(end - 1), end)
-            token = self.model.sample(state.sampling.seed, end, visible, self._recurrent[chunk.slot])
-            state.ids.append(token)
-            token_ids = (token,)
-            if state.sampling.logprobs is not None:
-                logprobs = (self.model.logprob(token, cell),)
-        self._bury(state, end)
+            right = self._count_right(state.ids[known:], drawn)
+            self.right_guesses += right
+            self.wrong_guesses += chunk.drafts - right
+            self._take_back(state, chunk, known + right, states)
+            state.ids += drawn[right : right + 1]
+            state.guesses = self._guess(state.id, state.ids)
+            drawn, logprobs = drawn[: right + 1], logprobs[: right + 1]
+        self._bury(state, state.computed)
         if state.id in self.failing:
             return RowResult(id=state.id, epoch=state.epoch, error="injected")
         return RowResult(
             id=state.id,
             epoch=state.epoch,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=tuple(drawn),
+            drafts=state.guesses,
+            logprobs=tuple(logprobs) if sampling.logprobs is not None else (),
             prompt_logprobs=tuple(prompt_logprobs),
         )
+
+    def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
+        right = 0
+        while right < len(guesses) and guesses[right] == drawn[right]:
+            right += 1
+        return right
+
+    def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
+        """Only the first `computed` tokens count. Cells of the others stay, to be written again."""
+        del state.ids[computed:]
+        state.computed = computed
+        self._recurrent[chunk.slot] = states[computed - chunk.start - 1]
 
     def _bury(self, state: SlotState, computed: int) -> None:
         for g, group in enumerate(self.model.groups):

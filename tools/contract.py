@@ -15,45 +15,51 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import ModuleType
 
-import ferrule
 from ferrule.plugin import CONTRACT, KINDS
+from ferrule_testkit.public import PUBLIC, Shown
 
-# Whole modules: what crosses between core and plugins. Of the others, the public names.
-_WHOLE = ("ferrule.types", "ferrule.errors", "ferrule.sampling_params")
-_PARTS = ("ferrule_nn", "ferrule_parsing", "ferrule_quant", "ferrule.execution")
-_NAMES = (
-    *("ferrule", "ferrule.config", "ferrule.log", "ferrule.schema", "ferrule.structured_outputs"),
-    "ferrule_testkit.kits",
-)
 _PROMISE = "| "
 
 
 def contract() -> str:
     """One line per thing that a change could break. Lines of promises begin with a bar: docstrings, and the comments
     behind fields and parameters, which say units and shapes."""
-    folder = Path(ferrule.__file__).parent / "interfaces"
-    interfaces = [f"ferrule.interfaces.{file.stem}" for file in sorted(folder.glob("[a-z]*.py"))]
     lines = [f"contract {CONTRACT}", ""]
     lines += [f"{kind.group} = {kind.base}" for kind in KINDS.values()]
-    for name in (*_WHOLE, "ferrule.interfaces", *interfaces):
-        module = importlib.import_module(name)
-        lines += ["", f"module {name}", *describe(_source(module)), *_lent(module)]
-    for name in _PARTS:
-        lines += ["", f"names of {name}", *_parts(importlib.import_module(name))]
-    for name in _NAMES:
-        module = importlib.import_module(name)
+    for module in shown(Shown.WHOLE):
+        lines += ["", f"module {module.__name__}", *describe(_source(module)), *_lent(module)]
+    for module in shown(Shown.PARTS):
+        lines += ["", f"names of {module.__name__}", *_parts(module)]
+    for module in shown(Shown.NAMES):
         names = getattr(module, "__all__", None) or [n for n in vars(module) if n in ("Log",)]
-        lines += ["", f"names of {name}", *sorted(names)]
+        lines += ["", f"names of {module.__name__}", *sorted(names)]
     return "\n".join(lines) + "\n"
 
 
+def shown(how: Shown) -> Iterator[ModuleType]:
+    """The public modules that are shown in one way; of packages that are public as a whole, all modules if it is so."""
+    for name, public in PUBLIC.items():
+        if public.shown is how:
+            module = importlib.import_module(name.removesuffix(".*"))
+            yield module
+            if how is Shown.WHOLE and name.endswith(".*"):
+                folder = Path(module.__file__ or "").parent
+                for file in sorted(folder.glob("[a-z]*.py")):
+                    yield importlib.import_module(f"{module.__name__}.{file.stem}")
+
+
 def describe(source: str) -> Iterator[str]:
-    """Public classes, functions and names of one module's source, and what is promised of them."""
+    """Public classes, functions and names of one module's source, and what is promised of them.
+
+    Where it has ``__all__``, these are the names in that.
+    """
     lines = source.splitlines()
     tree = ast.parse(source)
     yield from _promise(tree, "")
+    offered = _offered(tree)
     for node in tree.body:
-        yield from _described(node, "", lines)
+        if offered is None or _name(node) in offered:
+            yield from _described(node, "", lines)
 
 
 def breaking(old: str, new: str) -> list[str]:
@@ -138,9 +144,20 @@ def _parts(module: ModuleType) -> Iterator[str]:
     for file in homes(module):
         source = file.read_text(encoding="utf-8")
         for node in ast.parse(source).body:
-            target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
-            if getattr(node, "name", getattr(target, "id", None)) in wanted:
+            if _name(node) in wanted:
                 yield from _described(node, "", source.splitlines())
+
+
+def _name(node: ast.stmt) -> str | None:
+    """What a statement defines."""
+    target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+    name: str | None = getattr(node, "name", getattr(target, "id", None))
+    return name
+
+
+def _offered(tree: ast.Module) -> frozenset[str] | None:
+    found = next((node.value for node in tree.body if isinstance(node, ast.Assign) and _name(node) == "__all__"), None)
+    return None if found is None else frozenset(ast.literal_eval(found))
 
 
 def homes(package: ModuleType) -> list[Path]:

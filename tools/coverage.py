@@ -21,6 +21,7 @@ FLOORS = {
     "core/ferrule": 93,
     "core/ferrule_nn": 95,
     "core/ferrule_parsing": 94,
+    "core/ferrule_protocol": 95,
     "core/ferrule_quant": 90,
     "plugins/ferrule_plugins": 87,
     "kernels/ferrule_kernels": 85,

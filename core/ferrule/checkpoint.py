@@ -17,6 +17,8 @@ from ferrule.errors import CheckpointError, ConfigError
 from ferrule.rotary import is_positive
 from ferrule.small_files import read_json as read_json
 
+__all__ = ["Values", "architectures", "changed", "completed", "eos_ids", "positive", "read", "remote_code"]
+
 # Where composite models keep the text part.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
 _SHARED = (

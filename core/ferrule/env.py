@@ -21,6 +21,8 @@ from msgspec import Struct
 from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError, nearest
 
+__all__ = ["Environment", "ObjectStore", "caches", "object_store", "report", "told_library", "variable"]
+
 PLUGIN_PREFIX = "FERRULE_PLUGIN_"  # of variables that plugins read themselves
 _LEVELS = ("debug", "info", "warning", "error")
 _SPEAK_EMPTY = ("plugins", "api_key", "admin_key")  # an empty list is a list; an empty key is refused at start

@@ -44,7 +44,7 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """Work of a request that generates: what the engine and the sampler need of its parameters, all of it resolved.
 
     `seed` is always set (the frontend draws one when the user gave none), so that a recomputed or re-batched
-    request repeats its samples: the noise of a sample is a function of (seed, position) alone.
+    request repeats its samples: the noise of a sample is a function of (seed, position, draw) alone.
     """
 
     ends: ClassVar[Literal["sample"]] = "sample"
@@ -268,7 +268,10 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     `ends` says what comes of the last position. "sample": its logits are sampled, and the token becomes position
     start + count. "pool": the prompt ends here, and its vector is computed. "": nothing. With depth 2 a sampled token
     may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
-    `new_ids`: ids appended on the host since the last plan that the runner cannot know (speculation, forced tokens).
+    `new_ids`: the chunk's last ids, where the runner does not have them yet.
+    `drafts`: how many of these are guesses (`RowResult.drafts`) of what will be sampled. A token is sampled for each of
+    them and one behind; they count up to the first that differs from its guess. The request's next chunk begins with
+    the last one that counted, so it is planned when this result is known.
     `new_blocks[g]`: block ids appended to the slot's table in cache group g by this plan.
     `save`: the snapshot, from 1 on, to which states of recurrent layers are copied when the chunk is computed; 0: none.
     """
@@ -280,6 +283,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     count: int
     ends: Literal["sample", "pool", ""]
     new_ids: tuple[int, ...] = ()
+    drafts: int = 0
     new_blocks: tuple[tuple[int, ...], ...] = ()
     save: int = 0
 
@@ -312,6 +316,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
 class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     """What one chunk produced. `token_ids` is empty for a chunk that did not sample, `vector` None where none ends.
 
+    Of a chunk with guesses, `token_ids` are the right ones, and one token more. `drafts` are guesses of what follows.
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
     log-probability of known token p given the ones before it. `error` ends this request and no other; `invalid` says
     that the request itself is to blame.
@@ -320,6 +325,7 @@ class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     id: str
     epoch: int
     token_ids: tuple[int, ...] = ()
+    drafts: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     vector: bytes | None = None  # float32, little-endian

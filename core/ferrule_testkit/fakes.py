@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from ferrule.errors import EngineDead
-from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.types import (
     Admit,
@@ -20,7 +18,6 @@ from ferrule.types import (
     Chunk,
     EngineRequest,
     FinishReason,
-    ModelInfo,
     Pooling,
     RowResult,
     StepPlan,
@@ -29,8 +26,7 @@ from ferrule.types import (
 )
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
-    from ferrule.interfaces.plugins import Plugins
+    pass
 
 
 class Fault(AssertionError):
@@ -181,7 +177,7 @@ class BullyPolicy(SchedulingPolicy):
 class SlotState:
     """What the device keeps for a slot."""
 
-    __slots__ = ("alive_from", "computed", "epoch", "id", "ids", "num_prompt", "scope", "tables", "work")
+    __slots__ = ("alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "scope", "tables", "work")
 
     def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
         self.id = admit.id
@@ -192,6 +188,7 @@ class SlotState:
         self.scope = scope
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.alive_from = [0] * num_groups  # table entries before this index are dead: never read again
+        self.guesses: tuple[int, ...] = ()  # of what follows `ids`
         self.computed = -1  # unknown until the first chunk says where the cached prefix ends
 
 
@@ -199,7 +196,8 @@ class FakeDevice:
     """Executes plans in order, and knows nothing but the plans.
 
     `scope_of_admit` tells what the cells of a request depend on besides its tokens; plans tell only the adapter. Ids
-    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots.
+    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots. `guess` is its
+    speculator: what may follow the known tokens of a request.
     """
 
     def __init__(
@@ -208,8 +206,11 @@ class FakeDevice:
         num_blocks: int,
         scope_of_admit: Callable[[Admit], int] = lambda admit: scope(admit.adapter),
         num_snapshots: int = 0,
+        guess: Callable[[str, Sequence[int]], tuple[int, ...]] = lambda id, ids: (),
     ) -> None:
         self.model = model
+        self.right_guesses = self.wrong_guesses = 0
+        self._guess = guess
         self.failing: set[str] = set()
         self.num_blocks = num_blocks
         self._scope = scope_of_admit
@@ -277,8 +278,17 @@ class FakeDevice:
         if chunk.start != state.computed or chunk.count < 1:
             raise Fault(f"I7: {chunk.id} computes {chunk.count} from {chunk.start}, after {state.computed}")
         end = chunk.start + chunk.count
-        if end > len(state.ids) or (chunk.ends and end != len(state.ids)):
-            raise Fault(f"I7: {chunk.id} computes up to {end} of {len(state.ids)} known tokens")
+        known = end - chunk.drafts
+        if known > len(state.ids) or (chunk.ends and known != len(state.ids)):
+            raise Fault(f"I7: {chunk.id} computes up to {known} of {len(state.ids)} known tokens")
+        if chunk.new_ids != state.guesses[: chunk.drafts] or (chunk.drafts and chunk.ends != "sample"):
+            raise Fault(
+                f"I20: {chunk.id} computes {chunk.new_ids} behind {known} tokens, but {state.guesses} may follow"
+            )
+        if chunk.ends not in ("", state.work.ends):
+            raise Fault(f"I21: {chunk.id} ends with {chunk.ends}, and its work is to {state.work.ends}")
+        state.ids += chunk.new_ids
+        state.guesses = ()
         for g, blocks in enumerate(chunk.new_blocks):
             table = state.tables[g]
             for block in blocks:
@@ -288,10 +298,10 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups, work = self.model.groups, state.work
-        cells: list[int] = []
-        prompt_logprobs = []
+        groups, work, vector = self.model.groups, state.work, None
+        cells, prompt_logprobs, drawn, logprobs, states = [], [], [], [], []
         end = chunk.start + chunk.count
+        known = end - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
             for g, group in enumerate(groups):
@@ -300,41 +310,53 @@ class FakeDevice:
             cell = self.model.cell(state.scope, p, state.ids[p], probes)
             cells.append(cell)
             self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
+            states.append(self._recurrent[chunk.slot])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)
             if work.prompt_logprobs is not None and p + 1 < state.num_prompt:
                 prompt_logprobs.append(self.model.logprob(state.ids[p + 1], cell))
+            if chunk.ends and p + 1 >= known:
+                visible: list[int] = []
+                for g, group in enumerate(groups):
+                    visible += self._read_range(state, g, group.dead_before(p), p + 1)
+                if isinstance(work, Pooling):
+                    vector = self.model.pool(work.normalize, visible if self.model.all_groups else cells, states[-1])
+                else:
+                    drawn.append(self.model.sample(work.seed, p + 1, visible, states[-1]))
+                    logprobs.append(self.model.logprob(drawn[-1], cell))
         state.computed = end
-        token_ids: tuple[int, ...] = ()
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        vector = None
-        visible: list[int] = []
-        for g, group in enumerate(groups if chunk.ends else ()):
-            visible += self._read_range(state, g, group.dead_before(end - 1), end)
-        if chunk.ends == "pool":
-            if not isinstance(work, Pooling):
-                raise Fault(f"I20: {state.id} is pooled, and it was to be sampled")
-            seen = visible if self.model.all_groups else cells
-            vector = self.model.pool(work.normalize, seen, self._recurrent[chunk.slot])
-        elif chunk.ends:
-            if isinstance(work, Pooling):
-                raise Fault(f"I20: {state.id} is sampled, and it was to be pooled")
-            token = self.model.sample(work.seed, end, visible, self._recurrent[chunk.slot])
-            state.ids.append(token)
-            token_ids = (token,)
-            if work.logprobs is not None:
-                logprobs = (self.model.logprob(token, cells[-1]),)
-        self._bury(state, end)
+        if chunk.ends == "sample":
+            right = self._count_right(state.ids[known:], drawn)
+            self.right_guesses += right
+            self.wrong_guesses += chunk.drafts - right
+            self._take_back(state, chunk, known + right, states)
+            state.ids += drawn[right : right + 1]
+            state.guesses = self._guess(state.id, state.ids)
+            drawn, logprobs = drawn[: right + 1], logprobs[: right + 1]
+        self._bury(state, state.computed)
         if state.id in self.failing:
             return RowResult(id=state.id, epoch=state.epoch, error="injected")
         return RowResult(
             id=state.id,
             epoch=state.epoch,
-            token_ids=token_ids,
-            logprobs=logprobs,
+            token_ids=tuple(drawn),
+            drafts=state.guesses,
+            logprobs=tuple(logprobs) if work.logprobs is not None else (),
             prompt_logprobs=tuple(prompt_logprobs),
             vector=vector,
         )
+
+    def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
+        right = 0
+        while right < len(guesses) and guesses[right] == drawn[right]:
+            right += 1
+        return right
+
+    def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
+        """Only the first `computed` tokens count. Cells of the others stay, to be written again."""
+        del state.ids[computed:]
+        state.computed = computed
+        self._recurrent[chunk.slot] = states[computed - chunk.start - 1]
 
     def _bury(self, state: SlotState, computed: int) -> None:
         for g, group in enumerate(self.model.groups):
@@ -373,78 +395,3 @@ class FakeDevice:
         if self._holders[block] != 1:
             raise Fault(f"I6: {state.id} writes block {block}, which {self._holders[block]} live entries name")
         self._memory[block][position % self._size] = cell
-
-
-# ------------------------------------------------------------------------------------------- the executor
-
-
-class EndedStep(Step):
-    """A step that has ended: with a result, or with the fault that it raises."""
-
-    def __init__(self, result: StepResult | EngineDead) -> None:
-        self._result = result
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        if isinstance(self._result, EngineDead):
-            raise self._result
-        return self._result
-
-
-class FakeExecutor(Executor):
-    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
-
-    def __init__(
-        self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0, num_snapshots: int = 0
-    ) -> None:
-        self.model = FakeModel(groups, vocab_size)
-        self.plans: list[StepPlan] = []
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.alive = True
-        self.device: FakeDevice | None = None
-        self._break_at = break_at
-        self._num_snapshots = num_snapshots
-
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
-        return ModelInfo(
-            architecture="Fake",
-            implementation="ferrule_testkit",
-            vocab_size=self.model.vocab_size,
-            max_model_len=64,
-            dtype="float32",
-            device="none",
-            attention="none",
-            groups=self.model.all_groups,
-            page_bytes=1,
-            max_blocks=128,
-            max_snapshots=self._num_snapshots,
-            tasks=("generate", "embed") if self.model.all_groups else ("embed",),
-            splits_prompts=bool(self.model.all_groups),
-        )
-
-    def init_cache(self, num_blocks: int) -> None:
-        self.device = FakeDevice(self.model, num_blocks, num_snapshots=self._num_snapshots)
-
-    def submit(self, plan: StepPlan) -> Step:
-        if self.device is None:
-            raise Fault("a step before init_cache")
-        self.plans.append(plan)
-        if 0 < self._break_at <= len(self.plans):
-            self.alive = False
-            return EndedStep(EngineDead("the fake device broke"))
-        return EndedStep(self.device.run(plan))
-
-    def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
-        self.calls.append((name, args))
-        if name == "restore" and "kv_cache" in args and self.device is not None:
-            self.init_cache(self.device.num_blocks)
-        return len(self.calls)
-
-    def check_health(self) -> None:
-        if not self.alive:
-            raise EngineDead("the fake device broke")
-
-    def shutdown(self) -> None:
-        self.alive = False

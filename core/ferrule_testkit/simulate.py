@@ -12,7 +12,7 @@ import argparse
 import random
 import sys
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
@@ -135,7 +135,9 @@ def maybe_pooling(setup: Setup, rng: random.Random) -> Setup:
 class World:
     """A scheduler, a fake device and a ledger. Each public method is a rule that may be applied at any time."""
 
-    def __init__(self, setup: Setup, make: SchedulerFactory, rng: random.Random) -> None:
+    def __init__(
+        self, setup: Setup, make: SchedulerFactory, rng: random.Random, device_cls: type[FakeDevice] = FakeDevice
+    ) -> None:
         self.setup = setup
         self.limits = setup.limits
         self.rng = rng
@@ -144,9 +146,16 @@ class World:
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
         self.ledger = Ledger(setup.limits, "" if self.scheduler.own_order else setup.policy)
         self.scopes: dict[str, int] = {}
-        self.device = FakeDevice(
-            self.model, setup.limits.num_blocks, lambda admit: self.scopes[admit.id], setup.limits.num_snapshots
+        self.device = device_cls(
+            self.model,
+            setup.limits.num_blocks,
+            lambda admit: self.scopes[admit.id],
+            setup.limits.num_snapshots,
+            self.guess,
         )
+        self.luck = random.Random(repr(setup) + "guesses")  # another generator, so that nothing else changes
+        self.texts: deque[tuple[int, ...]] = deque(maxlen=4)
+        self.lucky = self.luck.choice((0.0, 0.0, 0.5, 0.9))  # chance of a guess to be right; 0: nobody guesses
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
         self.pauses = random.Random(repr(setup))  # another generator, so that nothing else changes
@@ -161,7 +170,7 @@ class World:
         storm = self.setup.storm
         prompt = list(base[: rng.randint(0, 2 if storm else len(base) // rng.choice((1, 2, 3)))])
         prompt += [rng.randrange(self.setup.vocab_size) for _ in range(rng.randint(0, 3))]
-        prompt = prompt or [0]
+        prompt = self._next_turn() or prompt or [0]
         self.submitted += 1
         few = rng.random() < 0.3
         most = 120 if storm else 30
@@ -188,6 +197,25 @@ class World:
             key_name=("", "a", "b")[self.submitted % 3],
         )
 
+    def _next_turn(self) -> list[int]:
+        """A prompt that another request's text begins, as the second turn of a chat; empty where there is none."""
+        if not self.texts or self.setup.storm or self.luck.random() < 0.7:
+            return []
+        text = self.luck.choice(self.texts)
+        return [*text[: self.luck.randint(1, len(text))], self.luck.randrange(self.setup.vocab_size)]
+
+    def guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
+        """What a speculator says that knows how a request goes on, and often errs."""
+        if not self.lucky or id not in self.ledger.live:
+            return ()
+        track = self.ledger.live[id]
+        text = [*track.request.prompt_ids, *track.solo.token_ids, 0, 0, 0]
+        guesses = text[len(ids) : len(ids) + self.luck.choice((0, 1, 2, 3, 5))]
+        return tuple(
+            token if self.luck.random() < self.lucky else self.luck.randrange(self.setup.vocab_size)
+            for token in guesses
+        )
+
     def add(self, request: EngineRequest) -> bool:
         """Add a request that can run, as the gate does; one whose id is here must be refused. False when it was not."""
         if not self._can_run(request):
@@ -202,7 +230,9 @@ class World:
             return False
         if known:
             raise Violation(f"I10: {request.id} was admitted twice")
-        self.ledger.add(request, solo(self.model, request, self.limits.max_model_len))
+        alone = solo(self.model, request, self.limits.max_model_len)
+        self.ledger.add(request, alone)
+        self.texts.append((*request.prompt_ids, *alone.token_ids))
         return True
 
     def _can_run(self, request: EngineRequest) -> bool:
@@ -320,6 +350,8 @@ class Report:
     restored: int = 0  # lives that began with saved states
     preemptions: int = 0
     vectors: int = 0
+    right_guesses: int = 0
+    wrong_guesses: int = 0
 
 
 def simulate(
@@ -328,6 +360,7 @@ def simulate(
     scheduler_cls: SchedulerFactory = DefaultScheduler,
     policy: str | None = None,
     depth: int | None = None,
+    device_cls: type[FakeDevice] = FakeDevice,
 ) -> Report:
     """Run `steps` steps. Raises Violation, or what the scheduler raised, with a line that replays the run."""
     report = Report()
@@ -335,7 +368,7 @@ def simulate(
     try:
         while report.steps < steps:
             rng = random.Random(f"{seed}:{episode}")
-            world = World(draw_setup(rng, policy, depth), scheduler_cls, rng)
+            world = World(draw_setup(rng, policy, depth), scheduler_cls, rng, device_cls)
             for _ in range(min(EPISODE_STEPS, steps - report.steps)):
                 world.step()
                 report.steps += 1
@@ -346,6 +379,8 @@ def simulate(
             report.restored += world.ledger.restored
             report.preemptions += world.ledger.preemptions
             report.vectors += world.ledger.vectors
+            report.right_guesses += world.device.right_guesses
+            report.wrong_guesses += world.device.wrong_guesses
             episode += 1
     except Exception as error:
         line = f"python -m ferrule_testkit.simulate --seed {seed} --steps {steps}"

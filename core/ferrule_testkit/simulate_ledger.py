@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I20 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I21 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -55,6 +55,7 @@ class Track:
         self.epoch = 0
         self.prefilling = False  # what was known when this life began is not all computed
         self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
+        self.guessed = False  # its last chunk had guesses, whose result is not known
         self.restores = False  # this life begins with saved states
         self.cached = -1  # where its first life began
         self.num_tokens = 0
@@ -153,6 +154,7 @@ class Ledger:
                 require(0 < chunk.save <= room, f"I18: {chunk.id} saves to snapshot {chunk.save} of {room}")
                 end, size = chunk.start + chunk.count, self.limits.groups[0].block_size
                 require(not end % size, f"I18: {chunk.id} saves its states after {end} tokens, inside a block")
+                require(not chunk.drafts, f"I18: {chunk.id} saves its states behind guesses")
 
     def _count_prefills(self, plan: StepPlan) -> None:
         """I8: no more prompts are in progress than may be. Under a pace one more may wait, while another passes it."""
@@ -192,15 +194,14 @@ class Ledger:
         known = track.request.prompt_ids + tuple(track.solo.token_ids[: track.num_tokens])
         require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
         require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
-        require(
-            (admit.work, admit.adapter) == (track.request.work, track.request.adapter),
-            f"I9: {admit.id} is admitted as somebody else",
-        )
+        same = (admit.work, admit.adapter) == (track.request.work, track.request.adapter)
+        require(same, f"I9: {admit.id} is admitted as somebody else")
         self._overtakes(track)
         track.prefilling = True
         self._epoch = track.epoch = admit.epoch
         track.slot = admit.slot
         track.next_start = -1
+        track.guessed = False
         track.restores = admit.restore > 0
         self.restored += admit.restore > 0
         require(self._states or not admit.restore, f"I18: {admit.id} begins with a state, and there are none")
@@ -226,6 +227,7 @@ class Ledger:
             return
         require(not track.paused, f"I19: {chunk.id} runs although it is paused")
         require((chunk.slot, chunk.epoch) == (track.slot, track.epoch), f"I9: {chunk.id} runs in another's slot")
+        require(not track.guessed, f"I20: {chunk.id} runs on before it is known which guesses are right")
         end = chunk.start + chunk.count
         if track.next_start < 0:
             hit_allowed = self.limits.prefix_caching and chunk.start < track.num_known
@@ -245,8 +247,11 @@ class Ledger:
         if not self.limits.chunked_prefill:
             require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")
         elif threshold:
-            require(chunk.count <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold")
+            require(
+                chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold"
+            )
         track.next_start = end
+        track.guessed = chunk.drafts > 0
         size = self.limits.groups[0].block_size if self._states else 1
         tail = (track.num_known - 1) % size + 1 if self._states and self.limits.num_snapshots else 0
         track.prefilling = track.prefilling and not chunk.ends and end < track.num_known - tail
@@ -277,6 +282,8 @@ class Ledger:
     def _content(self, track: Track, delta: RequestDelta) -> None:
         first = track.num_tokens
         track.num_tokens += len(delta.token_ids)
+        if track.guessed and delta.token_ids:
+            track.guessed, track.next_start = False, track.num_known - 1
         self.tokens += len(delta.token_ids)
         solo = track.solo
         expected = tuple(solo.token_ids[first : track.num_tokens])
@@ -289,7 +296,7 @@ class Ledger:
         require(same, f"I15: {delta.id} has other prompt logprobs than alone")
         vector = solo.vector if delta.finish is FinishReason.STOP else None
         self.vectors += vector is not None
-        require(delta.vector == vector, f"I20: {delta.id} has another vector than alone, or at another time")
+        require(delta.vector == vector, f"I21: {delta.id} has another vector than alone, or at another time")
         if delta.token_ids:
             require(delta.cached == track.cached, f"I13: {delta.id} counts {delta.cached} cached, had {track.cached}")
 

@@ -50,6 +50,7 @@ def test_the_walk_sees_the_repository() -> None:
 def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
     """A base class that no kind names could not be plugged in."""
     shared = {"dialect", "plugins", "ranks", "service"}  # what a plugin is handed, not what it is
+    shared |= {"speculator"}  # not chosen by an option yet: a runner is given one
     modules = {module.name for module in repository() if module.name.startswith("ferrule.interfaces.")}
     bases = {kind.base.partition(":")[0] for kind in KINDS.values()}
     bases |= {earlier.base.partition(":")[0] for kind in KINDS.values() for earlier in kind.earlier.values()}
@@ -77,6 +78,15 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "no-torch", "core/ferrule/interfaces/x.py", "import torch.nn\n", 1
     yield "engine-is-pure", engine, "from time import monotonic\n", 1
     yield "one-place-each", "plugins/ferrule_plugins/x.py", "import pluggy\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule.engine import queue\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule.env import FOREIGN\n", 1
+    yield "public-imports", "plugins/ferrule_plugins/x.py", "from ferrule import llm, log\n", 1
+    yield (
+        "public-imports",
+        "plugins/ferrule_plugins/scheduler/default.py",
+        "import ferrule.runner\n",
+        1,
+    )
     yield "no-http-client-in-core", "core/ferrule/config/x.py", "import httpx\n", 1
     yield "function-length", engine, "def f():\n" + "    x = 1\n" * MAX_FUNCTION, 1
     yield "class-length", engine, "class A:\n" + "    x = 1\n" * MAX_CLASS, 1

@@ -78,10 +78,6 @@ class ListedGrammar(Grammar):
     def rollback(self, count: int) -> None:
         del self.accepted[len(self.accepted) - count :]
 
-    @property
-    def finished(self) -> bool:
-        return set(self.ids()) == set(self.vocabulary.stop_ids)
-
     def fork(self) -> Grammar:
         other = type(self)(self.vocabulary, self.texts)
         other.accepted = self.accepted.copy()
@@ -181,12 +177,6 @@ class AcceptsAnything(ListedGrammar):
         return True
 
 
-class FinishedWhereItMayEnd(ListedGrammar):
-    @property
-    def finished(self) -> bool:
-        return self.ended or self.may_end()
-
-
 class OnlyTheFirstCharacterCounts(ListedGrammar):
     def may_end(self) -> bool:
         return any(len(text) == len(self.text) for text in self.texts)
@@ -258,7 +248,6 @@ FAULTS: dict[type[Any], str] = {
     ForgetsRollback: "test_rollback_restores",
     ForksTheSameState: "test_a_fork_is_independent",
     AcceptsAnything: "test_masks_and_accept_agree",
-    FinishedWhereItMayEnd: "test_finished_says_whether_anything_but_a_stop_token_can_come",
     OnlyTheFirstCharacterCounts: "test_random_texts_are_right",
     FillsInTheWrongOrder: "test_filling_at_once_is_filling_one_by_one",
     SharesStateBetweenGrammars: "test_another_object_loads_what_was_compiled",

@@ -630,6 +630,26 @@ class NoiseOfTheRow(DefaultSampler):
         return super().sample(logits, SampleBatch(rows, batch.history))
 
 
+class DrawsOnce(DefaultSampler):
+    def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return super().sample(logits, replace(batch, rows=[replace(row, draw=0) for row in batch.rows]))
+
+
+class BelievesTheGuess(DefaultSampler):
+    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor) -> Sampled:
+        sampled = super().verify(logits, batch, guesses)
+        return replace(sampled, tokens=torch.where(guesses < 0, sampled.tokens, guesses))
+
+
+class GuessesMoreOften(DefaultSampler):
+    """Greedy rows do not show it."""
+
+    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor) -> Sampled:
+        rows = (guesses >= 0).nonzero().squeeze(1)
+        logits[rows, guesses[rows]] += 0.3
+        return super().verify(logits, batch, guesses)
+
+
 class LeansOnNeighbours(DefaultSampler):
     """By so little that rows of equal kind hardly ever show it."""
 
@@ -1075,6 +1095,9 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "executor", FaultsAreForgotten, "test_a_failed_step_is_fatal_and_told"
     yield "sampler", Biased, "test_frequencies_follow_the_distribution"
     yield "sampler", NoiseOfTheRow, "test_rows_do_not_depend_on_each_other"
+    yield "sampler", DrawsOnce, "test_draws_at_one_position"
+    yield "sampler", BelievesTheGuess, "test_guesses_are_verified"
+    yield "sampler", GuessesMoreOften, "test_guesses_are_verified"
     yield "sampler", LeansOnNeighbours, "test_extreme_neighbours_change_nothing"
     yield "sampler", SharesTheTemperature, "test_extreme_neighbours_change_nothing"
     yield "sampler", KeepsTheFirst, "test_a_slot_keeps_nothing_of_its_former_request"

@@ -3,7 +3,7 @@
 import pytest
 
 from ferrule_testkit.simulate import simulate
-from tests.simulate.bugs import BUGS
+from tests.simulate.bugs import BROKEN_DEVICES, BUGS
 
 
 def test_there_are_enough_bugs():
@@ -15,3 +15,9 @@ def test_bug_is_caught(name):
     with pytest.raises(Exception) as caught:  # a check fails, or the scheduler trips over its own state
         simulate(1, 10_000, BUGS[name])
     assert "replay: python -m ferrule_testkit.simulate --seed 1" in caught.value.__notes__[0]
+
+
+@pytest.mark.parametrize("name", BROKEN_DEVICES)
+def test_broken_device_is_caught(name):
+    with pytest.raises(AssertionError):  # a fault that the device finds, or a violation
+        simulate(1, 10_000, device_cls=BROKEN_DEVICES[name])

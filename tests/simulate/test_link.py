@@ -22,7 +22,8 @@ from ferrule.types import CacheGroup, EngineRequest, FinishReason, RequestDelta,
 from ferrule.wire.link import Receiver, Sender
 from ferrule.wire.messages import FromEngine, Gap, Ready, ToEngine
 from ferrule_testkit.fake_engine import fake_info
-from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))

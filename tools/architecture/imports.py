@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from ferrule_testkit.public import may_import
 from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
@@ -64,8 +65,14 @@ TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
 ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
-_SDKS = ("ferrule_nn", "ferrule_parsing", "ferrule_quant")
+_SDKS = ("ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
 _BESIDE = (*_SDKS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
+# What is built in keeps to what strangers may import, but for these files, or folders, and what they need.
+_INSIDE: Mapping[str, str] = {
+    "plugins/ferrule_plugins/command/": "",  # the program itself: it starts processes, converts, measures
+    "plugins/ferrule_plugins/scheduler/default.py": "ferrule.engine.scheduler",  # the engine's own, under a name
+    "contrib_models/ferrule_contrib/tiny/": "",  # the embedded model's maker and judge, beside it
+}
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 
 
@@ -168,6 +175,26 @@ def one_place_each(modules: Sequence[Module]) -> list[Violation]:
     ]
 
 
+def public_imports(modules: Sequence[Module]) -> list[Violation]:
+    """Plugins that are built in import nothing of the core, and of the SDKs, that strangers may not.
+
+    `ferrule_kernels` and `ferrule_plugins` are theirs, as a stranger's distribution has modules of its own.
+    """
+    return [
+        Violation(module.path, imported.line, f"imports {'.'.join(filter(None, (imported.target, name)))}, private")
+        for module in modules
+        if module.package in ("ferrule_plugins", "ferrule_contrib")
+        for imported in module.imports
+        if _is(imported, ("ferrule", *_SDKS)) and not _is_inside(module, imported)
+        for name in imported.names or ("",)
+        if not may_import(imported.target, name)
+    ]
+
+
+def _is_inside(module: Module, imported: Import) -> bool:
+    return any(module.path.startswith(path) and imported.target.startswith(what) for path, what in _INSIDE.items())
+
+
 def no_http_client_in_core(modules: Sequence[Module]) -> list[Violation]:
     """Core fetches nothing by itself; downloads go through huggingface_hub."""
     return [v for m in modules if m.core for v in _banned(m, HTTP_CLIENTS, "core must not import")]
@@ -181,6 +208,7 @@ IMPORT_RULES: dict[str, Rule] = {
     "no-torch-on-import": no_torch_on_import,
     "engine-is-pure": engine_is_pure,
     "one-place-each": one_place_each,
+    "public-imports": public_imports,
     "no-http-client-in-core": no_http_client_in_core,
 }
 

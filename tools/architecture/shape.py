@@ -49,6 +49,7 @@ BUDGETS = MappingProxyType(
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
+        "ferrule_protocol": 250,
         "ferrule_quant": 1_100,  # names of layers, words of bits, and what each device multiplies
     }
 )

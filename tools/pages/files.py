@@ -20,6 +20,7 @@ from tools.pages import http as http_page
 from tools.pages import kinds as kind_pages
 from tools.pages import kits as kits_page
 from tools.pages import metrics as metrics_page
+from tools.pages import public as public_page
 
 # File → its text.
 FILES: Mapping[str, Callable[[], str]] = MappingProxyType(
@@ -32,6 +33,7 @@ FILES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "docs/advisories.md": advisories_page.page,
     }
 )
+_PUBLIC = Path("docs/plugins.md")
 _KINDS = Path("docs/reference/plugins")  # written as a whole: a page that does not belong to a kind is removed
 
 
@@ -41,6 +43,7 @@ def texts(root: Path, *, console: bool = True) -> Iterator[tuple[Path, str]]:
         yield root / name, made()
     for kind, text in kind_pages.pages(root / "templates" / "plugin").items():
         yield root / _KINDS / f"{kind}.md", text
+    yield root / _PUBLIC, public_page.renewed(root / _PUBLIC)
     for name in console_page.WORLDS if console else ():
         yield root / "docs" / name, console_page.renew(root / "docs" / name)
 

@@ -6,7 +6,6 @@
 from __future__ import annotations
 
 import ast
-import importlib
 import inspect
 import re
 import sys
@@ -17,9 +16,9 @@ from types import ModuleType
 
 import ferrule
 from ferrule.plugin import KINDS, Kind
-from tools.contract import homes
+from ferrule_testkit.public import Shown
+from tools.contract import homes, shown
 
-PARTS = ("ferrule_parsing", "ferrule_quant", "ferrule_nn", "ferrule.execution")
 _WORDS = {"abstractmethod": "To be defined.", "classmethod": "A class method.", "property": "A property."}
 _HEAD = """\
 # `{name}`
@@ -56,7 +55,7 @@ def pages(templates: Path) -> dict[str, str]:
     """The text of each page, by its name: the kind, or the package of parts."""
     known = dict(_definitions())
     kinds = {kind.name: "\n".join(_page(kind, known, templates)) + "\n" for kind in KINDS.values()}
-    parts = {name.replace(".", "_"): "\n".join(_part(importlib.import_module(name))) for name in PARTS}
+    parts = {module.__name__.replace(".", "_"): "\n".join(_part(module)) for module in shown(Shown.PARTS)}
     return {**kinds, **parts}
 
 

@@ -9,6 +9,8 @@ import torch
 
 from ferrule.interfaces.model import HasPackedTensors
 
+__all__ = ["device_tensors", "weight_tensors"]
+
 
 @runtime_checkable
 class QuantizedLayer(Protocol):

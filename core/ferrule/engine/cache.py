@@ -15,6 +15,7 @@ in an encoder, nothing is kept at all.
 
 from __future__ import annotations
 
+import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Sequence
@@ -165,6 +166,12 @@ class KVCacheManager:
         first = 0 if hit is not None else num_present
         return tuple(tuple(table[first:]) for table in held.tables)
 
+    def room(self, id: str) -> int:
+        """How many positions `reserve` can make room for."""
+        if not self._groups:
+            return sys.maxsize
+        return self._requests[id].capacity + self.pool.num_available // len(self._groups) * self._size
+
     def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
         """True when a request of `num_tokens`, of which `hit` is here, fits beside `owed` blocks promised to others."""
         found = sum(len(blocks) - blocks.count(0) for blocks in hit.blocks)
@@ -225,6 +232,12 @@ class KVCacheManager:
         self.snapshots.give_back(held.saving.values())
         for table in held.tables:
             self.pool.release(table)
+
+    def usage(self) -> dict[str, int]:
+        """What `EngineStats` says of blocks and snapshots."""
+        pool, saved = self.pool, self.snapshots.num_published
+        totals = {"blocks_total": pool.num_blocks - 1, "blocks_used": pool.num_used}
+        return totals | {"blocks_cached": pool.num_idle, "snapshots": saved}
 
     def reset(self) -> bool:
         """Forget prefixes that no request holds; False when some are held."""

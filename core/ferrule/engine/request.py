@@ -36,6 +36,7 @@ class Request:
     sent       positions [0, sent) are in the cache once all plans in flight have run
     confirmed  positions [0, confirmed) are in the cache: their plans were committed
     limit      the most tokens that it may ever have; the last of them is never computed
+    guesses    of what follows the last id; no other counter takes them in before a result says which are right
     """
 
     spec: EngineRequest
@@ -53,6 +54,7 @@ class Request:
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
+    guesses: tuple[int, ...] = ()
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
@@ -120,6 +122,13 @@ class Request:
         self.found = -1
         self.known = len(self.ids)
         self.sent = self.confirmed = 0
+        self.guesses = ()
+
+    def settle(self, drafts: int, right: int) -> None:
+        """Take back the guesses of a confirmed chunk that were wrong, and count those that were right."""
+        self.confirmed -= drafts - right
+        self.sent += right
+        self.known += right
 
     def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
         """Take sampled tokens up to the one that ends the request, if one does.
@@ -158,8 +167,8 @@ class Request:
         )
 
     def chunk(self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step, which `ends` what is known, and whose states go to the snapshot `save`."""
-        return Chunk(
+        """A row of a step, which `ends` what is known, with the guesses behind it; states go to the snapshot `save`."""
+        chunk = Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
@@ -169,6 +178,10 @@ class Request:
             new_blocks=blocks,
             save=save,
         )
+        if not self.guesses:
+            return chunk
+        drafts = len(self.guesses)
+        return replace(chunk, count=count + drafts, new_ids=self.guesses, drafts=drafts)
 
     def delta(
         self, row: RowResult, count: int, stop: int | None, prompt_logprobs: tuple[TokenLogprobs, ...]

@@ -9,13 +9,15 @@ order, so a later plan cannot spoil an earlier one. Results of a life that has e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.guesses import Guesses
 from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
+from ferrule.engine.shares import Shares
 from ferrule.engine.stats import Counters
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
@@ -94,6 +96,7 @@ class DefaultScheduler(Scheduler):
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
         self._prefills = Prefills(limits)
+        self._guesses = Guesses()
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0
@@ -130,6 +133,7 @@ class DefaultScheduler(Scheduler):
 
     def schedule(self, now: float) -> StepPlan | None:
         draft = Draft(self._budget())
+        self._guesses.begin(draft.budget, len(self.running))
         self._continue_running(draft, now)
         if not draft.preempted:
             self.waiting.refresh(now)
@@ -144,6 +148,7 @@ class DefaultScheduler(Scheduler):
             admits=tuple(draft.admits),
             releases=self._slots.take_releases(),
         )
+        self._guesses.sent(plan)
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -156,9 +161,10 @@ class DefaultScheduler(Scheduler):
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
         for request in list(self.running.values()):
-            if request.todo > 1:
+            todo = request.todo
+            if todo > 1:
                 prefills.append(request)
-            elif request.todo and draft.budget and request.running:
+            elif todo and draft.budget and request.running and not (request.guesses and self._guesses.wait(request)):
                 self._give(request, 1, draft, now)
         rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
         prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
@@ -176,7 +182,10 @@ class DefaultScheduler(Scheduler):
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
-        while (blocks := self.cache.reserve(request.id, request.sent + count)) is None:
+        end = request.sent + count
+        if request.guesses:
+            end += self._guesses.choose(request, self.cache.room(request.id))
+        while (blocks := self.cache.reserve(request.id, end)) is None:
             victim = self._victim()
             if victim is None:
                 return
@@ -192,8 +201,8 @@ class DefaultScheduler(Scheduler):
         if ends:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        draft.chunks[request.id] = request.chunk(start, count, ends, blocks, save)
-        draft.budget -= count
+        draft.chunks[request.id] = chunk = request.chunk(start, count, ends, blocks, save)
+        draft.budget -= chunk.count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
@@ -228,15 +237,7 @@ class DefaultScheduler(Scheduler):
 
     def _victim(self) -> Request | None:
         """Whom to preempt, the one who asks for blocks included."""
-        oldest = min(self.running.values(), key=lambda request: request.sequence)
-        others = [request for request in self.running.values() if request.todo and request is not oldest]
-        candidates = [request.view(self.waiting.shares.served(request.spec.key_name)) for request in others]
-        if not candidates:
-            return None
-        id = self.policy.victim(candidates)
-        if all(view.id != id for view in candidates):
-            raise ValueError(f"{type(self.policy).__name__}.victim named a request that is not a candidate")
-        return self.running[id]
+        return _choose_victim(self.running, self.policy, self.waiting.shares)
 
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
         draft.drop(request.id)
@@ -259,6 +260,7 @@ class DefaultScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
         self._prefills.pace.end(plan, now)
+        self._guesses.end(plan)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)
@@ -271,24 +273,29 @@ class DefaultScheduler(Scheduler):
         return deltas
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
-        error = row.error
-        if error is None and chunk.ends != row.ends:
-            error = "the runner did not return the token or vector that it was asked for"
+        error, told = row.error, len(row.token_ids)
+        if error is None and (chunk.ends != row.ends or told > 1 + chunk.drafts):
+            error = "the runner did not return the tokens or the vector that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, delta, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
+        request.guesses = row.drafts
+        if chunk.drafts:
+            request.settle(chunk.drafts, told - 1)
         self.waiting.shares.charge(request)
-        self.cache.confirm(request.id, request.ids, request.confirmed)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not chunk.ends:
+            self.cache.confirm(request.id, request.ids, request.confirmed)
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
         count, finish, stop = request.append(row.token_ids) if row.vector is None else (0, FinishReason.STOP, None)
+        computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
+        self.cache.confirm(request.id, request.ids, computed)
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)
@@ -306,15 +313,11 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        pool = self.cache.pool
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting) + len(self.waiting.paused),
             paused=len(self.waiting.paused),
-            blocks_total=pool.num_blocks - 1,
-            blocks_used=pool.num_used,
-            blocks_cached=pool.num_idle,
-            snapshots=self.cache.snapshots.num_published,
+            **self.cache.usage(),
             **asdict(self.counters),
         )
 
@@ -336,6 +339,18 @@ class DefaultScheduler(Scheduler):
         self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, shares: Shares) -> Request | None:
+    oldest = min(running.values(), key=lambda request: request.sequence)
+    others = [request for request in running.values() if request.todo and request is not oldest]
+    candidates = [request.view(shares.served(request.spec.key_name)) for request in others]
+    if not candidates:
+        return None
+    id = policy.victim(candidates)
+    if all(view.id != id for view in candidates):
+        raise ValueError(f"{type(policy).__name__}.victim named a request that is not a candidate")
+    return running[id]
 
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:

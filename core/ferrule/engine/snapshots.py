@@ -7,6 +7,7 @@ restored from there. Plans run in order, so a snapshot may be given away as soon
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Collection, Iterator
 
@@ -44,6 +45,14 @@ class Borders:
                 return stop
         border = end - end % self.size
         return border if start < border and end < known and self._due(border) else end
+
+    def room(self, end: int) -> int:
+        """How many guesses may follow `end`: states are saved behind tokens that are known, so none reaches the border
+        where the next ones are due."""
+        if not self.interval:
+            return sys.maxsize
+        border = max(self.last + self.interval, end + -end % self.size)
+        return max(0, border - 1 - end)
 
     def save(self, end: int) -> bool:
         """Whether the states after a chunk that ends at `end` are to be saved. Asked once for each chunk."""

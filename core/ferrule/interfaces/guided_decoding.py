@@ -61,11 +61,6 @@ class Grammar(ABC):
     def rollback(self, count: int) -> None:
         """Take back the last `count` accepted tokens."""
 
-    @property
-    @abstractmethod
-    def finished(self) -> bool:
-        """True when a stop token is all that can come."""
-
     @abstractmethod
     def fork(self) -> Grammar:
         """An independent grammar in the same state."""

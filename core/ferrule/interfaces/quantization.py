@@ -1,4 +1,7 @@
-"""`quantization`: weights in fewer bits. Entry point name = what `--quantization` takes."""
+"""`quantization`: weights in fewer bits. Entry point name = what `--quantization` takes.
+
+`ferrule_quant` has what methods share: schemes for what weights may stand for, and names of layers in configurations.
+"""
 
 from __future__ import annotations
 

@@ -31,6 +31,9 @@ reaches the client as ``{"error": {"message", "type", "param", "code"}}``: what 
 field, HTTPException has the status that it says, and anything else is a 500 without its text. A router of another
 protocol returns its `Dialect`, which says how errors and streams look there, and which headers carry the key.
 
+`ferrule_protocol` has what protocols share: fields of conversations, usage, notes on fields without effect, streams
+that let go of what they read.
+
 Only path operations are taken: no mounts, websockets or plain Starlette routes. Lifespan events are not run.
 """
 

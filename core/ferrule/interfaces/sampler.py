@@ -43,7 +43,7 @@ class LogprobsMode(Enum):
 
 @dataclass(slots=True, unsafe_hash=True)  # frozen, it would take three times as long to make
 class SampleRow:
-    """One row to sample. `position` is that of the token to be drawn; (seed, position) determines its noise.
+    """One row to sample. `position` is that of the token to be drawn; (seed, position, draw) determines its noise.
 
     Nobody changes it.
     """
@@ -54,6 +54,7 @@ class SampleRow:
     position: int
     mask: bytes | None = None  # grammar bitmask over the vocabulary
     num_embedded: int = 0  # first positions that came as embeddings: their ids in the history mean nothing
+    draw: int = 0  # which one at this position, for whoever needs several there; a request's output is made of draw 0
 
 
 @dataclass(frozen=True)
@@ -95,9 +96,19 @@ class Sampler(ABC):
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         """Draw one token per row of `logits` [rows, vocab] float32, which it may overwrite.
 
-        A row's token depends on its own logits, history, parameters and (seed, position) only, never on its
+        A row's token depends on its own logits, history, parameters and (seed, position, draw) only, never on its
         neighbours or its place in the batch.
         """
+
+    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor) -> Sampled:
+        """Draw as `sample` does, where requests have several rows, one for each guess and one behind them.
+
+        `guesses` [rows] int64 is the guess for the token that a row draws, -1 for none. It stands in the history of the
+        rows behind it, and these count if the drawn token is equal to it. The default draws what it would draw without
+        guesses, so these change no output. Another sampler may draw a guess more often than that, as long as tokens
+        come as often as the parameters say.
+        """
+        return self.sample(logits, batch)
 
 
 class LogitsProcessor(ABC):

@@ -18,7 +18,7 @@ import torch
 from msgspec.structs import replace
 
 from ferrule.interfaces.model import LayerCache, StateSpec
-from ferrule.types import Admit, CacheGroup, Chunk
+from ferrule.types import Admit, CacheGroup, Chunk, StepPlan
 
 Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from the host to the device
 
@@ -65,6 +65,15 @@ class CacheMap:
         return storages, views
 
 
+@dataclass(frozen=True)
+class StatesBefore:
+    """A slot's states before a chunk [start, end) that has guesses."""
+
+    start: int
+    end: int
+    states: Mapping[str, torch.Tensor]
+
+
 class StateStore:
     """A model's recurrent states. A slot's are set when it is given to a request, not before.
 
@@ -77,6 +86,7 @@ class StateStore:
         self._device = device
         self.tensors: dict[str, torch.Tensor] = {}  # each [slots, *shape]
         self._saved: dict[str, torch.Tensor] = {}  # each [snapshots, *shape]
+        self._before: dict[int, StatesBefore] = {}  # by slot, whose last chunk had guesses
 
     @property
     def all_tensors(self) -> list[torch.Tensor]:
@@ -97,12 +107,14 @@ class StateStore:
         self._saved = self._zeros(num_snapshots) if num_snapshots else {}
 
     def release(self) -> None:
-        self.tensors, self._saved = {}, {}
+        self.tensors, self._saved, self._before = {}, {}, {}
 
     def begin(self, admits: Sequence[Admit], stage: Stage) -> None:
         """States of admitted requests are zeros, whatever was there, or those behind the prefix that was found."""
         if not self.tensors:
             return
+        for admit in admits:
+            self._before.pop(admit.slot, None)
         cleared = [admit.slot for admit in admits if not admit.restore]
         if cleared:
             (slots,) = stage([torch.tensor(cleared)])
@@ -113,6 +125,27 @@ class StateStore:
             slots, snapshots = stage([torch.tensor(each) for each in zip(*restored, strict=True)])
             for name, tensor in self.tensors.items():
                 tensor.index_copy_(0, slots, self._saved[name].index_select(0, snapshots))
+
+    def rewind(self, plan: StepPlan) -> StepPlan:
+        """The plan as it must be computed: a chunk begins where the one before did, if that had a wrong guess.
+
+        States are put back to there, so the tokens that counted are computed again. Their keys and values are written
+        once more: nobody shares these blocks, because there is no snapshot behind them yet.
+        """
+        if not self.tensors or not (self._before or any(chunk.drafts for chunk in plan.chunks)):
+            return plan
+        return replace(plan, chunks=tuple([self._rewind(chunk) for chunk in plan.chunks]))
+
+    def _rewind(self, chunk: Chunk) -> Chunk:
+        before = self._before.pop(chunk.slot, None)
+        if before is not None and chunk.start < before.end:
+            for name, state in before.states.items():
+                self.tensors[name][chunk.slot].copy_(state)
+            chunk = replace(chunk, start=before.start, count=chunk.start + chunk.count - before.start)
+        if chunk.drafts:
+            states = {name: tensor[chunk.slot].clone() for name, tensor in self.tensors.items()}
+            self._before[chunk.slot] = StatesBefore(chunk.start, chunk.start + chunk.count, states)
+        return chunk
 
     def save(self, chunks: Sequence[Chunk], stage: Stage) -> None:
         """Copy the states after those chunks that say where to."""

@@ -13,9 +13,10 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -24,6 +25,7 @@ import numpy as np
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.log import Log
+from ferrule.runner.draws import guesses_of
 from ferrule.runner.follower import Follower
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.thoughts import ThoughtCounter
@@ -41,7 +43,7 @@ _log = Log("grammar")
 
 @dataclass
 class SlotGrammar:
-    """One request's constraint. `sampled`: the step whose token of this slot has not been followed yet."""
+    """One request's constraint. `sampled`: the step whose tokens of this slot have not been followed yet."""
 
     grammar: Grammar | None = None
     thoughts: ThoughtCounter | None = None
@@ -49,16 +51,26 @@ class SlotGrammar:
     error: str | None = None
     invalid: bool = False  # the constraint is to blame for the error, not the server
     sampled: tuple[Outcome, int] | None = None  # and the row in its plan
+    ahead: list[ThoughtCounter | None] = field(default_factory=list)  # guesses followed: `thoughts` before each of them
     digest: bytes = b""  # of the constraint; empty for a limit on thoughts alone
 
 
 @dataclass(frozen=True)
 class Masks:
-    """For the rows of a step that are constrained: a bitmask, or why there is none. By slot."""
+    """For the rows of a step that are constrained: bitmasks, or why there are none. By slot.
 
-    bits: dict[int, bytes] = field(default_factory=dict)
+    The masks of a row are for its token and for those behind its guesses, up to the first guess that is not allowed; an
+    empty one allows every token.
+    """
+
+    bits: dict[int, list[bytes]] = field(default_factory=dict)
     errors: dict[int, str] = field(default_factory=dict)
     invalid: frozenset[int] = frozenset()  # slots whose constraint is to blame for the error
+
+    def of(self, slot: int, ahead: int) -> bytes | None:
+        """The mask of a row behind so many guesses; any, where it does not count."""
+        bits = self.bits.get(slot)
+        return (bits[min(ahead, len(bits) - 1)] or None) if bits else None
 
 
 class PendingMasks:
@@ -134,13 +146,15 @@ class Grammars:
         wanted = [(chunk.slot, self._slots[chunk.slot]) for chunk in chunks if chunk.slot in self._slots]
         if not wanted:
             return None
-        pending = PendingMasks(self._follower, STEP_SECONDS + _ROW_SECONDS * len(wanted), self._end_slow)
+        guesses = {chunk.slot: guesses_of(chunk) for chunk in chunks if chunk.drafts}
+        count = len(wanted) + sum(len(guesses.get(slot, ())) for slot, _ in wanted)
+        pending = PendingMasks(self._follower, STEP_SECONDS + _ROW_SECONDS * count, self._end_slow)
         groups: dict[bytes, list[tuple[int, SlotGrammar]]] = {}
         for slot, constraint in wanted:
             groups.setdefault(constraint.digest, []).append((slot, constraint))
         found = Masks()
         for key, rows in groups.items():
-            self._follower.submit(key, partial(self._fill, rows, words, found))
+            self._follower.submit(key, partial(self._fill, rows, guesses, words, found))
         self._follower.submit(b"", partial(self._hand_over, wanted, found, pending.made))
         return pending
 
@@ -229,14 +243,34 @@ class Grammars:
         if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
             constraint.error = "The output does not fit its constraint any more."
 
-    def _fill(self, wanted: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks) -> None:
-        """Masks of the rows under one constraint, which go to `found`."""
+    def _fill(
+        self,
+        wanted: Sequence[tuple[int, SlotGrammar]],
+        guesses: Mapping[int, Sequence[int]],
+        words: int,
+        found: Masks,
+    ) -> None:
+        """Masks of the rows under one constraint, which go to `found`; then those behind one guess after the other."""
         for _, constraint in wanted:
             self._follow(constraint)
-        alive = _unforced([(slot, constraint) for slot, constraint in wanted if constraint.error is None], words, found)
-        for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
-            rows = [(slot, constraint) for slot, constraint in alive if constraint.backend is backend]
-            self._fill_by(backend, rows, words, found)
+        while wanted:
+            alive = _unforced([each for each in wanted if each[1].error is None], words, found)
+            for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
+                rows = [(slot, constraint) for slot, constraint in alive if constraint.backend is backend]
+                self._fill_by(backend, rows, words, found)
+            wanted = [each for each in wanted if self._guess(*each, guesses, found)]
+
+    def _guess(self, slot: int, constraint: SlotGrammar, guesses: Mapping[int, Sequence[int]], found: Masks) -> bool:
+        """Follow a row's next guess; False where there is none, or the row's last mask does not allow it."""
+        place, ids = len(constraint.ahead), guesses.get(slot, ())
+        if place == len(ids) or constraint.error is not None:
+            return False
+        mask, (word, bit) = found.bits[slot][-1], divmod(ids[place], 32)
+        if mask and not np.frombuffer(mask, np.uint32)[word] >> bit & 1:
+            return False
+        constraint.ahead.append(copy(constraint.thoughts))
+        self._try_accept(constraint, ids[place : place + 1])
+        return constraint.error is None
 
     def _hand_over(self, wanted: Sequence[tuple[int, SlotGrammar]], found: Masks, made: Future[Masks]) -> None:
         """Behind the masks of all rows of a step. A row whose mask could not be made must not go without one."""
@@ -258,14 +292,28 @@ class Grammars:
                 constraint.error, constraint.invalid = _SLOW, True
 
     def _follow(self, constraint: SlotGrammar) -> None:
-        sampled, constraint.sampled = constraint.sampled, None
-        if sampled is not None and constraint.error is None:
+        """Go back by the guesses that were wrong, and on by the token that came instead."""
+        (sampled, constraint.sampled), (ahead, constraint.ahead) = (constraint.sampled, None), (constraint.ahead, [])
+        if constraint.error is None:
             try:
-                token = sampled[0].token(sampled[1])
-                self._accept(constraint, () if token is None else (token,))
+                ids = () if sampled is None else sampled[0].token_ids(sampled[1])
+                right = min(len(ahead), max(0, len(ids) - 1))
+                if right < len(ahead):
+                    constraint.thoughts = ahead[right]
+                    if constraint.grammar is not None:
+                        constraint.grammar.rollback(len(ahead) - right)
             except Exception as error:
                 _blame(constraint, error)
-                _log.exception("a constraint could not be followed")
+                _log.exception("a constraint could not be followed back")
+            else:
+                self._try_accept(constraint, ids[right:])
+
+    def _try_accept(self, constraint: SlotGrammar, ids: Sequence[int]) -> None:
+        try:
+            self._accept(constraint, ids)
+        except Exception as error:
+            _blame(constraint, error)
+            _log.exception("a constraint could not be followed")
 
     def _fill_by(
         self, backend: GrammarBackend | None, rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks
@@ -283,7 +331,7 @@ class Grammars:
             self._note_bulk_fault(backend, rows)
         for mask, (slot, constraint) in zip(masks, rows, strict=True):
             if constraint.error is None:  # nor left behind meanwhile
-                found.bits[slot] = mask.tobytes()
+                found.bits.setdefault(slot, []).append(mask.tobytes())
 
     def _note_bulk_fault(self, backend: GrammarBackend, rows: Sequence[tuple[int, SlotGrammar]]) -> None:
         """Log the exception that is being handled, once for each backend, where no row is to blame for it."""
@@ -302,16 +350,18 @@ class Grammars:
 
 
 def _unforced(rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks) -> Sequence[tuple[int, SlotGrammar]]:
-    """Masks of the rows whose next token is forced go to `found`; the others that have a grammar are returned."""
+    """Masks of the rows whose next token is forced, or free, go to `found`; those that have a grammar are returned."""
     others = []
     for slot, constraint in rows:
         forced = None if constraint.thoughts is None else constraint.thoughts.forced
         if forced is not None:
             mask = np.zeros(words, np.uint32)
             mask[forced // 32] = 1 << forced % 32
-            found.bits[slot] = mask.tobytes()
+            found.bits.setdefault(slot, []).append(mask.tobytes())
         elif constraint.grammar is not None:
             others.append((slot, constraint))
+        else:
+            found.bits.setdefault(slot, []).append(b"")
     return others
 
 

@@ -13,9 +13,11 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
+from ferrule.interfaces.speculator import KnownRows, Speculator
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
+from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.pooled import pool
@@ -47,6 +49,7 @@ class RunnerParts:
     recorder: Recorder | None = None
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     grammars: Grammars | None = None
+    speculator: Speculator | None = None
 
 
 class ModelRunner:
@@ -62,6 +65,7 @@ class ModelRunner:
         self._attention = attention
         self._sampler, self._transfers = parts.sampler, parts.transfers
         self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
+        self._speculator = parts.speculator
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size())
         states = model.state_specs()
         specs = model.cache_specs()
@@ -160,6 +164,7 @@ class ModelRunner:
 
     def forward(self, plan: StepPlan) -> Forwarded:
         """Compute the hidden states of the plan's tokens, and write their keys, values and states."""
+        plan = self.recurrent.rewind(plan)
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
         hidden = self._replay(rows)
         if hidden is None:
@@ -182,6 +187,8 @@ class ModelRunner:
         for row, chunk in enumerate(chunks):
             if row not in outcome.faults and self._state.work_of(chunk.slot).prompt_logprobs is not None:
                 self._add_prompt_logprobs(step, row, chunk, outcome)
+        if self._speculator is not None:
+            self._speculator.observe(chunks, step.hidden)
         pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
         if pooled_rows:
             vectors = pool(self.model, step.hidden, step.rows, chunks, pooled_rows, self._state)
@@ -240,28 +247,33 @@ class ModelRunner:
         return logits
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
-        state, chunks = self._state, [step.plan.chunks[row] for row in rows]
-        slots, positions = step.rows.slots[rows], (step.rows.starts + step.rows.counts)[rows]
-        known = zip(chunks, state.num_prompt[slots].tolist(), state.num_embedded[slots].tolist(), strict=True)
+        state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
+        slots, positions = step.rows.slots[draws.rows], (step.rows.starts + step.rows.counts)[draws.rows] - draws.back
         masks = Masks() if step.masks is None else step.masks.result()
         bad, sampling_of = masks.errors, state.sampling_of
-        outcome.faults |= {row: bad[c.slot] for row, c in zip(rows, chunks, strict=True) if c.slot in bad}
-        outcome.invalid |= {row for row, c in zip(rows, chunks, strict=True) if c.slot in masks.invalid}
+        outcome.faults |= {row: bad[chunks[row].slot] for row in rows if chunks[row].slot in bad}
+        outcome.invalid |= {row for row in rows if chunks[row].slot in masks.invalid}
+        columns = (positions, state.num_prompt[slots], state.num_embedded[slots])
+        known = zip(draws.rows, draws.ahead, *(column.tolist() for column in columns), strict=True)
         wanted = [
-            SampleRow(c.slot, sampling_of(c.slot), num_prompt, c.start + c.count, masks.bits.get(c.slot), num_embedded)
-            for c, num_prompt, num_embedded in known
+            SampleRow(c.slot, sampling_of(c.slot), num_prompt, position, masks.of(c.slot, ahead), num_embedded)
+            for row, ahead, position, num_prompt, num_embedded in known
+            for c in (chunks[row],)
         ]
         asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}
         places = [torch.from_numpy(slots * state.stride + positions)]
-        if len(rows) < len(step.hidden):  # not each token is the last of a row that samples
-            places.append(torch.from_numpy(step.rows.last[rows]))
+        if len(wanted) < len(step.hidden):  # not each token is the last of a row that samples
+            places.append(torch.from_numpy(step.rows.last[draws.rows] - draws.back))
         here, *last = self._stage(places)
         logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
         mode = self._limits.logprobs_mode
-        sampled = self._sampler.sample(logits, SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode))
+        batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode)
+        if draws.guesses is None:
+            sampled = self._sampler.sample(logits, batch)
+        else:
+            sampled = self._sampler.verify(logits, batch, *self._stage([draws.guesses]))
         state.put(here, sampled.tokens)  # where the next step looks for them
-        state.sampled(slots, positions)
-        outcome.add_tokens(rows, sampled)
+        outcome.add_tokens(draws.rows, sampled)
         ranked = sampled.ranked
         if asking and ranked is None and sampled.logprobs is not None:
             (who,) = self._stage([torch.tensor(list(asking))])
@@ -269,6 +281,10 @@ class ModelRunner:
             ranked = logprobs.rank(sampled.logprobs, chosen, list(asking.values()))
         if ranked is not None:
             outcome.add_logprobs(asking, list(ranked))
+        if self._speculator is not None:
+            lengths = draws.lengths(positions, sampled.tokens, self._stage)
+            asked = KnownRows(slots=tuple(chunks[row].slot for row in rows), lengths=lengths, history=state.ids)
+            outcome.add_guesses(rows, self._speculator.propose(asked), self._limits.vocab_size)
 
     # ------------------------------------------------------------------------------------ prompt logprobs
 

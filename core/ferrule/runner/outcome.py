@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 
 import numpy as np
 import torch
@@ -12,7 +13,8 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.platform import Copies, Transfers
 from ferrule.interfaces.sampler import Sampled
 from ferrule.runner import logprobs
-from ferrule.types import RowResult, StepPlan, StepResult, TokenLogprobs
+from ferrule.runner.draws import guesses_of
+from ferrule.types import Chunk, RowResult, StepPlan, StepResult, TokenLogprobs
 
 _NOT_FINITE = "The model computed numbers that are not finite."
 _BARRED = "No token is allowed here by all of what the request asks for: constraint, allowed and banned tokens."
@@ -33,11 +35,12 @@ class Outcome(Step):
     _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
     _pooled: dict[int, int] = field(default_factory=dict)  # by row: its place among the vectors
-    _places: dict[int, int] = field(default_factory=dict)  # by row: its place among the sampled ones
+    _places: dict[int, int] = field(default_factory=dict)  # by row: its first place among the sampled ones
     _tokens: int = 0  # which of `tensors` are the tokens
     _bars: bool = False  # `barred` came with the tokens
     _errors: dict[int, str] = field(default_factory=dict)  # by place
     _asking: dict[int, int] = field(default_factory=dict)  # by place: how many likely tokens to list
+    _guessed: Sequence[int] = ()  # rows of which the last of `tensors` has guesses
 
     def add_prompt(self, row: int, finite: torch.Tensor, ranked: list[torch.Tensor], top: int) -> None:
         """Entries of some of a row's prompt positions; `finite` [] bool says whether they can be told."""
@@ -49,9 +52,10 @@ class Outcome(Step):
         self._pooled = {row: place for place, row in enumerate(rows)}
         self.tensors.append(vectors)
 
-    def add_tokens(self, rows: list[int], sampled: Sampled) -> None:
-        """One token for each of `rows`. Comes behind the prompts and vectors."""
-        self._places, self._errors = {row: place for place, row in enumerate(rows)}, dict(sampled.errors)
+    def add_tokens(self, rows: Sequence[int], sampled: Sampled) -> None:
+        """Take a token for each of `rows`; one with guesses comes several times. Comes behind prompts and vectors."""
+        places = range(len(rows) - 1, -1, -1)
+        self._places, self._errors = dict(zip(reversed(rows), places, strict=True)), dict(sampled.errors)
         self._tokens = len(self.tensors)
         self.tensors += sampled.tokens, sampled.finite
         if sampled.barred is not None:
@@ -59,20 +63,35 @@ class Outcome(Step):
             self.tensors.append(sampled.barred)
 
     def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
-        """Of the tokens at some places. Comes last."""
+        """Of the tokens at some places. Comes behind them."""
         self._asking = asking
         self.tensors += ranked
+
+    def add_guesses(self, rows: Sequence[int], guesses: torch.Tensor, vocab_size: int) -> None:
+        """What may follow the tokens of `rows`: [rows, most] int64, up to the first that is not an id. Comes last."""
+        self._guessed = rows
+        self.tensors.append(guesses.masked_fill(guesses >= vocab_size, -1))
 
     def fetch(self, transfers: Transfers) -> None:
         """All tensors were added: begin to copy them to the host."""
         self._copies = transfers.fetch(self.tensors)
 
-    def token(self, row: int) -> int | None:
-        """The token of a row of the plan, None without one. Waits for the step; from any thread."""
+    def token_ids(self, row: int) -> Sequence[int]:
+        """The tokens of a row of the plan that count. Waits for the step; from any thread."""
         place = self._places.get(row)
         if place is None or self._copies is None:
-            return None
-        return int(self._copies.wait()[self._tokens][place])
+            return ()
+        told = [each.tolist() for each in self._copies.wait()[self._tokens : self._tokens + 2]]
+        return self._counting(self.plan.chunks[row], place, *told)
+
+    def _counting(self, chunk: Chunk, place: int, tokens: list[int], finite: list[bool]) -> tuple[int, ...]:
+        """A row's token, and those behind it while guesses are right. The next step meets an error behind the first."""
+        last = place
+        for guess in guesses_of(chunk):
+            if tokens[last] != guess or last + 1 in self._errors or not finite[last + 1]:
+                break
+            last += 1
+        return tuple(tokens[place : last + 1])
 
     def done(self) -> bool:
         return self._copies is None or self._copies.done()
@@ -89,7 +108,8 @@ class Outcome(Step):
         described: dict[int, TokenLogprobs] = {}
         if self._asking:
             tops = list(self._asking.values())
-            described = dict(zip(self._asking, logprobs.describe(list(took), tops), strict=True))
+            described = dict(zip(self._asking, logprobs.describe(list(islice(took, _RANKED)), tops), strict=True))
+        guessed = dict(zip(self._guessed, next(took).tolist(), strict=True)) if self._guessed else {}
         rows = []
         for row, chunk in enumerate(self.plan.chunks):
             error, place = self.faults.get(row), self._places.get(row)
@@ -105,14 +125,14 @@ class Outcome(Step):
             if error is not None:
                 rows.append(RowResult(id=chunk.id, epoch=chunk.epoch, error=error, invalid=invalid))
                 continue
-            ids = () if place is None else (told[0][place],)
-            extra = (described[place],) if place in described else ()
+            ids = () if place is None else self._counting(chunk, place, told[0], told[1])
             rows.append(
                 RowResult(
                     id=chunk.id,
                     epoch=chunk.epoch,
                     token_ids=ids,
-                    logprobs=extra,
+                    drafts=tuple(takewhile((0).__le__, guessed.get(row, ()))),
+                    logprobs=tuple([described[place + n] for n in range(len(ids))]) if place in described else (),
                     prompt_logprobs=tuple(answers or ()),
                     vector=None if vector is None else vector.tobytes(),
                 )

@@ -1,4 +1,4 @@
-"""What the runner keeps per slot: ids, progress, parameters, block tables. A plan changes only what it names.
+"""What the runner keeps per slot: ids, parameters, block tables. A plan changes only what it names.
 
 Ids live on the device, because a sampled token is an input of the next step before the host has seen it. Everything
 that the host decides (lengths, tables) has a host copy, so that no device needs to be asked.
@@ -47,7 +47,6 @@ class SlotState:
         self.ids = _zeros((slots, self.stride), limits.device)  # [slots, stride] int32
         self._host_ids: IntArray | None = self.ids.view(-1).numpy() if limits.device.type == "cpu" else None
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
-        self.num_known: IntArray = np.zeros(slots, np.int32)
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
         self.work: list[Work | None] = [None] * slots
@@ -101,19 +100,15 @@ class SlotState:
         else:
             self.ids.view(-1).index_copy_(0, places, tokens.to(torch.int32))
 
-    def sampled(self, slots: LongArray, positions: LongArray) -> None:
-        """The token at each of `positions` of `slots` has been written to `ids` on the device."""
-        self.num_known[slots] = np.maximum(self.num_known[slots], positions + 1)
-
     def check(self) -> None:
         """Raise RuntimeError where a slot without a request holds something."""
         for slot, work in enumerate(self.work):
-            in_use = int(self.num_known[slot]) + int(self.num_blocks[:, slot].sum())
+            in_use = int(self.num_prompt[slot]) + int(self.num_blocks[:, slot].sum())
             if work is None and (in_use or slot in self.faults):
                 raise RuntimeError(f"slot {slot} is free but not empty")
 
     def _clear(self, slot: int) -> None:
-        self.num_known[slot] = self.num_prompt[slot] = self.num_embedded[slot] = 0
+        self.num_prompt[slot] = self.num_embedded[slot] = 0
         self.work[slot] = None
         self.faults.pop(slot, None)
         self.embeds.pop(slot, None)
@@ -143,7 +138,7 @@ class SlotState:
         if slot in self.embeds and chunk.start >= len(self.embeds[slot]):
             del self.embeds[slot]
         if chunk.new_ids:
-            self._write(slot, int(self.num_known[slot]), chunk.new_ids)
+            self._write(slot, chunk.start + chunk.count - len(chunk.new_ids), chunk.new_ids)
         for group, blocks in enumerate(chunk.new_blocks):
             if blocks:
                 start = int(self.num_blocks[group, slot])
@@ -161,7 +156,6 @@ class SlotState:
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
         self._written.append((slot * self.stride + start, values.astype(np.int32)))
-        self.num_known[slot] = start + len(ids)
 
 
 def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:

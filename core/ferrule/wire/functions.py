@@ -12,6 +12,8 @@ from typing import Any
 
 from ferrule.errors import RequestError
 
+__all__ = ["find_function"]
+
 
 def import_path(function: Callable[..., Any], param: str) -> str:
     """Where another process finds a function. Raises RequestError for one that it cannot import.

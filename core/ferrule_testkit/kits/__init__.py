@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.hub import HubKit
     from ferrule_testkit.kits.kv_cache import KVCacheKit
     from ferrule_testkit.kits.load_format import LoadFormatKit
+    from ferrule_testkit.kits.logits_processor import LogitsProcessorKit
     from ferrule_testkit.kits.model import ModelKit
     from ferrule_testkit.kits.platform import PlatformKit
     from ferrule_testkit.kits.quantization import QuantizationKit
     from ferrule_testkit.kits.reasoning_parser import ReasoningParserKit, Thought
     from ferrule_testkit.kits.router import RouterKit
-    from ferrule_testkit.kits.sampler import LogitsProcessorKit, SamplerKit
+    from ferrule_testkit.kits.sampler import SamplerKit
     from ferrule_testkit.kits.scheduling import PolicyKit, SchedulerKit
     from ferrule_testkit.kits.stat_logger import StatLoggerKit
     from ferrule_testkit.kits.tokenizer import TokenizerKit
@@ -51,7 +52,7 @@ _HOMES = MappingProxyType(
         "HubKit": "hub",
         "KVCacheKit": "kv_cache",
         "LoadFormatKit": "load_format",
-        "LogitsProcessorKit": "sampler",
+        "LogitsProcessorKit": "logits_processor",
         "ModelKit": "model",
         "PlatformKit": "platform",
         "PolicyKit": "scheduling",

@@ -217,16 +217,8 @@ class GuidedDecodingKit(_Constraints):
             for _ in range(3):
                 found = set(np.flatnonzero(allowed(current, self.vocabulary)).tolist())
                 promise(found == {first, second}, f"after the end {sorted(found)[:9]} are allowed")
-                promise(current.finished, "after the end it is not finished")
                 promise(not current.fork().accept([98]), "after the end a token is accepted")
                 promise(current.accept([first]), "after the end a stop token is not accepted")
-
-    def test_finished_says_whether_anything_but_a_stop_token_can_come(self) -> None:
-        """`finished` is true exactly where the stop tokens are all that is allowed."""
-        stops = sorted(self.vocabulary.stop_ids)
-        for texts, grammar, bits in self._steps():
-            only = np.flatnonzero(bits).tolist() == stops
-            promise(grammar.finished == only, f"{shown(texts.form)}: finished is {grammar.finished}, not {only}")
 
     def test_masks_and_accept_agree(self) -> None:
         """A token that is allowed is accepted, and one that is not is not."""
@@ -253,8 +245,6 @@ class GuidedDecodingKit(_Constraints):
                     current.rollback(count)
                     same = np.array_equal(before[len(ids) - count], allowed(current, self.vocabulary))
                     promise(same, f"{shown(texts.form)}: a rollback by {count} of {len(ids)} gives another mask")
-                    ended = current.finished and count < 2
-                    promise(count > 1 or ended, "a rollback to behind the end is not finished")
                     promise(current.accept(ids[len(ids) - count :]), "a rollback does not allow the same tokens")
 
     def test_a_fork_is_independent(self) -> None:

@@ -1,19 +1,18 @@
-"""The kits of samplers and logits processors."""
+"""The kit of samplers."""
 
 from __future__ import annotations
 
-import copy
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
-from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.interfaces.sampler import LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
 from ferrule.plugin import Plugins
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
-from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
+from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
 
 _VOCAB = 16
 _STEPS = torch.linspace(0, 3, _VOCAB)  # the last token is the most likely
@@ -54,6 +53,10 @@ class OnePlugin(Plugins):
 
     def origin(self, kind: str, name: str) -> str:
         return super().origin(kind, name) if kind != "logits_processor" else "the kit"
+
+
+def _ids(rows: int) -> torch.Tensor:
+    return torch.zeros(rows, 8, dtype=torch.int32)
 
 
 def sampling(**changes: Any) -> TokenSampling:
@@ -180,6 +183,31 @@ class SamplerKit(Kit):
         far = [sampling(seed=seed) for seed in (0, 1, 2**63 - 1, -(2**63), 2**64 - 1)]
         promise(len(set(self.sample(flat, far).tokens.tolist())) >= 3, "seeds of 64 bits collapse")
 
+    def test_draws_at_one_position(self) -> None:
+        """Each draw at a position has noise of its own."""
+        flat, seeds = torch.zeros(1000), range(20)
+        first, again, second = (
+            self.make().sample(
+                flat.expand(len(seeds), -1).clone(),
+                SampleBatch([SampleRow(n, sampling(seed=n), 1, 1, draw=draw) for n in seeds], _ids(len(seeds))),
+            )
+            for draw in (0, 0, 1)
+        )
+        promise(torch.equal(first.tokens, again.tokens), "the same draw gives another token")
+        same = int((first.tokens == second.tokens).sum())
+        promise(same < 3, f"another draw gives the same token for {same} of {len(seeds)} seeds")
+
+    def test_guesses_are_verified(self) -> None:
+        """Guesses do not change what greedy rows say, nor how often others say a token, before or behind a guess."""
+        best = _VOCAB - 1
+        for guess in (best, 3):
+            tokens = self._verify([sampling(temperature=0.0)], guess).tokens.tolist()
+            promise(tokens == [best, best], f"greedy with the guess {guess} says {tokens}, not {[best, best]}")
+            found = self._verify([sampling(seed=seed) for seed in range(_DRAWS)], guess).tokens.view(_DRAWS, 2)
+            wanted = _STEPS.softmax(0)
+            _distributed(found[:, 0], wanted, f"the guess {guess}")
+            _distributed(found[found[:, 0] == guess, 1], wanted, f"behind the guess {guess}")
+
     def test_a_slot_keeps_nothing_of_its_former_request(self) -> None:
         """A new request in a slot is treated by its own parameters, and one that comes back as the first time."""
         sampler, history = self.make(), torch.zeros(1, 8, dtype=torch.int32)
@@ -209,7 +237,7 @@ class SamplerKit(Kit):
         """Rows that ask get log-probabilities of the logits as the model gave them; others none."""
         rows = [sampling(), sampling(logprobs=2, logit_bias=((0, 9.0),)), sampling(logprobs=0, temperature=0.1)]
         sampled, wanted = self.sample(_STEPS, rows), _STEPS.log_softmax(0)
-        tokens, own, ranks, values, ids = self._told(sampled, [1, 2], [2, 0])
+        tokens, own, ranks, values, ids = _told(sampled, [1, 2], [2, 0])
         promise(torch.equal(tokens, sampled.tokens[1:]), "logprobs are of other tokens than those that were chosen")
         promise(len(own) == 2 and values.shape[1] >= 2, "two rows asked for logprobs, one for the two likeliest tokens")
         error = max(float((own - wanted[tokens]).abs().max()), float((values - wanted[ids]).abs().max()))
@@ -241,7 +269,7 @@ class SamplerKit(Kit):
         three = top.masked_fill(top < top.sort().values[-3], -math.inf)
         for mode in self.make().logprobs_modes:
             sampled = self.sample(_STEPS, rows, [5, 13], 1, mode=mode)
-            tokens, own, _, values, ids = self._told(sampled, asking, [2] * 5)
+            tokens, own, _, values, ids = _told(sampled, asking, [2] * 5)
             promise(torch.equal(tokens, sampled.tokens[asking]), f"{mode.value}: of other tokens than those chosen")
             wanted = torch.stack([changed, top, three, nucleus, likely] if mode.processed else [_STEPS] * 5)
             wanted = wanted.log_softmax(-1) if mode.normalised else wanted
@@ -253,14 +281,6 @@ class SamplerKit(Kit):
                 promise(worst < 1e-5, f"{mode.value} differs by {worst:.1e} with {shown(rows[asking[row]])}")
 
     # ------------------------------------------------------------------------------------ parts
-
-    def _told(self, sampled: Sampled, asking: Sequence[int], tops: Sequence[int]) -> Sequence[torch.Tensor]:
-        """What rows that asked are told, whichever form the sampler gave it."""
-        if sampled.ranked is not None:
-            return sampled.ranked
-        found = sampled.logprobs
-        promise(found is not None and len(found) == len(asking), f"{len(asking)} rows asked for logprobs")
-        return rank(found, sampled.tokens[list(asking)], tops) if found is not None else ()
 
     def sample(
         self,
@@ -284,139 +304,35 @@ class SamplerKit(Kit):
     ) -> None:
         """A chi-square test; the seeds are fixed, so it passes or fails for good."""
         rows = [sampling(seed=seed, **given) for seed in range(_DRAWS)]
-        tokens = self.sample(logits, rows, history, prompt).tokens
-        seen = torch.bincount(tokens, minlength=len(probs)).double()
-        wanted = probs.double() * _DRAWS
-        inside = wanted > 0
-        promise(not bool(seen[~inside].any()), f"{given}: tokens come that were cut off: {shown(seen.tolist())}")
-        distance = float(((seen - wanted)[inside] ** 2 / wanted[inside]).sum())
-        free = int(inside.sum()) - 1
-        bound = free + 4 * math.sqrt(2 * free) + 8  # beyond p = 0.0001
-        promise(distance <= bound, f"{given}: frequencies {shown(seen.tolist())} do not follow the distribution")
+        _distributed(self.sample(logits, rows, history, prompt).tokens, probs, str(given))
+
+    def _verify(self, rows: Sequence[TokenSampling], guess: int) -> Sampled:
+        """Two draws for each of the parameters: for a guess, and behind it."""
+        ids = _ids(len(rows))
+        ids[:, 1] = guess
+        batch = [SampleRow(n, row, 1, position) for n, row in enumerate(rows) for position in (1, 2)]
+        logits, guesses = _STEPS.repeat(len(batch), 1), torch.tensor([guess, -1]).repeat(len(rows))
+        return self.make().verify(logits, SampleBatch(batch, ids), guesses)
 
 
-class LogitsProcessorKit(Kit):
-    """A processor changes its own row's logits as its arguments say, and refuses arguments that are wrong.
-
-    Settings: `arguments`, sets that are accepted; `wrong`, sets that are refused; `ignores_prompt`, True for one that
-    looks at generated tokens only.
-    """
-
-    kind = "logits_processor"
-    arguments: Sequence[Mapping[str, Any]] = ({},)
-    wrong: Sequence[Mapping[str, Any]] = ({"no_such_argument_xyz": 1},)
-    vocab_size: int = 64
-    ignores_prompt: bool = False
-
-    def make(self, given: Mapping[str, Any]) -> LogitsProcessor:
-        processor: LogitsProcessor = self.new(**copy.deepcopy(dict(given)))
-        return processor
-
-    # ------------------------------------------------------------------------------------ promises
-
-    def test_wrong_arguments_are_a_value_error(self) -> None:
-        """Arguments that cannot be used raise ValueError with a message for the client, and nothing else."""
-        for given in self.wrong:
-            try:
-                self.make(given)
-            except ValueError as error:
-                promise(bool(str(error)), f"{given} is refused without a word")
-            else:
-                promise(False, f"{given} is accepted")
-
-    def test_the_row_keeps_its_form(self) -> None:
-        """The result is a row [vocab] of the same type on the same device, without NaN, and some token is possible."""
-        for given, known, num_prompt in self._cases():
-            logits = self._logits()
-            out = self.make(given).apply(known, num_prompt, logits.clone())
-            same = out.shape == logits.shape and out.dtype == logits.dtype and out.device == logits.device
-            promise(same, f"{given}: a row {tuple(out.shape)} of {out.dtype} comes back")
-            promise(not bool(out.isnan().any()), f"{given}: NaN comes back")
-            promise(bool(out.max() > -math.inf), f"{given} after {known}: no token is left")
-
-    def test_the_history_is_left_alone(self) -> None:
-        """The known ids are read and not changed."""
-        for given, known, num_prompt in self._cases():
-            ids = list(known)
-            self.make(given).apply(ids, num_prompt, self._logits())
-            promise(ids == known, f"{given} changed the request's ids")
-
-    def test_requests_share_nothing(self) -> None:
-        """Objects of two requests, asked in turns, do as each would alone."""
-        for given in self.arguments:
-            alone = [self._story(given, seed) for seed in (1, 2)]
-            first, second = self.make(given), self.make(given)
-            mixed: list[list[torch.Tensor]] = [[], []]
-            for a, b in zip(_history(1), _history(2), strict=True):
-                mixed[0].append(first.apply(a, 2, self._logits()))
-                mixed[1].append(second.apply(b, 2, self._logits()))
-            for wanted, got in zip(alone, mixed, strict=True):
-                equal = all(torch.equal(x, y) for x, y in zip(wanted, got, strict=True))
-                promise(equal, f"{given}: a request's logits change beside another request")
-
-    def test_nothing_is_kept_for_later_requests(self) -> None:
-        """A request does the same before and after others, whatever tokens these had."""
-        for number, given in enumerate(self.arguments):
-            first, other = ([41 + 10 * number + start + step for step in range(5)] for start in (0, 5))
-            story = [[token % self.vocab_size for token in first[: length + 1]] for length in range(5)]
-            before = [self.make(given).apply(list(known), 1, self._logits()) for known in story]
-            for length in range(1, 6):
-                self.make(given).apply([token % self.vocab_size for token in other[:length]], 1, self._logits())
-            after = [self.make(given).apply(list(known), 1, self._logits()) for known in story]
-            equal = all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
-            promise(equal, f"{given}: the same request changes other logits after another request than before it")
-
-    def test_the_prompt_does_not_count(self) -> None:
-        """With `ignores_prompt`, the same generated tokens change the logits alike after any prompt."""
-        if not self.ignores_prompt:
-            does_not_apply("`ignores_prompt` is not set")
-        for given in self.arguments:
-            for generated in ([], [3], [5, 3, 5]):
-                results = []
-                for prompt in ([1], [5, 3, 3, 9], [3] * 12):
-                    results.append(self.make(given).apply([*prompt, *generated], len(prompt), self._logits()))
-                equal = all(torch.equal(results[0], result) for result in results)
-                promise(equal, f"{given}: the logits after {generated} change with the prompt")
-
-    def test_it_works_in_a_batch(self) -> None:
-        """Under the built-in sampler a row with the processor draws as it does alone, and no neighbour notices."""
-        from ferrule_testkit.simulate import load
-
-        def sample(order: Sequence[int]) -> list[int]:
-            rows = [sampling(seed=n, processors=(("it", dict(self.arguments[0])),) if n % 2 else ()) for n in range(4)]
-            ids = torch.tensor([[1, 2, 3, 0]] * 4, dtype=torch.int32)
-            batch = [SampleRow(n, rows[n], 2, 3) for n in order]
-            logits = torch.stack([self._logits(n) for n in order])
-            sampled = load("sampler", "default")(OnePlugin(self.plugin)).sample(logits, SampleBatch(batch, ids))
-            promise(not sampled.errors, f"a row failed: {shown(sampled.errors)}")
-            return [int(token) for token in sampled.tokens]
-
-        together = sample([0, 1, 2, 3])
-        promise(sample([3, 2, 1, 0]) == together[::-1], "tokens change with the order of the rows")
-        promise([sample([n])[0] for n in range(4)] == together, "a row's token changes with its neighbours")
-
-    # ------------------------------------------------------------------------------------ parts
-
-    def _cases(self) -> Iterator[tuple[Mapping[str, Any], list[int], int]]:
-        if not self.arguments:
-            does_not_apply("no `arguments` are given")
-        for given in self.arguments:
-            for known, num_prompt in (([1], 1), ([5, 5, 5], 1), (list(range(40)), 40), ([self.vocab_size - 1] * 9, 3)):
-                yield given, known, num_prompt
-
-    def _story(self, given: Mapping[str, Any], seed: int) -> list[torch.Tensor]:
-        processor = self.make(given)
-        return [processor.apply(known, 2, self._logits()) for known in _history(seed)]
-
-    def _logits(self, seed: int = 0) -> torch.Tensor:
-        return torch.randn(self.vocab_size, generator=torch.Generator().manual_seed(seed))
+def _told(sampled: Sampled, asking: Sequence[int], tops: Sequence[int]) -> Sequence[torch.Tensor]:
+    """What rows that asked are told, whichever form the sampler gave it."""
+    if sampled.ranked is not None:
+        return sampled.ranked
+    found = sampled.logprobs
+    promise(found is not None and len(found) == len(asking), f"{len(asking)} rows asked for logprobs")
+    return rank(found, sampled.tokens[list(asking)], tops) if found is not None else ()
 
 
-def _history(seed: int) -> Iterator[list[int]]:
-    known = [seed, 7 * seed]
-    for step in range(6):
-        known.append((step * seed) % 11)
-        yield list(known)
+def _distributed(tokens: torch.Tensor, probs: torch.Tensor, case: str) -> None:
+    seen = torch.bincount(tokens, minlength=len(probs)).double()
+    wanted = probs.double() * len(tokens)
+    inside = wanted > 0
+    promise(not bool(seen[~inside].any()), f"{case}: tokens come that were cut off: {shown(seen.tolist())}")
+    distance = float(((seen - wanted)[inside] ** 2 / wanted[inside]).sum())
+    free = int(inside.sum()) - 1
+    bound = free + 4 * math.sqrt(2 * free) + 8  # beyond p = 0.0001
+    promise(distance <= bound, f"{case}: frequencies {shown(seen.tolist())} do not follow the distribution")
 
 
 def _wide() -> torch.Tensor:

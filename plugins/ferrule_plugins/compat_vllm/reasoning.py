@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
-from ferrule.plugin.faults import log_fault
+from ferrule.interfaces.plugins import log_fault
 from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, request_of, tokenizer_of
 
 _Events = list[Reasoning | Content]

@@ -18,7 +18,7 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.plugin.faults import log_fault
+from ferrule.interfaces.plugins import log_fault
 from ferrule.types import GrammarSpec
 from ferrule_plugins.compat_vllm.helpers import make_tool_call_id
 from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, request_of, tokenizer_of, with_request

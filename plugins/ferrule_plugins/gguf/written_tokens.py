@@ -14,9 +14,10 @@ from typing import Any
 
 import msgspec
 
-from ferrule.checkpoint import eos_ids, read, read_json
+from ferrule.checkpoint import eos_ids, read
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.small_files import read_json
 from ferrule_plugins.gguf.reader import GgufModel
 from ferrule_plugins.gguf.splits import GPT2, SPLITS, WHOLE_WORDS
 from ferrule_plugins.gguf.tokens import BYTE, CONTROL, NORMAL, SPACE, UNKNOWN, USER, Vocabulary, read_tokenizer

@@ -82,13 +82,3 @@ class TextGrammar(Grammar):
         self.stopped -= ends
         if count > ends:
             self.take_back(count - ends)
-
-    @property
-    def finished(self) -> bool:
-        if self.stopped:
-            return True
-        if not self.may_end():
-            return False
-        mask = np.zeros_like(self.masks.stop)
-        self.fill(mask)
-        return bool((mask == self.masks.stop).all())

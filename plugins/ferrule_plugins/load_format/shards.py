@@ -11,9 +11,9 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from ferrule.checkpoint import read_json
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.log import Log
+from ferrule.small_files import read_json
 from ferrule_plugins.load_format.locations import Locations
 
 _log = Log("worker")

@@ -15,8 +15,7 @@ from typing import Protocol
 
 import torch
 
-from ferrule.config import Config, Resolved
-from ferrule.config.resolve import resolve
+from ferrule.config import Resolved
 from ferrule.errors import ConfigError, StepTooLarge
 
 _GIB = 2**30
@@ -135,7 +134,7 @@ class Budget:
     """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
 
     device: Device
-    config: Resolved = field(default_factory=lambda: resolve(Config()))
+    config: Resolved = field(init=False)  # once it has begun
     total: int = 0
     others: int = 0  # bytes used elsewhere when this instance began
     step: int = 0  # that the largest step needs beside the weights

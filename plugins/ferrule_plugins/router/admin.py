@@ -12,14 +12,12 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from ferrule import __version__, env
-from ferrule.config import Config
-from ferrule.config.parse import config_schema
+from ferrule.config.report import shown
 from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
+from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Router, RouterContext, needs
-from ferrule.plugin import Plugins
 from ferrule.schema import Body, Number
 
-_HIDDEN = "(hidden)"
 _LEVEL = "1 (default) or 2: with 2 no copy of the weights is kept anywhere."
 _TAGS = "weights or kv_cache, repeatable: only this. Default: all."
 _FORMAT = "How vllm_config is written: text (default) or json."
@@ -144,14 +142,3 @@ def _plugins(ctx: RouterContext) -> dict[str, Any]:
     refusals = [note for note in ctx.service.model.notes if " refused: " in note]
     problems = [*plugins.problems, *map(str, plugins.shadowed)]
     return {"object": "list", "data": rows, "refusals": refusals, "problems": problems}
-
-
-def shown(config: Config) -> dict[str, Any]:
-    """The options of the resolved configuration by name, without the values of secrets."""
-    found = {}
-    for spec in config_schema().specs:
-        section = getattr(config, spec.section, None)
-        if section is not None and hasattr(section, spec.name):
-            value = getattr(section, spec.name)
-            found[spec.name] = _HIDDEN if spec.option.secret and value else msgspec.to_builtins(value)
-    return found

@@ -13,8 +13,8 @@ from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterCont
 from ferrule.schema import printable
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions
-from ferrule_plugins.router.openai_fields import HEADER
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_protocol import NOTES_HEADER
 
 _logger = log.get("openai")
 _NEEDS = "Give messages, as for /v1/chat/completions, or prompt (or prompt_embeds), as for /v1/completions"
@@ -64,5 +64,5 @@ class Invocations:
             info = replace(info, unknown_fields=(*info.unknown_fields, *others))
         answer = await (self._chat(body, info) if isinstance(body, ChatBody) else self._completions(body, info))
         if others:
-            answer.headers[HEADER] = ", ".join(filter(None, [answer.headers.get(HEADER), *others]))
+            answer.headers[NOTES_HEADER] = ", ".join(filter(None, [answer.headers.get(NOTES_HEADER), *others]))
         return answer

@@ -11,11 +11,7 @@ from typing import Literal, NotRequired
 from pydantic import BaseModel
 from typing_extensions import TypedDict  # pydantic cannot read typing's before Python 3.12
 
-
-class Extension(TypedDict):
-    """What OpenAI's shapes have no place for. `warnings`: fields of the request that did nothing, and why."""
-
-    warnings: list[str]
+from ferrule_protocol import Extension
 
 
 class PromptTokensDetails(TypedDict):

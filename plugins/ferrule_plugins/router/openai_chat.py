@@ -10,7 +10,6 @@ from msgspec.structs import replace
 
 from ferrule.config import Config
 from ferrule.errors import RequestError, nearest
-from ferrule.frontend.text.messages import chat_prompt
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.service import Generate, Output
@@ -24,21 +23,10 @@ from ferrule_plugins.router.openai_answers import (
     ToolCall,
     UsageInfo,
 )
-from ferrule_plugins.router.openai_fields import echo_of, extended, role_of
-from ferrule_plugins.router.openai_params import (
-    Asked,
-    Meter,
-    beam,
-    check,
-    finish_of,
-    finite,
-    named_by,
-    processors,
-    sampling,
-    targets,
-)
+from ferrule_plugins.router.openai_fields import EFFORT, echo_of, role_of
+from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
-from ferrule_plugins.router.stream import Closing
+from ferrule_protocol import Closing, Meter, chat_prompt, constraint_named, extended, finite, sampling
 
 
 class Chat:
@@ -55,7 +43,7 @@ class Chat:
         request = self._request(body)
         asked = Asked.of("chatcmpl", body, info, request, self._ctx)
         try:
-            with named_by(asked):
+            with constraint_named(asked.constraint):
                 outputs = await service.generate(request)
         except RequestError as error:
             # The service knows the values under the names of SamplingParams.
@@ -78,7 +66,11 @@ class Chat:
         prompt = replace(chat_prompt(body.messages, body), chat_template_kwargs=_template_kwargs(body))
         if body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none:
             prompt = replace(prompt, tools=None)
-        given = {"max_tokens": most, "logprobs": (body.top_logprobs or 0) if body.logprobs else None}
+        given: dict[str, Any] = {
+            "extra_args": body.vllm_xargs,
+            "max_tokens": most,
+            "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
+        }
         choice = body.tool_choice
         return Generate(
             prompts=(prompt,),
@@ -104,7 +96,7 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
     effort = body.reasoning_effort
     if effort is None:
         return body.chat_template_kwargs
-    derived = {"reasoning_effort": effort, "enable_thinking": effort != "none"}
+    derived = dict(zip(EFFORT, (effort, effort != "none"), strict=True))
     return {**derived, **(body.chat_template_kwargs or {})}
 
 
@@ -162,7 +154,7 @@ class _Writer:
         self._with_logprobs = body.logprobs
         self._include_usage = options is not None and bool(options.include_usage)
         self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
-        self._meter = Meter(asked, count)
+        self._meter = Meter(count, asked.num_per_prompt)
         self._begun = [False] * count
         self._called = [False] * count
         self._prompt: dict[str, Any] = {}  # what a whole answer, or a stream's first chunk, says about the prompt
@@ -171,10 +163,10 @@ class _Writer:
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[ChatCompletion]:
         async for output in outputs:
             for choice in self._choices(output):
-                usage = self._meter.of(output.index) if self._each_usage else None
+                usage = usage_of(self._meter.of(output.index)) if self._each_usage else None
                 yield self._answer("chat.completion.chunk", [choice], usage)
         if self._include_usage:
-            yield self._answer("chat.completion.chunk", [], self._meter.total())
+            yield self._answer("chat.completion.chunk", [], self._asked.usage(self._meter.total()))
 
     async def whole(self, outputs: AsyncIterator[Output]) -> ChatCompletion:
         choices = [_whole_choice(index, self._role) for index in range(self._count)]
@@ -182,7 +174,7 @@ class _Writer:
             for piece in self._choices(output):
                 _fold(choices[piece["index"]], piece)
         answer = self._answer("chat.completion", choices, None)
-        answer["usage"] = self._meter.total()
+        answer["usage"] = self._asked.usage(self._meter.total())
         return answer
 
     def _answer(

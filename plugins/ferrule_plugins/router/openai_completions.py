@@ -13,20 +13,9 @@ from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
 from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
-from ferrule_plugins.router.openai_params import (
-    Asked,
-    Meter,
-    beam,
-    check,
-    finish_of,
-    finite,
-    named_by,
-    processors,
-    sampling,
-    targets,
-)
+from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
 from ferrule_plugins.router.openai_schema import CompletionBody
-from ferrule_plugins.router.stream import Closing
+from ferrule_protocol import Closing, Meter, constraint_named, finite, sampling
 
 _MAX_TOKENS = 16  # the documented default
 
@@ -45,7 +34,7 @@ class Completions:
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
         asked = Asked.of("cmpl", body, info, request, self._ctx)
-        with named_by(asked):
+        with constraint_named(asked.constraint):
             outputs = await service.generate(request)
         count = len(request.prompts) * request.params.n
         embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
@@ -60,7 +49,7 @@ class Completions:
         most = body.max_tokens
         if most is None:
             most = service.sampling_defaults().get("max_tokens", _MAX_TOKENS)
-        given: dict[str, Any] = {"max_tokens": most, "logprobs": body.logprobs}
+        given: dict[str, Any] = {"extra_args": body.vllm_xargs, "max_tokens": most, "logprobs": body.logprobs}
         if body.echo:
             given["max_tokens"] = most or 1  # 0: only the prompt is wanted, yet a step must run for its logprobs
             if body.logprobs is not None and body.prompt_logprobs is None:
@@ -117,7 +106,7 @@ class _Writer:
         self._prompt_logprobs = body.prompt_logprobs is not None
         self._include_usage = options is not None and bool(options.include_usage)
         self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
-        self._meter = Meter(asked, count)
+        self._meter = Meter(count, asked.num_per_prompt)
         self._count = count
         self._num_embedded = num_embedded  # choices whose prompts have no ids: the first ones
         self._texts = [""] * count  # the echoed prompt's text, which shifts the offsets of tokens
@@ -128,9 +117,9 @@ class _Writer:
         async for output in outputs:
             choice = await self._choice(output)
             if choice is not None:
-                yield self._chunk([choice], self._meter.of(choice["index"]) if self._each_usage else None)
+                yield self._chunk([choice], usage_of(self._meter.of(choice["index"])) if self._each_usage else None)
         if self._include_usage:
-            yield self._chunk([], self._meter.total())
+            yield self._chunk([], self._asked.usage(self._meter.total()))
 
     async def whole(self, outputs: AsyncIterator[Output]) -> Completion:
         choices = [_choice(index) for index in range(self._count)]
@@ -142,7 +131,7 @@ class _Writer:
             if piece is not None:
                 _fold(choices[piece["index"]], piece)
         answer = self._chunk(choices, None)
-        answer["usage"] = self._meter.total()
+        answer["usage"] = self._asked.usage(self._meter.total())
         return answer
 
     def _chunk(self, choices: list[CompletionChoice], usage: UsageInfo | None) -> Completion:

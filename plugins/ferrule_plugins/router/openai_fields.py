@@ -3,71 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
-from pydantic import BaseModel
-
-from ferrule import log
 from ferrule.config import Config
 from ferrule.config.chosen import chosen_plugins
-from ferrule.errors import RequestError, nearest
-from ferrule.frontend.text.messages import ChatMessage, TemplateFields, other_keys
 from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Service
-from ferrule.schema import check_marks, known_names, printable
+from ferrule.schema import check_marks
 from ferrule.structured_outputs import constraint_of
-from ferrule_plugins.router.openai_answers import Extension
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, GenerateBody
+from ferrule_protocol import MAX_NOTES, Notes, unread_by_template
 
-_logger = log.get("openai")
-_MAX_NAMED = 16  # unknown fields that an answer names
-_MAX_NAME = 64  # characters of an unknown name that are repeated
 _READS_ARGUMENTS = frozenset({"sampler", "scheduler", "executor"})  # kinds that are given requests
-HEADER = "x-ferrule-ignored-fields"
-
-
-@dataclass
-class Notes:
-    """Fields of one request that do nothing, each with the reason."""
-
-    known: list[tuple[str, str]] = field(default_factory=list)
-    unknown: list[tuple[str, str]] = field(default_factory=list)
-
-    @classmethod
-    def of(cls, unknown_fields: Sequence[str], body: type[BaseModel]) -> Notes:
-        """What can be told of any body: fields that its type does not know."""
-        return cls(unknown=_unknown(unknown_fields, body))
-
-    @property
-    def extension(self) -> Extension | None:
-        """For the answer; None when there is nothing to say."""
-        return extended(None, [f"{name}: {why}" for name, why in (*self.unknown, *self.known)])
-
-    @property
-    def headers(self) -> dict[str, str]:
-        """The known ones; the frame sets a header of the same name for the unknown ones."""
-        return {HEADER: ", ".join(name for name, _ in self.known)} if self.known else {}
-
-    def settle(self, strict: bool) -> None:
-        """Log the known ones, or refuse them when the server is strict."""
-        if self.known and strict:
-            name, why = self.known[0]
-            raise RequestError(f"{name}: {why} This server refuses fields without effect.", name)
-        if self.known:
-            _logger.warning("fields without effect", fields=",".join(name for name, _ in self.known))
-
-
-def extended(extension: Extension | None, warnings: Sequence[str]) -> Extension | None:
-    """Return the extension with more warnings; None when there is nothing to say."""
-    told = [*(extension["warnings"] if extension is not None else ()), *warnings]
-    return {"warnings": told} if told else None
-
-
-def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str]]:
-    shown = [path[:_MAX_NAME] for path in paths[:_MAX_NAMED]]
-    names = known_names(body) if shown else ()  # the first time this takes some 30 ms
-    return [(path, f"unknown, ignored.{nearest(path.rpartition('.')[2], names)}") for path in shown]
+EFFORT = ("reasoning_effort", "enable_thinking")  # variables of templates that `reasoning_effort` sets
 
 
 def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext) -> Notes:
@@ -83,7 +31,9 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext
     notes.known += _common(body)
     if isinstance(body, ChatBody):
         notes.known += _chat(body, config, service)
-        notes.known += unread_by_template(body.messages, body, service)
+        effort = {"reasoning_effort": EFFORT} if body.reasoning_effort is not None else {}
+        shows_tools = body.tool_choice != "none"
+        notes.known += unread_by_template(body.messages, body, service, shows_tools, effort)
     elif isinstance(body, CompletionBody) and body.add_special_tokens is not None and _only_ids(body.prompt):
         notes.known.append(("add_special_tokens", "nothing is added to token ids."))
     notes.settle(config.frontend.strict_requests)
@@ -138,48 +88,7 @@ def _chat(body: ChatBody, config: Config, service: Service) -> list[tuple[str, s
         notes.append(("include_reasoning", "no reasoning parser runs here, so reasoning is part of the content."))
     if body.echo and not echo_of(body, role_of(body, config.frontend.response_role)):
         notes.append(("echo", "the last message is not a text of the role that answers."))
-    return notes[:_MAX_NAMED]
-
-
-def unread_by_template(
-    messages: Sequence[Mapping[str, Any]], fields: TemplateFields, service: Service
-) -> list[tuple[str, str]]:
-    """Name what of a conversation and its variables the server's template does not read, where that is known."""
-    if fields.chat_template is not None:
-        return []
-    notes = _unread_keys(messages, service.template_keys)
-    if service.template_reads is not None:
-        notes += _unread_variables(fields, service.template_reads)
-    return notes
-
-
-def _unread_keys(messages: Sequence[Mapping[str, Any]], read: frozenset[str] | None) -> list[tuple[str, str]]:
-    """Keys of messages that nothing documents and that the server's template does not read, as far as that is known."""
-    notes = []
-    for number, message in enumerate(messages):
-        for key in other_keys(message) - (read or frozenset()):
-            meant = nearest(key[:_MAX_NAME], ChatMessage.model_fields)
-            notes.append((printable(f"messages[{number}].{key}"), f"the chat template does not read it.{meant}"))
-            if len(notes) == _MAX_NAMED:
-                return notes
-    return notes
-
-
-def _unread_variables(fields: TemplateFields, reads: frozenset[str]) -> list[tuple[str, str]]:
-    """Variables that are given to the server's template in vain."""
-    chat = fields if isinstance(fields, ChatBody) else None
-    without_tools = chat is not None and chat.tool_choice == "none"
-    notes = [
-        (name, "the chat template does not show them to the model.")
-        for name in ("tools", "documents")
-        if getattr(fields, name) and name not in reads and not (name == "tools" and without_tools)
-    ]
-    if chat is not None and chat.reasoning_effort is not None and not reads & {"reasoning_effort", "enable_thinking"}:
-        notes.append(("reasoning_effort", "the chat template does not read it."))
-    if idle := sorted(set(fields.chat_template_kwargs or ()) - reads):
-        names = ", ".join(repr(name[:_MAX_NAME]) for name in idle[:_MAX_NAMED])
-        notes.append(("chat_template_kwargs", f"the chat template does not read {names}."))
-    return notes
+    return notes[:MAX_NOTES]
 
 
 def _only_ids(prompt: Any) -> bool:

@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-import hashlib
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
-from ferrule import __version__, log
+from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import RequestInfo, RouterContext
 from ferrule.interfaces.service import Generate, Output, Service, Usage
-from ferrule.sampling_params import Beam, SamplingFields, SamplingParams
+from ferrule.sampling_params import Beam
 from ferrule.schema import REQUEST_ID
 from ferrule.structured_outputs import constraint_of
 from ferrule.types import FinishReason, Targets, TokenLogprobs
 from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
-from ferrule_plugins.router.openai_fields import Notes, review
+from ferrule_plugins.router.openai_fields import review
 from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
+from ferrule_protocol import Notes, constraint_named, fingerprint, finite, name_in_answers
 
 _logger = log.get("openai")
 
-_SAMPLING = frozenset(SamplingFields.model_fields)
 _LOGGED = 1024  # characters of a note that the log repeats
-_LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity
 
 
 def check(body: GenerateBody, config: Config) -> None:
@@ -44,12 +38,6 @@ def check(body: GenerateBody, config: Config) -> None:
             raise RequestError(f"{name} needs a server started with --{name.replace('_', '-')}.", name)
     if body.use_beam_search and (field := constraint_of(body)):
         raise RequestError(f"{field} cannot be combined with use_beam_search.", field)
-
-
-def sampling(body: GenerateBody, service: Service, given: dict[str, Any]) -> SamplingParams:
-    """The request's values over the model's defaults over the documented ones. `given` wins over the body."""
-    own = {name: getattr(body, name) for name in body.model_fields_set & _SAMPLING}
-    return SamplingParams(**{**service.sampling_defaults(), **own, **given, "extra_args": body.vllm_xargs})
 
 
 def targets(body: GenerateBody) -> Targets:
@@ -98,7 +86,7 @@ class Asked:
         return cls(
             id=f"{prefix}-{name}",
             created=int(time.time()),
-            model=name_of(service, request.model),
+            model=name_in_answers(service, request.model),
             fingerprint=fingerprint(service),
             service=service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
@@ -113,16 +101,13 @@ class Asked:
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
 
-    def usage(self, usages: list[Usage]) -> UsageInfo:
-        """Sum over choices; a prompt counts once, however many choices it has."""
-        firsts = usages[:: self.num_per_prompt]
-        prompt = sum(usage.prompt_tokens for usage in firsts)
-        completion = sum(usage.completion_tokens for usage in usages)
-        told = _usage(prompt, completion)
+    def usage(self, total: Usage) -> UsageInfo:
+        """Return the usage of all choices, with the details that this server tells."""
+        told = usage_of(total)
         if self.cached_details:
-            told["prompt_tokens_details"] = {"cached_tokens": sum(usage.cached_tokens for usage in firsts)}
+            told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
         if self.reasons:
-            told["completion_tokens_details"] = {"reasoning_tokens": sum(usage.reasoning_tokens for usage in usages)}
+            told["completion_tokens_details"] = {"reasoning_tokens": total.reasoning_tokens}
         return told
 
     def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
@@ -139,46 +124,20 @@ class Asked:
         return {"logprob": finite(logprob), "rank": rank, "decoded_token": self.token(token_id)}
 
 
-def _usage(prompt: int, completion: int) -> UsageInfo:
+def usage_of(usage: Usage) -> UsageInfo:
+    """Return usage without details."""
     return {
-        "prompt_tokens": prompt,
-        "total_tokens": prompt + completion,
-        "completion_tokens": completion,
+        "prompt_tokens": usage.prompt_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "completion_tokens": usage.completion_tokens,
         "prompt_tokens_details": None,
     }
-
-
-def name_of(service: Service, model: str | None) -> str:
-    """What answers call the model: the first of its names, whichever was asked for."""
-    name = service.resolve(model)
-    return service.names[0] if name in service.names else name
-
-
-def fingerprint(service: Service) -> str:
-    """Changes with the version, the model and how it runs."""
-    digest = hashlib.sha256(msgspec.json.encode(service.model)).hexdigest()[:10]
-    return f"ferrule-{__version__}-{digest}"
-
-
-def finite(logprob: float) -> float:
-    return max(logprob, _LOWEST_LOGPROB)
-
-
-@contextmanager
-def named_by(asked: Asked) -> Iterator[None]:
-    """Name the field that stated a constraint in its refusals: the service knows it as structured_outputs."""
-    try:
-        yield
-    except RequestError as error:
-        if error.param == "structured_outputs":
-            error.param = asked.constraint or error.param
-        raise
 
 
 def finish_of(output: Output, asked: Asked) -> str | None:
     """Return the finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
     if output.finish is FinishReason.ERROR:
-        with named_by(asked):
+        with constraint_named(asked.constraint):
             raise output.failure()
     return None if output.finish is None else output.finish.value
 
@@ -188,21 +147,3 @@ def _log_notes(answer_id: str, body: GenerateBody, config: Config) -> None:
     notes = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
     if notes and not config.frontend.disable_log_requests:
         _logger.info("request notes", id=answer_id, **notes)
-
-
-class Meter:
-    """Usage of all choices so far. `count` choices are expected."""
-
-    def __init__(self, asked: Asked, count: int) -> None:
-        self._asked = asked
-        self._usages = [Usage()] * count
-
-    def see(self, output: Output) -> None:
-        self._usages[output.index] = output.usage
-
-    def of(self, index: int) -> UsageInfo:
-        """One choice's, for streams that ask for usage in each chunk."""
-        return _usage(self._usages[index].prompt_tokens, self._usages[index].completion_tokens)
-
-    def total(self) -> UsageInfo:
-        return self._asked.usage(self._usages)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 import msgspec
 from pydantic import AfterValidator, BeforeValidator, Discriminator, Field, Tag
 
-from ferrule.frontend.text.messages import Conversation, TemplateFields
 from ferrule.sampling_params import Biases, LengthPenalty, SamplingFields
 from ferrule.schema import (
     Body,
@@ -30,6 +29,7 @@ from ferrule.schema import (
     problem,
 )
 from ferrule.structured_outputs import ConstraintFields
+from ferrule_protocol import Conversation, TemplateFields
 
 MAX_NOTE_BYTES = 16 << 10
 

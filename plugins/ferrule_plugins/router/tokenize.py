@@ -8,14 +8,20 @@ from fastapi import APIRouter, Response
 from pydantic import BaseModel, Field
 
 from ferrule.errors import RequestError
-from ferrule.frontend.text.messages import Conversation, TemplateFields, chat_prompt
-from ferrule.frontend.text.render import choose_templates
 from ferrule.interfaces.router import JSON, CurrentRequest, Router, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.schema import Body, Text, TokenIds
-from ferrule_plugins.router.openai_answers import Extension
-from ferrule_plugins.router.openai_fields import Notes, extended, unread_by_template
+from ferrule_protocol import (
+    Conversation,
+    Extension,
+    Notes,
+    TemplateFields,
+    chat_prompt,
+    choose_templates,
+    extended,
+    unread_by_template,
+)
 
 _MODEL = "One of the served names. Default: the first."
 

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.plugins import Plugins, log_fault
 from ferrule.interfaces.sampler import LogitsProcessor, SampleRow
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.plugin.faults import log_fault
 from ferrule.types import TokenSampling
 from ferrule_plugins.sampler.plan import Parcel, Sent
 

@@ -1,4 +1,4 @@
-"""Noise without state: one uniform number as a function of (seed, position)."""
+"""Noise without state: one uniform number as a function of (seed, position, draw)."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _WORD = (1 << 64) - 1
+_DRAW = 1 << 40  # more than there are positions
 
 Words = np.ndarray[Any, np.dtype[np.uint64]]
 
@@ -24,6 +25,11 @@ def keys(seeds: Sequence[int]) -> Words:
     """What `numbers` needs of seeds, of any size."""
     with np.errstate(over="ignore"):
         return _mix(np.array([seed & _WORD for seed in seeds], dtype=np.uint64) + np.uint64(_GOLDEN))
+
+
+def place(position: int, draw: int) -> int:
+    """What `numbers` takes as the position, for a draw that need not be the first one there."""
+    return position + _DRAW * draw
 
 
 def numbers(keys: Words, positions: np.ndarray[Any, np.dtype[np.int64]]) -> np.ndarray[Any, np.dtype[np.float64]]:

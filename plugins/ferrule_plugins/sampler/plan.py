@@ -109,7 +109,7 @@ class Plan:
         if not self.random:
             return None
         table = self._draws.copy()
-        table[:, 2] = self._numbers([rows[row].position for row in self.random])
+        table[:, 2] = self._numbers([noise.place(rows[row].position, rows[row].draw) for row in self.random])
         return Draws(table, self._filtered, parcel.put(table))
 
     def _numbers(self, positions: list[int]) -> list[float]:

@@ -17,9 +17,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.interfaces.parsers import Event, TextDelta
-from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Series
-from ferrule_parsing import CallReader, CallWriter, FormatParser, JsonCall, Reader, Tags, ToolFormat
+from ferrule_parsing import CallReader, CallWriter, EnforcedFunction, FormatParser, JsonCall, Reader, Tags, ToolFormat
 from ferrule_parsing.formats import Schemas
 
 MESSAGE, TEXT, END, END_SAMPLING = (

@@ -16,9 +16,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.structured_outputs.calls import EnforcedFunction
 from ferrule.types import Fixed, Form, Json, OneOf, Repeated, Series, Until
-from ferrule_parsing import CallHead, CallReader, FormatParser, ToolFormat, argument_schemas
+from ferrule_parsing import CallHead, CallReader, EnforcedFunction, FormatParser, ToolFormat, argument_schemas
 from ferrule_parsing.formats import Schemas
 from ferrule_parsing.heads import HeadedCall
 from ferrule_parsing.typed_text import json_of

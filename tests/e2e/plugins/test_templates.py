@@ -250,7 +250,11 @@ def test_a_route_of_a_package_answers(served: tuple[servers.Server, httpx.Client
     _, client = served
     wanted = completed(client, prompt="The quick", max_tokens=5)["text"]
     assert client.post("/demo-router", json={"text": "The quick", "tokens": 5}).json() == {"text": wanted}
-    assert client.post("/demo-router", json={"text": ""}).status_code == 400
+    lines = client.post("/demo-router", json={"text": "The quick", "tokens": 5, "stream": True}).text.splitlines()
+    assert "".join(json.loads(line)["text"] for line in lines) == wanted
+    for answer in (client.post("/demo-router", json={"text": ""}), client.get("/demo-router/nothing")):
+        assert set(answer.json()) == {"error"}
+        assert isinstance(answer.json()["error"], str)
 
 
 def test_figures_of_packages_are_shown(served: tuple[servers.Server, httpx.Client]) -> None:

@@ -1,6 +1,7 @@
 """Planted bugs: the simulator is trusted because it catches each of them.
 
-Every bug is `DefaultScheduler` with one mistake of a kind that real schedulers have had. To watch one being caught:
+Every bug is `DefaultScheduler` with one mistake of a kind that real schedulers have had, or `FakeDevice` with one that
+real runners have had. To watch one being caught:
 ``python -m ferrule_testkit.simulate --scheduler tests.simulate.bugs.cache:SkipDecref``.
 """
 
@@ -11,7 +12,9 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from ferrule.engine.scheduler import DefaultScheduler
+from ferrule_testkit.fakes import FakeDevice
 from tests.simulate.bugs.cache import CACHE_BUGS
+from tests.simulate.bugs.drafts import DEVICE_BUGS, SCHEDULER_BUGS
 from tests.simulate.bugs.flow import FLOW_BUGS
 
 
@@ -20,5 +23,6 @@ def _dashed(name: str) -> str:
 
 
 BUGS: Mapping[str, type[DefaultScheduler]] = MappingProxyType(
-    {_dashed(cls.__name__): cls for cls in (*CACHE_BUGS, *FLOW_BUGS)}
+    {_dashed(cls.__name__): cls for cls in (*CACHE_BUGS, *FLOW_BUGS, *SCHEDULER_BUGS)}
 )
+BROKEN_DEVICES: Mapping[str, type[FakeDevice]] = MappingProxyType({_dashed(cls.__name__): cls for cls in DEVICE_BUGS})

@@ -184,10 +184,6 @@ class Counting(Grammar):
     def rollback(self, count: int) -> None:
         self.count -= count
 
-    @property
-    def finished(self) -> bool:
-        return False
-
     def fork(self) -> Grammar:
         fork = Counting(self.script)
         fork.count = self.count
@@ -248,8 +244,8 @@ def chunk(slot: int) -> Chunk:
 class Sampled(Outcome):
     """A step whose token is known."""
 
-    def token(self, row: int) -> int | None:
-        return 7
+    def token_ids(self, row: int) -> Sequence[int]:
+        return (7,)
 
 
 def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, str]]:
@@ -259,7 +255,7 @@ def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, s
     assert pending is not None
     masks = pending.result()
     grammars.sampled(list(enumerate(chunks)), Sampled(StepPlan(step=0, chunks=()), {}))
-    allowed = {slot: int(np.frombuffer(bits, np.int32)[0]).bit_length() - 1 for slot, bits in masks.bits.items()}
+    allowed = {slot: int(np.frombuffer(bits[0], np.int32)[0]).bit_length() - 1 for slot, bits in masks.bits.items()}
     return allowed, masks.errors
 
 

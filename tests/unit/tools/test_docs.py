@@ -322,6 +322,9 @@ def test_stale_pages_are_found_and_renewed(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "templates").symlink_to(ROOT / "templates")
     (tmp_path / "docs" / "reference" / "plugins").mkdir(parents=True)
     (tmp_path / "docs" / "reference" / "plugins" / "gone.md").write_text("# gone\n")
+    plugins = (ROOT / "docs" / "plugins.md").read_text()
+    (tmp_path / "docs" / "plugins.md").write_text(plugins.replace("- `ferrule_nn.*`", "- `ferrule_mm.*`"))
     found = stale(tmp_path, console=False)
+    assert found[tmp_path / "docs" / "plugins.md"] == plugins
     assert found[tmp_path / "docs" / "reference" / "plugins" / "gone.md"] is None
     assert found[tmp_path / "docs" / "reference" / "cli.md"] == cli_page.page()

@@ -14,6 +14,8 @@ from itertools import takewhile
 
 from ferrule.interfaces.tokenizer import Tokenizer
 
+__all__ = ["Detokenizer", "decode", "open_detokenizer"]
+
 _WINDOW = 64  # tokens after which a window is closed even where its text does not end in a whole character
 _UNSETTLED = 3  # an incomplete character at the end shows as one to three U+FFFD, depending on the tokenizer
 _LOST = "\ufffd"

@@ -9,12 +9,12 @@ import time
 from pathlib import Path
 
 from ferrule.assembly.model import Loaded, load_model
-from ferrule.checkpoint import read_json
 from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import localise
+from ferrule.small_files import read_json
 from ferrule_plugins.command.folder import beside, copy_others
 from ferrule_plugins.command.pack.contents import configuration, contents
 from ferrule_plugins.command.pack.options import PackConfig

@@ -13,13 +13,14 @@ import torch
 
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.model import outline
-from ferrule.checkpoint import read, read_json
+from ferrule.checkpoint import read
 from ferrule.config import Resolved
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import localise
+from ferrule.small_files import read_json
 from ferrule_plugins.command.folder import beside, beside_file, copy_others
 from ferrule_plugins.command.pack.write import write_data, write_header
 from ferrule_plugins.command.quantize import gguf_file

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ferrule import __version__
-from ferrule.checkpoint import read_json
+from ferrule.small_files import read_json
 from ferrule_plugins.command.quantize.source import SINGLE
 
 CONFIG, MARK = "config.json", "quantized_by"

@@ -35,10 +35,6 @@ class Costly(Grammar):
 
     def rollback(self, count: int) -> None: ...
 
-    @property
-    def finished(self) -> bool:
-        return False
-
     def fork(self) -> Grammar:
         self.taken = []
         return self

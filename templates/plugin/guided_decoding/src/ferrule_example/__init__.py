@@ -60,9 +60,5 @@ class Choice(Grammar):
     def rollback(self, count: int) -> None:
         del self._accepted[len(self._accepted) - count :]
 
-    @property
-    def finished(self) -> bool:
-        return set(self._allowed()) == set(self._vocabulary.stop_ids)
-
     def fork(self) -> Grammar:
         return Choice(self._vocabulary, self._texts, self._accepted.copy())

@@ -1,19 +1,21 @@
-"""``POST /example``: a text in, its continuation out."""
+"""``POST /example``: a text in, its continuation out, at once or as lines of JSON."""
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from contextlib import aclosing
+from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
-from ferrule.errors import RequestFailed
-from ferrule.interfaces.dialect import Dialect, Failure
+from ferrule.interfaces.dialect import Dialect, Failure, encode
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.router import Router, RouterContext
-from ferrule.interfaces.service import Generate, Prompt
+from ferrule.interfaces.router import JSON, Access, EventStream, Router, RouterContext, needs, streams
+from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
+from ferrule_protocol import Closing
 
 
 class Continue(Body):
@@ -21,6 +23,7 @@ class Continue(Body):
 
     text: SomeText = Field(description="What to continue.")
     tokens: Count = Field(16, description="At most so many tokens.")
+    stream: bool = Field(False, description="Answer in pieces, a line each.")
 
 
 class Continued(BaseModel):
@@ -28,18 +31,19 @@ class Continued(BaseModel):
 
 
 class ExampleDialect(Dialect):
-    """How errors look, and where keys are. Without it, and `ExampleRouter.dialect`, they are as in OpenAI's API."""
+    """How streams and errors look, and where keys are. Without it all of that is as in OpenAI's API."""
 
     paths = ("/example/",)  # errors below it are worded in the same way
     key_headers = ("x-example-key",)
-    error_schema = {
-        "type": "object",
-        "required": ["error"],
-        "properties": {"error": {"type": "string"}},
-    }
+    media_type = "application/x-ndjson"
+    ping = last = b""
+    error_schema = {"type": "object", "required": ["error"], "properties": {"error": {"type": "string"}}}
 
     def error(self, failure: Failure) -> dict[str, str]:
         return {"error": failure.message}
+
+    def event(self, content: Any) -> bytes:
+        return encode(content) + b"\n"
 
 
 class ExampleRouter(Router):
@@ -49,18 +53,31 @@ class ExampleRouter(Router):
     def router(self, ctx: RouterContext) -> APIRouter:
         routes = APIRouter()
 
-        @routes.post("/example", summary="Continue a text.")
-        async def proceed(body: Continue) -> Continued:
+        @routes.post(
+            "/example",
+            summary="Continue a text.",
+            dependencies=[needs(Access.KEY, room=True)],
+            response_model=Continued,
+            responses=streams(Continued),
+        )
+        async def proceed(body: Continue) -> JSON | EventStream:
             params = SamplingParams(temperature=0.0, max_tokens=body.tokens)
             outputs = await ctx.service.generate(
-                Generate(prompts=(Prompt(text=body.text),), params=params, raw=True, streamed=False)
+                Generate(prompts=(Prompt(text=body.text),), params=params, raw=True, streamed=body.stream)
             )
-            text = ""
-            async with aclosing(outputs):  # type: ignore[type-var]  # leaving early cancels what still runs
-                async for output in outputs:
-                    text += "".join(event.text for event in output.events if isinstance(event, Content))
-                    if output.error is not None:
-                        raise RequestFailed(output.error)
-            return Continued(text=text)
+            pieces = Closing(_pieces(outputs), outputs)  # leaving early cancels what still runs
+            if body.stream:
+                return EventStream(pieces)
+            async with aclosing(pieces):
+                return JSON({"text": "".join([piece["text"] async for piece in pieces])})
 
         return routes
+
+
+async def _pieces(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, str]]:
+    async for output in outputs:
+        text = "".join(event.text for event in output.events if isinstance(event, Content))
+        if output.error is not None:
+            raise output.failure()
+        if text:
+            yield {"text": text}

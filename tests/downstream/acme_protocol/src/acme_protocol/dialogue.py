@@ -9,18 +9,17 @@ is also the body of every error. Keys come in ``X-Acme-Key``.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
 
-from ferrule.errors import RequestFailed
 from ferrule.interfaces.dialect import Dialect, Failure, encode
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Access, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
+from ferrule_protocol import Closing
 
 WORDS: Mapping[int, str] = {400: "not understood", 401: "not known", 404: "not here", 413: "too much", 503: "not now"}
 
@@ -72,19 +71,18 @@ class Dialogue(Router):
             params = SamplingParams(temperature=0.0, max_tokens=body.most)
             prompts = (Prompt(text=body.text),)
             outputs = await ctx.service.generate(Generate(prompts=prompts, params=params, raw=True))
-            return EventStream(_events(outputs))
+            return EventStream(Closing(_events(outputs), outputs))
 
         return routes
 
 
 async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "begin"}
-    async with aclosing(outputs):  # type: ignore[type-var]
-        async for output in outputs:
-            text = "".join(event.text for event in output.events if isinstance(event, Content))
-            if text:
-                yield {"event": "word", "text": text}
-            if output.error is not None:
-                raise RequestFailed(output.error)
-            if output.finish is not None:
-                yield {"event": "end", "why": str(output.finish)}
+    async for output in outputs:
+        text = "".join(event.text for event in output.events if isinstance(event, Content))
+        if text:
+            yield {"event": "word", "text": text}
+        if output.error is not None:
+            raise output.failure()
+        if output.finish is not None:
+            yield {"event": "end", "why": str(output.finish)}

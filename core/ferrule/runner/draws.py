@@ -1,0 +1,54 @@
+"""Which tokens of a step are sampled. Of a row with guesses these are several, and not all of what is drawn counts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from ferrule.runner.state import LongArray
+from ferrule.types import Chunk
+
+
+@dataclass(frozen=True)
+class Draws:
+    """The draws of a step, row by row. A row is drawn from once, and once more behind each of its guesses."""
+
+    rows: list[int]
+    ahead: list[int]  # guesses of its row before each draw
+    back: LongArray | int  # tokens of its row behind each draw's
+    guesses: torch.Tensor | None = None  # [draws] int64, what each is expected to be, -1: nothing; None: no row has any
+
+    @classmethod
+    def of(cls, chunks: Sequence[Chunk], rows: list[int]) -> Draws:
+        if not any(chunks[row].drafts for row in rows):
+            return cls(rows, [0] * len(rows), 0)
+        places = [(row, ahead) for row in rows for ahead in range(1 + chunks[row].drafts)]
+        back = np.array([chunks[row].drafts - ahead for row, ahead in places])
+        expected = [id for row in rows for id in (*guesses_of(chunks[row]), -1)]
+        return cls([row for row, _ in places], [ahead for _, ahead in places], back, torch.tensor(expected))
+
+    def lengths(
+        self, positions: LongArray, tokens: torch.Tensor, stage: Callable[[list[torch.Tensor]], list[torch.Tensor]]
+    ) -> torch.Tensor:
+        """How many tokens of each row are known [rows] int64, when `tokens` [draws] were drawn for these positions.
+
+        Does not wait for the device that has the tokens.
+        """
+        firsts = np.flatnonzero(np.array(self.ahead) == 0)
+        least = torch.from_numpy(positions[firsts] + 1)
+        if self.guesses is None:
+            return stage([least])[0]
+        widths = np.diff(firsts, append=len(self.rows))
+        # A row that is shorter than others goes on with its last draw, which has no guess and so is never right.
+        table = firsts[:, None] + np.minimum(np.arange(widths.max()), widths[:, None] - 1)
+        least, places, expected = stage([least, torch.from_numpy(table.reshape(-1)), self.guesses])
+        right = (tokens == expected).index_select(0, places).view(table.shape)
+        return least + right.long().cumprod(1).sum(1)
+
+
+def guesses_of(chunk: Chunk) -> tuple[int, ...]:
+    """The ids of a chunk that are guesses."""
+    return chunk.new_ids[len(chunk.new_ids) - chunk.drafts :]

@@ -1,0 +1,42 @@
+"""From a body's fields to sampling parameters, and from outputs to usage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ferrule.interfaces.service import Output, Service, Usage
+from ferrule.sampling_params import SamplingFields, SamplingParams
+
+_FIELDS = frozenset(SamplingFields.model_fields)
+
+
+def sampling(body: SamplingFields, service: Service, given: Mapping[str, Any]) -> SamplingParams:
+    """Return the request's values over the model's defaults over the documented ones. `given` wins over the body."""
+    own = {name: getattr(body, name) for name in body.model_fields_set & _FIELDS}
+    return SamplingParams(**{**service.sampling_defaults(), **own, **given})
+
+
+class Meter:
+    """Usage of all choices so far. `count` choices are expected, `per_prompt` of them for each prompt."""
+
+    def __init__(self, count: int, per_prompt: int) -> None:
+        self._usages = [Usage()] * count
+        self._per_prompt = per_prompt
+
+    def see(self, output: Output) -> None:
+        self._usages[output.index] = output.usage
+
+    def of(self, index: int) -> Usage:
+        """Return the usage of one choice, for streams that tell it in each chunk."""
+        return self._usages[index]
+
+    def total(self) -> Usage:
+        """Return the sum over choices; a prompt counts once, however many choices it has."""
+        firsts = self._usages[:: self._per_prompt]
+        return Usage(
+            prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
+            cached_tokens=sum(usage.cached_tokens for usage in firsts),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages),
+        )

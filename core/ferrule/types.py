@@ -195,12 +195,29 @@ class GrammarSpec(Struct, frozen=True, kw_only=True):
     additional_properties: bool = True
 
 
-class CompiledGrammar(Struct, frozen=True, kw_only=True, gc=False):
+class CompiledGrammar(Struct, frozen=True, kw_only=True, gc=False, tag="grammar"):
     """A constraint as the engine takes it: what a backend's `compile` made, and a digest of what it was made of."""
 
     backend: str
     digest: bytes
     data: bytes
+
+
+class Adapter(Struct, frozen=True, kw_only=True, gc=False):
+    """Weights that add to the model's for some requests. No two adapters have one `name`; `path` is their folder."""
+
+    name: str
+    path: str = ""
+
+
+class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
+    """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there."""
+
+    adapter: Adapter
+    slot: int
+
+
+Need = CompiledGrammar | AdapterLoad  # what is loaded before the request that needs it is queued
 
 
 class Embeds(Struct, frozen=True, kw_only=True):
@@ -231,7 +248,8 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     work: Work
     arrival: float = 0.0
     priority: int = 0
-    adapter: str | None = None
+    adapter: Adapter | None = None
+    adapter_slot: int = 0  # where the engine has loaded it
     media_hash: str | None = None
     embeds: Embeds | None = None
     cache_salt: str | None = None
@@ -256,7 +274,7 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
     known_ids: tuple[int, ...]
     num_prompt: int
     work: Work
-    adapter: str | None = None
+    adapter_slot: int = 0  # of the adapter that its tokens are computed with; 0: none
     embeds: Embeds | None = None  # of the first positions
     grammar: CompiledGrammar | None = None
     restore: int = 0
@@ -476,3 +494,4 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     max_num_seqs: int | None = None  # requests whose states fit, where that is fewer than the option's default
     max_snapshots: int = 0  # saved states of recurrent layers that the device's budget allows, beside `max_blocks`
     state_bytes: int = 0  # of one request's states, and so of a snapshot
+    adapter_slots: int = 0  # adapters that can be loaded at a time

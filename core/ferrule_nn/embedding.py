@@ -101,6 +101,7 @@ class Head(Linear):
     """
 
     head = True
+    of_tokens = False  # of those that are sampled
 
     def __init__(self, hidden_size: int, vocab_size: int, tied: Embedding | None = None, bias: bool = False) -> None:
         split = ROWS if tied is None or isinstance(tied.weight, DividedParameter) else None

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
@@ -106,6 +107,7 @@ class Linear(nn.Module):
     projections: Mapping[str, int] = {}
     ignored_tensors: tuple[str, ...] = ()
     head = False
+    of_tokens = True  # rows are those of the step's tokens, in their order; else no adapter can add to the layer
     sum_hook: RemovableHandle | None = None  # adds up the products of ranks
 
     def __init__(
@@ -162,6 +164,15 @@ class Linear(nn.Module):
             self.quantized = True
             scheme.allocate(self)
         return scheme is not None
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add what adapters have for the layer to its product. A hook, so that a layer without has nothing to ask."""
+        if not self.of_tokens:
+            return False
+        add = bank.layer(name, self.in_features, self.out_features, tuple(self.projections))
+        if add is not None:
+            self.register_forward_hook(lambda layer, given, y: add(given[0], y), prepend=True)
+        return add is not None
 
     def check_units(self, name: str, units: tuple[int, int] | None) -> None:
         """Raises ConfigError where this rank's part is not made of whole units of the scheme."""

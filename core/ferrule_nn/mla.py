@@ -93,6 +93,7 @@ class LatentAttention(nn.Module):
         self.q_b_proj = Linear(spec.q_rank, q_size, split=heads) if spec.q_rank else None
         self.kv_a_layernorm = RMSNorm(spec.kv_rank, _EPS)
         self.kv_b_proj = Linear(spec.kv_rank, spec.num_heads * (spec.nope_dim + spec.value_dim), split=heads)
+        self.kv_b_proj.of_tokens = False  # it is taken apart: see `_absorbed`
         values = spec.num_heads * spec.value_dim
         self.o_proj = Linear(values, spec.hidden_size, spec.bias, split=inputs(spec.num_heads))
         self.spec = replace(spec, num_heads=self.o_proj.in_features // spec.value_dim)  # of this rank's heads

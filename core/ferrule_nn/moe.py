@@ -103,6 +103,9 @@ class Experts(nn.ModuleList):
     def __init__(self, count: int, make: Callable[[], GatedMLP]) -> None:
         super().__init__(make() for _ in range(count))
         self.blocks: tuple[GatedMLP, ...] = tuple(self)  # type: ignore[arg-type]
+        for layer in self.modules():
+            if isinstance(layer, Linear):
+                layer.of_tokens = False  # each expert has some of them, sorted
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
         self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
         summed = [block.down_proj for block in self.blocks if block.down_proj.sum_hook is not None]

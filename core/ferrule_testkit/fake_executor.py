@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ferrule.errors import EngineDead
 from ferrule.interfaces.executor import Executor, Step
-from ferrule.types import CacheGroup, ModelInfo, StepPlan, StepResult
+from ferrule.types import AdapterLoad, CacheGroup, ModelInfo, Need, StepPlan, StepResult
 from ferrule_testkit.fakes import FakeDevice, FakeModel, Fault
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ class FakeExecutor(Executor):
             max_snapshots=self._num_snapshots,
             tasks=("generate", "embed") if self.model.all_groups else ("embed",),
             splits_prompts=bool(self.model.all_groups),
+            adapter_slots=2,
         )
 
     def init_cache(self, num_blocks: int) -> None:
@@ -71,6 +73,15 @@ class FakeExecutor(Executor):
             self.alive = False
             return EndedStep(EngineDead("the fake device broke"))
         return EndedStep(self.device.run(plan))
+
+    def prepare(self, need: Need) -> Future[None]:
+        """Adapters are there at once; there are no constraints."""
+        if self.device is None or not isinstance(need, AdapterLoad):
+            return super().prepare(need)
+        self.device.load(need)
+        loaded: Future[None] = Future()
+        loaded.set_result(None)
+        return loaded
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         self.calls.append((name, args))

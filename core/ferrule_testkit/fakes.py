@@ -13,6 +13,7 @@ from zlib import crc32
 
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.types import (
+    AdapterLoad,
     Admit,
     CacheGroup,
     Chunk,
@@ -105,7 +106,8 @@ def scope(adapter: str | None = None, media_hash: str | None = None, cache_salt:
 
 
 def scope_of(request: EngineRequest) -> int:
-    return scope(request.adapter, request.media_hash, request.cache_salt)
+    adapter = None if request.adapter is None else request.adapter.name
+    return scope(adapter, request.media_hash, request.cache_salt)
 
 
 @dataclass
@@ -175,12 +177,16 @@ class BullyPolicy(SchedulingPolicy):
 
 
 class SlotState:
-    """What the device keeps for a slot."""
+    """What the device keeps for a slot. `adapter` is what its adapter slot had when the request took the slot."""
 
-    __slots__ = ("alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "scope", "tables", "work")
+    __slots__ = (
+        *("adapter", "adapter_slot", "alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "scope"),
+        *("tables", "work"),
+    )
 
-    def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
+    def __init__(self, admit: Admit, adapter: str | None, scope: int, num_groups: int) -> None:
         self.id = admit.id
+        self.adapter_slot, self.adapter = admit.adapter_slot, adapter
         self.epoch = admit.epoch
         self.ids = list(admit.known_ids)
         self.num_prompt = admit.num_prompt
@@ -195,16 +201,16 @@ class SlotState:
 class FakeDevice:
     """Executes plans in order, and knows nothing but the plans.
 
-    `scope_of_admit` tells what the cells of a request depend on besides its tokens; plans tell only the adapter. Ids
-    in `failing` get an error row. It has room for `num_snapshots` states beside those of the slots. `guess` is its
-    speculator: what may follow the known tokens of a request.
+    `scope_of_admit` tells what the cells of a request depend on besides its tokens, from its admission and the adapter
+    in its adapter slot. Ids in `failing` get an error row. It has room for `num_snapshots` states beside those of the
+    slots. `guess` is its speculator: what may follow the known tokens of a request.
     """
 
     def __init__(
         self,
         model: FakeModel,
         num_blocks: int,
-        scope_of_admit: Callable[[Admit], int] = lambda admit: scope(admit.adapter),
+        scope_of_admit: Callable[[Admit, str | None], int] = lambda admit, adapter: scope(adapter),
         num_snapshots: int = 0,
         guess: Callable[[str, Sequence[int]], tuple[int, ...]] = lambda id, ids: (),
     ) -> None:
@@ -213,6 +219,7 @@ class FakeDevice:
         self._guess = guess
         self.failing: set[str] = set()
         self.num_blocks = num_blocks
+        self.adapters: dict[int, str] = {}  # by slot, once they are loaded
         self._scope = scope_of_admit
         self._size = model.all_groups[0].block_size if model.all_groups else 1
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
@@ -221,13 +228,20 @@ class FakeDevice:
         self._recurrent: dict[int, int] = {}  # by slot; it stays when the slot is released
         self._snapshots: list[tuple[int, int] | None] = [None] * num_snapshots  # position and state, where written
 
+    def load(self, need: AdapterLoad) -> None:
+        self.adapters[need.slot] = need.adapter.name
+
     def run(self, plan: StepPlan) -> StepResult:
         for slot in plan.releases:
             self._release(slot)
         for admit in plan.admits:
             if admit.slot in self._slots:
                 raise Fault(f"I9: slot {admit.slot} is given to {admit.id} while {self._slots[admit.slot].id} has it")
-            self._slots[admit.slot] = state = SlotState(admit, self._scope(admit), len(self.model.groups))
+            if admit.adapter_slot and admit.adapter_slot not in self.adapters:
+                raise Fault(f"I22: {admit.id} is admitted with adapter slot {admit.adapter_slot}, which is empty")
+            adapter = self.adapters.get(admit.adapter_slot)
+            state = SlotState(admit, adapter, self._scope(admit, adapter), len(self.model.groups))
+            self._slots[admit.slot] = state
             self._begin_state(admit, state)
         states = [self._extend(chunk) for chunk in plan.chunks]
         rows = tuple(self._row(state, chunk) for state, chunk in zip(states, plan.chunks, strict=True))
@@ -271,6 +285,8 @@ class FakeDevice:
         state = self._slots.get(chunk.slot)
         if state is None or (state.id, state.epoch) != (chunk.id, chunk.epoch):
             raise Fault(f"I9: slot {chunk.slot} does not belong to {chunk.id} in epoch {chunk.epoch}")
+        if state.adapter != self.adapters.get(state.adapter_slot):
+            raise Fault(f"I22: the adapter of {chunk.id} was replaced while it runs")
         if state.computed < 0:
             state.computed = chunk.start
             for g, group in enumerate(self.model.groups):

@@ -23,6 +23,7 @@ from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.plugin import Plugins, discover
 from ferrule.types import (
+    Adapter,
     CompiledGrammar,
     EngineRequest,
     EngineStats,
@@ -71,10 +72,12 @@ class Harness:
         kv_cache_dtype: str = "auto",
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
-        executor: str = "uni",
+        executor: str | Executor = "uni",
         **model: Any,
     ) -> None:
-        """`model` are fields of `ModelConfig`; `plugins`, by default, all that are installed. Raises StartupError."""
+        """`model` are fields of `ModelConfig`; `plugins`, by default, all that are installed; `executor` is one that
+        was not started, or the name of one. Raises StartupError.
+        """
         self.config = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
@@ -84,7 +87,8 @@ class Harness:
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins
-        self.executor: Executor = self.plugins.make("executor", executor)
+        made = self.plugins.make("executor", executor) if isinstance(executor, str) else executor
+        self.executor: Executor = made
         self.info: ModelInfo = self.executor.start(self.config, self.plugins)
 
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
@@ -99,6 +103,7 @@ class Harness:
             depth=depth,
             prompt_border=self.info.prompt_border,
             num_snapshots=self.info.max_snapshots,
+            adapter_slots=self.info.adapter_slots,
             **limits,
         )
         scheduler = self.plugins.make(
@@ -132,17 +137,24 @@ class Engine:
         *,
         max_tokens: int = 12,
         grammars: Sequence[CompiledGrammar | None] = (),
+        adapters: Sequence[str | None] = (),
         **sampling: Any,
     ) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
 
-        `grammars` are the constraints of the first prompts. Checks the scheduler's invariants afterwards, and that no
-        block is in use.
+        `grammars` are the constraints of the first prompts, `adapters` the names of their adapters. Checks the
+        scheduler's invariants afterwards, and that no block is in use.
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
         requests = [
-            EngineRequest(id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), work=settings, grammar=grammar)
-            for prompt, grammar in itertools.zip_longest(prompts, grammars)
+            EngineRequest(
+                id=f"request-{next(self._numbers)}",
+                prompt_ids=tuple(prompt),
+                work=settings,
+                grammar=grammar,
+                adapter=None if adapter is None else Adapter(name=adapter),
+            )
+            for prompt, grammar, adapter in itertools.zip_longest(prompts, grammars, adapters)
         ]
         outputs = [self._outputs.setdefault(request.id, Output()) for request in requests]
         self._inbox = [(_CLIENT, Submit(request)) for request in requests]

@@ -13,22 +13,33 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
 
 from ferrule.engine.cache import footprint
+from ferrule.engine.preparing import Preparing
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
 from ferrule.plugin.kinds import load_object
-from ferrule.types import CacheGroup, EngineRequest, FinishReason, Pooling, StepPlan, StepResult, Targets, TokenSampling
-from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, longest, scope_of, solo
+from ferrule.types import (
+    Admit,
+    EngineRequest,
+    FinishReason,
+    Pooling,
+    RequestDelta,
+    StepPlan,
+    StepResult,
+    TokenSampling,
+)
+from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, longest, scope, solo
 from ferrule_testkit.simulate_ledger import Ledger, Violation
+from ferrule_testkit.simulate_loads import Loads
+from ferrule_testkit.simulate_setup import Setup, draw_setup
 
 SchedulerFactory = Callable[[SchedulerLimits, SchedulingPolicy], Scheduler]
 EPISODE_STEPS = 300
-POLICIES = ("fcfs", "priority", "chaos", "bully")
 
 
 @cache
@@ -42,93 +53,6 @@ def load(kind: str, name: str) -> Any:
     return found[0].load()
 
 
-# ------------------------------------------------------------------------------------------- set-up
-
-
-@dataclass(frozen=True)
-class Setup:
-    """What an episode runs with."""
-
-    limits: SchedulerLimits
-    policy: str
-    vocab_size: int
-    bases: tuple[tuple[int, ...], ...]  # beginnings that prompts share
-    load: float  # chance of a new request in a step
-    storm: bool  # short prompts with long answers: everyone grows, and the cache runs out again and again
-    pooling: float = field(default=0.0, repr=False)  # chance that a request is pooled; not what others are drawn from
-
-
-def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
-    size = rng.randint(1, 4)
-    full = CacheGroup("full", size)
-    sliding = CacheGroup("sliding", size, rng.randint(1, 12))
-    other = CacheGroup("sliding", size, rng.randint(1, 6))
-    return rng.choice([(full,), (full,), (sliding,), (full, sliding), (full, sliding, other), (sliding, other)])
-
-
-def maybe_recurrent(groups: tuple[CacheGroup, ...], rng: random.Random) -> tuple[CacheGroup, ...]:
-    """Half of the time a group without blocks beside the others, or alone."""
-    if rng.random() < 0.5:
-        return groups
-    return rng.choice([groups, groups, groups, ()]) + (CacheGroup("recurrent", groups[0].block_size),)
-
-
-def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Setup:
-    """Small on purpose: corner cases per second go up."""
-    groups = draw_groups(rng)
-    storm = rng.random() < 0.25
-    chunked = rng.random() < 0.8
-    budget = rng.randint(1, 16)
-    num_blocks = 1 + rng.randint(max(3, 2 * len(groups)), 40)
-    limits = SchedulerLimits(
-        groups=groups,
-        num_blocks=num_blocks,
-        max_num_seqs=rng.randint(4, 8) if storm else rng.randint(1, 8),
-        max_num_batched_tokens=budget,
-        max_model_len=0,
-        depth=depth or rng.randint(1, 3),
-        chunked_prefill=chunked,
-        prefix_caching=rng.random() < 0.75,
-        hash_algo=rng.choice(("sha256", "builtin")),
-        long_prefill_token_threshold=rng.choice((0, 0, rng.randint(1, 6))),
-        cache_root=rng.randbytes(8),
-    )
-    longest = 2
-    while longest < (120 if storm else 60) and footprint(limits, longest) <= num_blocks - 1:
-        longest += 1
-    longest = max(2, longest - rng.randint(0, 3)) if rng.random() < 0.8 else longest + 4
-    if not chunked:
-        limits = replace(limits, max_num_batched_tokens=max(budget, longest))
-    vocab = rng.randint(3, 24)
-    bases = tuple(tuple(rng.randrange(vocab) for _ in range(longest)) for _ in range(rng.randint(1, 3)))
-    groups = maybe_recurrent(groups, random.Random(repr(bases)))  # takes no room, so that nothing above changes
-    prompts = random.Random(repr((bases, groups)))  # another generator, so that nothing above changes
-    num_snapshots = prompts.choice((0, 1, 2, 3, 5, 8, 20)) if not groups[-1].paged else 0
-    num_partial = 8 if storm else prompts.choice((1, 1, 2, 3))  # in a storm nothing keeps prompts apart
-    limits = replace(
-        limits,
-        max_model_len=longest,
-        groups=groups,
-        num_snapshots=num_snapshots,
-        max_num_partial_prefills=num_partial,
-        max_long_partial_prefills=prompts.randint(1, num_partial),
-        prompt_share=prompts.choice((0, 2)),
-        targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
-    )
-    policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
-    setup = Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
-    return setup if storm else maybe_pooling(setup, prompts)
-
-
-def maybe_pooling(setup: Setup, rng: random.Random) -> Setup:
-    """Sometimes some requests are pooled; or all, of a model that keeps nothing and whose prompts go whole."""
-    if rng.random() > 0.08:
-        return replace(setup, pooling=rng.choice((0.0, 0.0, 0.3)))
-    most = max(setup.limits.max_num_batched_tokens, setup.limits.max_model_len)
-    limits = replace(setup.limits, groups=(), num_snapshots=0, chunked_prefill=False, max_num_batched_tokens=most)
-    return replace(setup, limits=limits, pooling=1.0)
-
-
 # ------------------------------------------------------------------------------------------- the world
 
 
@@ -136,7 +60,12 @@ class World:
     """A scheduler, a fake device and a ledger. Each public method is a rule that may be applied at any time."""
 
     def __init__(
-        self, setup: Setup, make: SchedulerFactory, rng: random.Random, device_cls: type[FakeDevice] = FakeDevice
+        self,
+        setup: Setup,
+        make: SchedulerFactory,
+        rng: random.Random,
+        device_cls: type[FakeDevice] = FakeDevice,
+        preparing_cls: type[Preparing] = Preparing,
     ) -> None:
         self.setup = setup
         self.limits = setup.limits
@@ -145,14 +74,9 @@ class World:
         self.scheduler = make(setup.limits, load("policy", setup.policy)())
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
         self.ledger = Ledger(setup.limits, "" if self.scheduler.own_order else setup.policy)
-        self.scopes: dict[str, int] = {}
-        self.device = device_cls(
-            self.model,
-            setup.limits.num_blocks,
-            lambda admit: self.scopes[admit.id],
-            setup.limits.num_snapshots,
-            self.guess,
-        )
+        self.requests: dict[str, EngineRequest] = {}  # all that came
+        limits = setup.limits
+        self.device = device_cls(self.model, limits.num_blocks, self._scope, limits.num_snapshots, self.guess)
         self.luck = random.Random(repr(setup) + "guesses")  # another generator, so that nothing else changes
         self.texts: deque[tuple[int, ...]] = deque(maxlen=4)
         self.lucky = self.luck.choice((0.0, 0.0, 0.5, 0.9))  # chance of a guess to be right; 0: nobody guesses
@@ -161,6 +85,7 @@ class World:
         self.pauses = random.Random(repr(setup))  # another generator, so that nothing else changes
         self.tasks = random.Random(repr(("tasks", setup)))
         self.pausing = self.pauses.choice((0.0, 0.0, 0.1, 0.4))  # chance in a step
+        self.loads = Loads(self.device, random.Random(repr(("adapters", setup))), preparing_cls)
 
     # ------------------------------------------------------------------------------------ rules
 
@@ -191,7 +116,7 @@ class World:
             work=Pooling(normalize=sampling.seed > 1) if self.tasks.random() < self.setup.pooling else sampling,
             arrival=self.clock.now - rng.choice((0.0, 0.0, rng.random())),
             priority=rng.choice((0, 0, 0, -1, 1, 3)),
-            adapter=rng.choice(scope),
+            adapter=None if rng.choice(scope) is None else self.loads.draw(),
             media_hash=rng.choice(scope),
             cache_salt=rng.choice(scope),
             key_name=("", "a", "b")[self.submitted % 3],
@@ -218,10 +143,17 @@ class World:
 
     def add(self, request: EngineRequest) -> bool:
         """Add a request that can run, as the gate does; one whose id is here must be refused. False when it was not."""
-        if not self._can_run(request):
+        if not self._can_run(request) or request.id in self.loads.wanting:
             return False
+        if request.adapter is not None and request.id not in self.ledger.live:
+            self.loads.add(request)
+            return True
+        return self.queue(request)
+
+    def queue(self, request: EngineRequest) -> bool:
+        """Give a request to the scheduler, once its adapter is there."""
         known = request.id in self.ledger.live
-        self.scopes[request.id] = scope_of(request)
+        self.requests[request.id] = request
         try:
             self.scheduler.add(request, self.clock.now)
         except ValueError as error:
@@ -242,8 +174,16 @@ class World:
         fits = footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
         return whole and fits and len(request.prompt_ids) < limit
 
+    def queue_prepared(self) -> None:
+        """Load what was begun, or some of it, and queue the requests for which all is there."""
+        for request in self.loads.turn():
+            self.queue(request)
+
     def cancel(self, ids: list[str], reason: FinishReason) -> None:
-        self.ledger.cancelled(ids, reason, self.scheduler.cancel(ids, reason, self.clock.now))
+        self.loads.cancel(ids)
+        deltas = self.scheduler.cancel(ids, reason, self.clock.now)
+        self.ledger.cancelled(ids, reason, deltas)
+        self._note_ends(deltas)
 
     def pause(self, id: str, paused: bool) -> None:
         """The client stops to read a request's output, or reads again: nothing changes where the default is used."""
@@ -278,6 +218,7 @@ class World:
             plan, result = self.in_flight.popleft()
             deltas = self.scheduler.commit(plan, result, self.clock.now)
             self.ledger.credited(deltas, self.device.failing)
+            self._note_ends(deltas)
 
     def check(self) -> None:
         self.scheduler.check()
@@ -290,10 +231,11 @@ class World:
         """Maybe disturb, then plan, then maybe commit."""
         rng = self.rng
         self.clock.advance(rng.choice((0.001, 0.01, 0.5, 100.0)) * rng.random())
-        if rng.random() < self.setup.load and len(self.ledger.live) < 12:
+        if rng.random() < self.setup.load and len(self.ledger.live) + len(self.loads.wanting) < 12:
             self.add(self.draw_request())
         if rng.random() < 0.08 and self.ledger.live:
             self.disturb()
+        self.queue_prepared()
         if self.ledger.live and self.pauses.random() < self.pausing:
             live = list(self.ledger.live)
             self.pause(self.pauses.choice(live), self.pauses.random() < 0.5)
@@ -320,8 +262,11 @@ class World:
         """Let everything end. Nothing may be left."""
         for id in list(self.ledger.live):
             self.pause(id, False)
-        while self.ledger.live or self.in_flight:
+        self.loads.late = 0.0
+        while self.loads.wanting or self.ledger.live or self.in_flight:
             self.clock.advance(0.01)
+            self.queue_prepared()
+            self.loads.check_drained(bool(self.ledger.live or self.in_flight))
             if not self.plan() or len(self.in_flight) >= self.limits.depth:
                 self.end_step()
             self.check()
@@ -335,6 +280,16 @@ class World:
         stats = self.scheduler.stats()
         if stats.blocks_cached or stats.snapshots:
             raise Violation("I4: prefixes are left after a reset")
+
+    def _scope(self, admit: Admit, adapter: str | None) -> int:
+        """What a request's cells depend on: its salt and media, and whatever adapter is in its slot."""
+        request = self.requests[admit.id]
+        return scope(adapter, request.media_hash, request.cache_salt)
+
+    def _note_ends(self, deltas: Sequence[RequestDelta]) -> None:
+        for delta in deltas:
+            if delta.finish is not None:
+                self.loads.preparing.ended(delta.id)
 
     def _overrides(self, method: str) -> bool:
         """Whether the scheduler has its own of a method with a default, which is safe and promises less."""
@@ -352,6 +307,7 @@ class Report:
     vectors: int = 0
     right_guesses: int = 0
     wrong_guesses: int = 0
+    adapted: int = 0  # requests with an adapter
 
 
 def simulate(
@@ -361,6 +317,7 @@ def simulate(
     policy: str | None = None,
     depth: int | None = None,
     device_cls: type[FakeDevice] = FakeDevice,
+    preparing_cls: type[Preparing] = Preparing,
 ) -> Report:
     """Run `steps` steps. Raises Violation, or what the scheduler raised, with a line that replays the run."""
     report = Report()
@@ -368,7 +325,7 @@ def simulate(
     try:
         while report.steps < steps:
             rng = random.Random(f"{seed}:{episode}")
-            world = World(draw_setup(rng, policy, depth), scheduler_cls, rng, device_cls)
+            world = World(draw_setup(rng, policy, depth), scheduler_cls, rng, device_cls, preparing_cls)
             for _ in range(min(EPISODE_STEPS, steps - report.steps)):
                 world.step()
                 report.steps += 1
@@ -381,6 +338,7 @@ def simulate(
             report.vectors += world.ledger.vectors
             report.right_guesses += world.device.right_guesses
             report.wrong_guesses += world.device.wrong_guesses
+            report.adapted += world.loads.num_prepared
             episode += 1
     except Exception as error:
         line = f"python -m ferrule_testkit.simulate --seed {seed} --steps {steps}"

@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I21 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I22 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -194,8 +194,7 @@ class Ledger:
         known = track.request.prompt_ids + tuple(track.solo.token_ids[: track.num_tokens])
         require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
         require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
-        same = (admit.work, admit.adapter) == (track.request.work, track.request.adapter)
-        require(same, f"I9: {admit.id} is admitted as somebody else")
+        require(admit.work == track.request.work, f"I9: {admit.id} is admitted as somebody else")
         self._overtakes(track)
         track.prefilling = True
         self._epoch = track.epoch = admit.epoch

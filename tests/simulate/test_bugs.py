@@ -3,7 +3,7 @@
 import pytest
 
 from ferrule_testkit.simulate import simulate
-from tests.simulate.bugs import BROKEN_DEVICES, BUGS
+from tests.simulate.bugs import BROKEN_DEVICES, BUGS, PREPARING
 
 
 def test_there_are_enough_bugs():
@@ -21,3 +21,9 @@ def test_bug_is_caught(name):
 def test_broken_device_is_caught(name):
     with pytest.raises(AssertionError):  # a fault that the device finds, or a violation
         simulate(1, 10_000, device_cls=BROKEN_DEVICES[name])
+
+
+@pytest.mark.parametrize("name", PREPARING)
+def test_bug_in_preparing_is_caught(name):
+    with pytest.raises(AssertionError):
+        simulate(1, 10_000, preparing_cls=PREPARING[name])

@@ -8,7 +8,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.types import FinishReason
-from ferrule_testkit.simulate import World, draw_setup
+from ferrule_testkit.simulate import World
+from ferrule_testkit.simulate_setup import draw_setup
 
 
 class SchedulerMachine(RuleBasedStateMachine):

@@ -41,6 +41,7 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
         prompt_share=0 if section.long_prefill_token_threshold else info.prompt_share,
         prompt_border=info.prompt_border,
         num_snapshots=info.max_snapshots,
+        adapter_slots=info.adapter_slots,
     )
 
 

@@ -26,6 +26,7 @@ from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.adapters import Adaptable, AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
@@ -55,24 +56,28 @@ class Loaded:
     info: ModelInfo
 
 
-def check_model(config: Resolved, plugins: Plugins) -> Loaded:
+def check_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
     """Return what `load_model` would, with the model on the meta device: it has no weights, whose files are not read.
 
     Raises the StartupError with which `load_model` would end, as far as it can be known from the headers of files.
     """
-    return _loaded(config, plugins, checked=True)
+    return _loaded(config, plugins, adapters, checked=True)
 
 
-def load_model(config: Resolved, plugins: Plugins) -> Loaded:
-    """Choose, build, fill and pack the model that the configuration names. Raises StartupError."""
-    return _loaded(config, plugins, checked=False)
+def load_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
+    """Choose, build, fill and pack the model that the configuration names. Raises StartupError.
+
+    Its layers are given their parts of the bank `adapters`.
+    """
+    return _loaded(config, plugins, adapters, checked=False)
 
 
-def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
+def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *, checked: bool) -> Loaded:
     chooser = Chooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
+        choice = replace(choice, context=replace(choice.context, adapters=adapters))
         check_headers(config, chooser, choice)
         choice = _outlined(choice) if checked else choice
         model = build(choice)
@@ -112,6 +117,7 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
         prompt_share=device.platform.execution().prompt_share(),
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
+        adapter_slots=0 if adapters is None else adapters.num_slots,
         tasks=tasks,
         splits_prompts=model.splits_prompts,
         groups=(),
@@ -179,6 +185,11 @@ def build(choice: Choice) -> Model:
             f"{type(error).__name__}: {cause:.200}",
             f"The sizes in config.json are {sizes}.",
         ) from error
+    bank = choice.context.adapters
+    if bank is not None and isinstance(model, torch.nn.Module):
+        for name, part in model.named_modules():
+            if isinstance(part, Adaptable):
+                part.adapt(name, bank)
     method = choice.method
     if method is not None:
         parts = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers

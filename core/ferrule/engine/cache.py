@@ -111,7 +111,8 @@ class KVCacheManager:
             return None
         border = self.limits.prompt_border
         length = None if border is None else border.scope(len(request.prompt_ids))
-        root = root_digest(self.limits.cache_root, request.adapter, request.media_hash, request.cache_salt, length)
+        adapter = None if request.adapter is None else request.adapter.name
+        root = root_digest(self.limits.cache_root, adapter, request.media_hash, request.cache_salt, length)
         return HashChain(root, self._size, self._hasher)
 
     def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:

@@ -12,11 +12,10 @@ import msgspec
 from ferrule import log
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
-from ferrule.errors import EngineDead, FerruleError, RequestError
+from ferrule.errors import FerruleError, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
-    CompiledGrammar,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -72,7 +71,7 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, Step]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
-        self._preparing = Preparing()
+        self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._fault: Exception | None = None  # what the executor's check of its health raised
         self._stuck = False  # work waits, nothing runs, nothing could be planned
@@ -173,36 +172,27 @@ class EngineLoop:
             _logger.error("request id %s was submitted twice: the second one is dropped", request.id)
             return
         self._owners[request.id] = client
-        if request.grammar is None:
+        if request.grammar is None and request.adapter is None:
             self._queue(request)
         else:
-            self._prepare(request, request.grammar)
-
-    def _prepare(self, request: EngineRequest, grammar: CompiledGrammar) -> None:
-        try:
-            loaded = self.executor.prepare(grammar)
-        except EngineDead:
-            raise
-        except Exception as error:
-            self._end_unprepared(request, error)
-        else:
-            self._preparing.add(request, loaded)
+            self._preparing.add(request)
 
     def _queue_prepared(self) -> None:
-        for request, loaded in self._preparing.take():
-            try:
-                loaded.result()
-            except (Exception, SystemExit) as error:  # a library may even call sys.exit
-                self._end_unprepared(request, error)
-            else:
+        for request, error in self._preparing.take():
+            if error is None:
                 self._queue(request)
+            elif isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
+                self._end(request, FinishReason.ERROR, error.message, invalid=True)
+            else:
+                self._end_unprepared(request, error)
 
     def _end_unprepared(self, request: EngineRequest, error: BaseException) -> None:
-        if isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
-            self._end(request, FinishReason.ERROR, error.message, invalid=True)
-            return
-        self.log_failure(f"loading the constraint of request {request.id}")
-        self._end(request, FinishReason.ERROR, "The constraint on the output could not be loaded.")
+        what, where = ("adapter", "") if request.grammar is None else ("constraint", " on the output")
+        try:
+            raise error
+        except (Exception, SystemExit):
+            self.log_failure(f"loading the {what} of request {request.id}")
+        self._end(request, FinishReason.ERROR, f"The {what}{where} could not be loaded.")
 
     def _queue(self, request: EngineRequest) -> None:
         try:
@@ -237,6 +227,7 @@ class EngineLoop:
             self._outbox[client].append(delta)
             if delta.finish is not None:
                 del self._owners[delta.id]
+                self._preparing.ended(delta.id)
                 self._paused.discard(delta.id)
             self._stats_due = self._stats_due or not self._owners
 

@@ -1,18 +1,86 @@
-"""Requests whose constraint is being loaded. They are queued when it is loaded; other requests do not wait for them."""
+"""Requests that need something loaded: a constraint, an adapter, or both.
+
+They are queued when it is there; other requests do not wait for them. An adapter has a slot of the device's bank while
+a request uses it, and keeps it after that until another adapter needs it. Where all slots are in use, a request waits
+until one is not.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import dataclass, field
 
-from ferrule.types import EngineRequest
+from msgspec.structs import replace
+
+from ferrule.errors import EngineDead, RequestError
+from ferrule.types import Adapter, AdapterLoad, EngineRequest, Need
+
+Prepare = Callable[[Need], "Future[None]"]
+
+
+class AdapterSlots:
+    """Which adapter is in which slot, from 1 on, and for which requests."""
+
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._adapters: dict[str, int] = {}  # name → slot, the one that was unused for longest first
+        self._users: dict[str, int] = {}  # request id → slot
+
+    def take(self, id: str, adapter: Adapter) -> tuple[int, bool] | None:
+        """Give a request its adapter's slot, and say whether the adapter must be loaded there; None: none is free.
+
+        Raises RequestError where there are no slots.
+        """
+        if not self._count:
+            raise RequestError("This server has no adapters.", "model")
+        slot, fresh = self._adapters.pop(adapter.name, 0), False
+        if not slot:
+            slot, fresh = self._free(), True
+            if not slot:
+                return None
+        self._adapters[adapter.name] = self._users[id] = slot
+        return slot, fresh
+
+    def give_back(self, id: str) -> None:
+        """Forget a request; nothing for one without an adapter."""
+        self._users.pop(id, None)
+
+    def forget(self, adapter: Adapter) -> None:
+        """Forget an adapter that could not be loaded: the next request for it tries again."""
+        self._adapters.pop(adapter.name, None)
+
+    def _free(self) -> int:
+        """A slot that nobody uses; 0 when there is none. Its adapter is forgotten."""
+        used = set(self._users.values())
+        empty = set(range(1, self._count + 1)) - set(self._adapters.values()) - used
+        if empty:
+            return min(empty)
+        name = next((name for name, slot in self._adapters.items() if slot not in used), None)
+        return 0 if name is None else self._adapters.pop(name)
+
+
+@dataclass
+class Waiting:
+    """A request, and what is being loaded for it. `placed`: its adapter, if it has one, has a slot."""
+
+    request: EngineRequest
+    loads: list[Future[None]] = field(default_factory=list)
+    placed: bool = True
+
+    @property
+    def ready(self) -> bool:
+        return self.placed and all(load.done() for load in self.loads)
 
 
 class Preparing:
-    """By request id, in the order of arrival."""
+    """By request id, in the order of arrival. `prepare` begins to load something, as `Executor.prepare` does."""
 
-    def __init__(self) -> None:
-        self._waiting: dict[str, tuple[EngineRequest, Future[None]]] = {}
+    def __init__(self, prepare: Prepare, num_adapter_slots: int = 0) -> None:
+        self._prepare = prepare
+        self._slots = AdapterSlots(num_adapter_slots)
+        self._loads: dict[int, Future[None]] = {}  # by adapter slot: the last that began
+        self._waiting: dict[str, Waiting] = {}
 
     def __bool__(self) -> bool:
         return bool(self._waiting)
@@ -20,16 +88,81 @@ class Preparing:
     def __contains__(self, id: str) -> bool:
         return id in self._waiting
 
-    def add(self, request: EngineRequest, loaded: Future[None]) -> None:
-        self._waiting[request.id] = request, loaded
+    def add(self, request: EngineRequest) -> None:
+        """Begin to load what a request needs. Raises EngineDead; what else goes wrong comes with the request."""
+        waiting = self._waiting[request.id] = Waiting(request, placed=request.adapter is None)
+        if request.grammar is not None:
+            waiting.loads.append(self._begin(request.grammar))
+        self._place(waiting)
 
-    def take(self) -> Iterator[tuple[EngineRequest, Future[None]]]:
-        """Requests whose constraint is loaded or could not be; the future says which."""
-        for id, (request, loaded) in list(self._waiting.items()):
-            if loaded.done():
-                del self._waiting[id]
-                yield request, loaded
+    def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
+        """Requests for which all is loaded, with their adapter's slot, and those for which something failed."""
+        for id, waiting in list(self._waiting.items()):
+            self._place(waiting)
+            if not waiting.ready:
+                continue
+            del self._waiting[id]
+            error = next((error for load in waiting.loads if (error := fault(load))), None)
+            if error is not None:
+                self._failed(waiting.request)
+            yield waiting.request, error
 
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""
-        return [self._waiting.pop(id)[0] for id in dict.fromkeys(ids) if id in self._waiting]
+        found = [self._waiting.pop(id).request for id in dict.fromkeys(ids) if id in self._waiting]
+        for request in found:
+            self.ended(request.id)
+        return found
+
+    def ended(self, id: str) -> None:
+        """Note that a request, which may have an adapter, is over."""
+        self._slots.give_back(id)
+
+    def _failed(self, request: EngineRequest) -> None:
+        self.ended(request.id)
+        if request.adapter is not None and request.adapter_slot and fault(self._loads[request.adapter_slot]):
+            self._slots.forget(request.adapter)
+
+    def _place(self, waiting: Waiting) -> None:
+        """Give a request's adapter a slot, if it has none and one is free, and begin to load it there if need be."""
+        adapter = waiting.request.adapter
+        if waiting.placed or adapter is None:
+            return
+        try:
+            taken = self._slots.take(waiting.request.id, adapter)
+        except RequestError as error:
+            waiting.placed = True
+            waiting.loads.append(failed(error))
+            return
+        if taken is None:
+            return
+        slot, fresh = taken
+        waiting.placed = True
+        waiting.request = replace(waiting.request, adapter_slot=slot)
+        if fresh:
+            self._loads[slot] = self._begin(AdapterLoad(adapter=adapter, slot=slot))
+        waiting.loads.append(self._loads[slot])
+
+    def _begin(self, need: Need) -> Future[None]:
+        try:
+            return self._prepare(need)
+        except EngineDead:
+            raise
+        except Exception as error:
+            return failed(error)
+
+
+def fault(load: Future[None]) -> BaseException | None:
+    """What a load that is done has failed with."""
+    try:
+        load.result()
+    except (Exception, SystemExit) as error:  # a library may even call sys.exit
+        return error
+    return None
+
+
+def failed(error: Exception) -> Future[None]:
+    """A load that has failed."""
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future

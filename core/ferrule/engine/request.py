@@ -160,7 +160,7 @@ class Request:
             known_ids=tuple(self.ids),
             num_prompt=self.num_prompt,
             work=spec.work,
-            adapter=spec.adapter,
+            adapter_slot=spec.adapter_slot,
             embeds=spec.embeds,
             grammar=spec.grammar,
             restore=snapshot,

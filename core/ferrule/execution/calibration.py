@@ -67,7 +67,11 @@ def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_token
     """Give the model's layers calculated scales. Returns what the log says. Raises CheckpointError."""
     watched, model = WatchedModel(loaded.model), loaded.model
     one = replace(limits, slots=1, cache_type=None)
-    runner = ModelRunner(RunnerParts(model=watched, attention=loaded.attention, sampler=sampler, limits=one))
+    runner = ModelRunner(
+        RunnerParts(
+            model=watched, attention=loaded.attention, sampler=sampler, limits=one, adapters=loaded.context.adapters
+        )
+    )
     ids = fixed_tokens(min(_TOKENS, limits.max_model_len, step_tokens), limits.vocab_size, loaded.context.config)
     count, first, blocks = len(ids), 1, []
     for group in runner.cache.paged:

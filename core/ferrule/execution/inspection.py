@@ -21,6 +21,7 @@ from ferrule.config import Resolved
 from ferrule.env import variable
 from ferrule.errors import ConfigError, RequestError
 from ferrule.execution.worker import Worker
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
 from ferrule.wire.functions import find_function
@@ -34,8 +35,8 @@ class InspectedWorker(Worker):
     calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
     extension: type = object
 
-    def __init__(self, config: Resolved, plugins: Plugins) -> None:
-        super().__init__(config, plugins)
+    def __init__(self, config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
+        super().__init__(config, plugins, adapters)
         self._profile: tuple[str, Callable[[], None]] | None = None  # the file's name, and what ends it
 
     def start_profile(self) -> None:
@@ -86,11 +87,14 @@ class InspectedWorker(Worker):
             raise RequestError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-def open_worker(config: Resolved, plugins: Plugins) -> Worker:
-    """Make a worker, not started, with the class of --worker-extension-cls mixed in. Raises ConfigError."""
+def open_worker(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Worker:
+    """Make a worker, not started, with the class of --worker-extension-cls mixed in. Raises ConfigError.
+
+    The layers of its model are given their parts of the bank `adapters`.
+    """
     target = config.parallel.worker_extension_cls
     if not target:
-        return InspectedWorker(config, plugins)
+        return InspectedWorker(config, plugins, adapters)
     try:
         cls = resolve_name(target)
     except Exception as error:  # whatever the module raises while it is imported
@@ -104,5 +108,5 @@ def open_worker(config: Resolved, plugins: Plugins) -> Worker:
         extended = type("ExtendedWorker", (InspectedWorker, cls), {"extension": cls})
     except TypeError as error:
         raise ConfigError(f"--worker-extension-cls {target} cannot be mixed in: {error}.") from error
-    worker: Worker = extended(config, plugins)
+    worker: Worker = extended(config, plugins, adapters)
     return worker

@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 from ferrule.errors import EngineDead
 from ferrule.execution.worker import Worker
 from ferrule.interfaces.executor import Step
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
+from ferrule.types import ModelInfo, Need, StepPlan, StepResult
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -118,9 +118,9 @@ class WorkerThread:
         """Begin to open this guided decoding backend, without waiting for it."""
         self._ready().grammars.expect(backend)
 
-    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        """Load a request's constraint, without waiting for it. No step waits for it either."""
-        return self._ready().grammars.prepare(grammar)
+    def prepare(self, need: Need) -> Future[None]:
+        """Load what a request needs, without waiting for it. No step waits for it either."""
+        return self._ready().prepare(need)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         """Return what one of the worker's `calls` returns, between steps. Raises ValueError for an unknown one."""

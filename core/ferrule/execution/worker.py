@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -19,11 +20,12 @@ from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
-from ferrule.errors import ConfigError, EngineDead
+from ferrule.errors import ConfigError, EngineDead, RequestError
 from ferrule.execution.calibration import calibrate
 from ferrule.execution.host_copy import HostCopy
 from ferrule.execution.self_check import check_finite
 from ferrule.execution.shortage import Shortage
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Platform
@@ -34,7 +36,18 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, ModelInfo, Pooling, StepPlan, StepResult, TokenSampling, Work
+from ferrule.types import (
+    Admit,
+    Chunk,
+    CompiledGrammar,
+    ModelInfo,
+    Need,
+    Pooling,
+    StepPlan,
+    StepResult,
+    TokenSampling,
+    Work,
+)
 from ferrule.waiting import waiting
 
 _log = Log("worker")
@@ -45,11 +58,14 @@ class Worker:
 
     calls = frozenset({"check", "release", "restore"})
 
-    def __init__(self, config: Resolved, plugins: Plugins) -> None:
+    def __init__(self, config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
+        """`adapters` is the bank that the model's layers are to have parts of."""
         self.config = config
         self._plugins = plugins
+        self._adapters = adapters
+        self._loader = ThreadPoolExecutor(1, thread_name_prefix="ferrule-adapter-load")  # without a load no thread
         self._runner: ModelRunner | None = None
-        self.grammars: Grammars  # its `expect` and `prepare` may be called from any thread
+        self.grammars: Grammars  # its `expect` may be called from any thread, and so may our `prepare`
         self._shortage: Shortage
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
@@ -68,7 +84,7 @@ class Worker:
     def check_start(self) -> None:
         """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
         _logprobs_mode(self.config, self._plugins.load("sampler", self.config.model.sampler))
-        loaded = check_model(self.config, self._plugins)
+        loaded = check_model(self.config, self._plugins, self._adapters)
         layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
         step_tokens(self.config.scheduler, loaded.context.max_model_len, loaded.model.splits_prompts)
         info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
@@ -79,7 +95,7 @@ class Worker:
         """Load the model. Raises StartupError."""
         began = time.monotonic()
         sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
-        loaded = load_model(self.config, self._plugins)
+        loaded = load_model(self.config, self._plugins, self._adapters)
         self.platform, self._reload = loaded.platform, loaded.reload
         context = loaded.context
         limits = RunnerLimits(
@@ -113,6 +129,7 @@ class Worker:
             recorder=execution.recorder(self.config),
             tokenizer=tokenizer,
             grammars=self.grammars,
+            adapters=self._adapters,
         )
         self._runner = runner = ModelRunner(parts)
         self._shortage = Shortage(runner, self.platform.memory())
@@ -199,8 +216,16 @@ class Worker:
             raise ValueError(f"The worker has no method {name!r}.")
         return getattr(self, name)(*args)
 
+    def prepare(self, need: Need) -> Future[None]:
+        """Load what a request needs, without waiting for it. From any thread; no step waits for it either."""
+        if isinstance(need, CompiledGrammar):
+            return self.grammars.prepare(need)
+        if self._adapters is None:
+            raise RequestError("This server has no adapters.", "model")
+        return self._loader.submit(self._adapters.load, need.slot, need.adapter)
+
     def close(self, failed: bool = False) -> None:
-        """End the threads of constraints, and give a device's memory back.
+        """End the threads of constraints and adapters, and give a device's memory back.
 
         Not if it has `failed`, or is still in a step: whoever waits for it then may wait for ever. A CPU's memory goes
         with the last reference to it. Nothing is called afterwards.
@@ -208,6 +233,7 @@ class Worker:
         if self._runner is None:
             return
         self.grammars.close()
+        self._loader.shutdown(wait=False, cancel_futures=True)
         if self.platform.device().type != "cpu" and not failed:
             del self._shortage
             self._runner = self._asleep = None

@@ -11,7 +11,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ferrule.errors import RequestError
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
+from ferrule.types import CompiledGrammar, ModelInfo, Need, StepPlan, StepResult
 
 if TYPE_CHECKING:
     from ferrule.config import Resolved
@@ -60,13 +60,15 @@ class Executor(ABC):
         `prepare` opens backends.
         """
 
-    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        """Load a request's constraint on every worker, without waiting for it. The default has no guided decoding.
+    def prepare(self, need: Need) -> Future[None]:
+        """Load what a request needs on every worker, without waiting for it: a constraint, or an adapter into its slot.
 
-        The loop queues the request when the future is done. Its exception ends the request.
+        The loop queues the request when the future is done. Its exception ends the request. What is loaded into one
+        slot is loaded in the order of the calls. The default has neither guided decoding nor adapters.
         """
         refused: Future[None] = Future()
-        refused.set_exception(RequestError(f"{type(self).__name__} has no guided decoding."))
+        what = "guided decoding" if isinstance(need, CompiledGrammar) else "adapters"
+        refused.set_exception(RequestError(f"{type(self).__name__} has no {what}."))
         return refused
 
     @abstractmethod

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
     import torch
 
+    from ferrule.interfaces.adapters import AdapterBank
+
 
 PoolingKind = Literal["cls", "mean", "last"]  # the first token's hidden state, the mean of all, the last token's
 
@@ -41,6 +43,7 @@ class BuildContext:
     trust_remote_code: bool = False
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
     pooling: PoolingSpec = PoolingSpec()  # for a model that `Pools`
+    adapters: AdapterBank | None = None  # whose parts `Adaptable` submodules are given once the model is built
     shard: Shard = WHOLE  # which part of the model this is; layers divide themselves, model files need not look
 
 

@@ -43,6 +43,7 @@ class SchedulerLimits:
     targets: Targets = Targets()  # of requests that have none of their own
     prompt_border: PromptBorder | None = None
     num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
+    adapter_slots: int = 0  # adapters that can be loaded at a time, by the loop
     cache_root: bytes = b""  # random, so that digests of cached prefixes cannot be computed outside
 
 

@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, InputEmbeds, Model
@@ -50,6 +51,7 @@ class RunnerParts:
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     grammars: Grammars | None = None
     speculator: Speculator | None = None
+    adapters: AdapterBank | None = None
 
 
 class ModelRunner:
@@ -65,8 +67,9 @@ class ModelRunner:
         self._attention = attention
         self._sampler, self._transfers = parts.sampler, parts.transfers
         self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
-        self._speculator = parts.speculator
-        self._limits = limits = replace(parts.limits, embed_size=model.embed_size())
+        self._speculator, self._adapters = parts.speculator, parts.adapters
+        adapted = parts.adapters is not None
+        self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
         states = model.state_specs()
         specs = model.cache_specs()
         keeps = bool(specs or states)  # else a step is never one token of each row
@@ -214,6 +217,8 @@ class ModelRunner:
 
     def _compute(self, ctx: StepContext) -> torch.Tensor:
         """Ids are read on the device: the newest may not be known to the host."""
+        if self._adapters is not None:
+            self._adapters.token_slots = ctx.adapter_slots
         return self.model.forward(self._state.ids.view(-1).index_select(0, ctx.places).long(), ctx)
 
     def _replay(self, rows: Rows) -> torch.Tensor | None:

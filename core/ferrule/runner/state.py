@@ -34,6 +34,7 @@ class RunnerLimits:
     block_size: int = 16  # of a model without blocks: where its prefixes may end
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    adapters: bool = False  # there is a bank
 
 
 class SlotState:
@@ -49,6 +50,7 @@ class SlotState:
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
+        self.adapters: LongArray | None = np.zeros(slots, np.int64) if limits.adapters else None  # their slots
         self.work: list[Work | None] = [None] * slots
         self.embeds: dict[int, torch.Tensor] = {}  # by slot: [tokens, size] on the host, until they are computed
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
@@ -120,6 +122,8 @@ class SlotState:
         slot, known = admit.slot, admit.known_ids
         self._clear(slot)
         self.work[slot] = admit.work
+        if self.adapters is not None:
+            self.adapters[slot] = admit.adapter_slot
         self.num_prompt[slot] = admit.num_prompt
         self._write(slot, 0, known)
         if admit.embeds is not None:

@@ -74,6 +74,8 @@ def step_inputs(
         if blocks.min(initial=1) < 1:
             raise RuntimeError("a plan writes to a position that has no block")
         given += (table[rows.slots, : -(-most // size)], 0), (blocks * size + within, -1)
+    if state.adapters is not None:
+        given.append((state.adapters[rows.token_slots], 0))
     return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
 
 
@@ -92,7 +94,8 @@ class StepContext:
     """The `ForwardContext` that a model sees: positions, and attention over the paged cache.
 
     `inputs` are those of `step_inputs`, on the device. `query_lens` and `context_lens` are each row's; in a step that
-    is recorded, one query each and the longest context there may be.
+    is recorded, one query each and the longest context there may be. `adapter_slots` [tokens] means something where
+    there is a bank.
     """
 
     def __init__(
@@ -105,7 +108,7 @@ class StepContext:
     ) -> None:
         self._bound = bound
         self.places, self.positions, self.lengths, query_start, contexts, slots, *paged = inputs
-        self.embeds = embeds
+        self.embeds, self.adapter_slots = embeds, inputs[-1]
         self._query_lens, self._context_lens = query_lens, context_lens
         self._query_start = query_start
         self._layouts = [

@@ -10,7 +10,7 @@ from ferrule.errors import EngineDead
 from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan
+from ferrule.types import ModelInfo, Need, StepPlan
 
 
 class UniExecutor(Executor):
@@ -35,8 +35,8 @@ class UniExecutor(Executor):
     def expect(self, backend: str) -> None:
         self._started().expect(backend)
 
-    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        return self._started().prepare(grammar)
+    def prepare(self, need: Need) -> Future[None]:
+        return self._started().prepare(need)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         answer = self._started().call(name, args)

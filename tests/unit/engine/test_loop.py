@@ -10,7 +10,7 @@ from ferrule.engine.loop import STATS_SECONDS, EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, EngineDead, RequestError, RequestFailed
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
-from ferrule.types import CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
+from ferrule.types import Adapter, AdapterLoad, CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Submit
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fake_executor import FakeExecutor
@@ -23,12 +23,18 @@ A, B = b"client-a", b"client-b"
 class LoopHarness:
     """A loop with two clients that are lists."""
 
-    def __init__(self, depth=1, scheduler_cls=DefaultScheduler, break_at=0, **more):
+    def __init__(self, depth=1, scheduler_cls=DefaultScheduler, break_at=0, adapter_slots=0, **more):
         self.clock = VirtualClock()
         self.executor = FakeExecutor(GROUPS, break_at=break_at)
         self.executor.init_cache(64)
         limits = SchedulerLimits(
-            groups=GROUPS, num_blocks=64, max_num_seqs=4, max_num_batched_tokens=16, max_model_len=64, depth=depth
+            groups=GROUPS,
+            num_blocks=64,
+            max_num_seqs=4,
+            max_num_batched_tokens=16,
+            max_model_len=64,
+            depth=depth,
+            adapter_slots=adapter_slots,
         )
         self.scheduler = scheduler_cls(limits, FcfsPolicy())
         self.inbox = deque()
@@ -492,14 +498,15 @@ GRAMMAR = CompiledGrammar(backend="b", digest=b"d", data=b"")
 
 
 class Preparing(LoopHarness):
-    """The futures of constraints are the test's."""
+    """The futures of constraints and adapters are the test's."""
 
     def __init__(self, **more):
         super().__init__(**more)
-        self.loading = []
+        self.loading, self.needs = [], []
         self.executor.prepare = self.prepare
 
-    def prepare(self, grammar):
+    def prepare(self, need):
+        self.needs.append(need)
         self.loading.append(Future())
         return self.loading[-1]
 
@@ -691,3 +698,72 @@ def test_a_step_that_failed_says_more_than_the_check():
     harness.loop.fail(EngineDead("unhealthy"))
     with pytest.raises(EngineDead, match="the fake device broke"):
         harness.steps(3)
+
+
+# --------------------------------------------------------------------------------------- adapters
+
+
+def adapted(harness, id, name, **more):
+    harness.submit(A, id, adapter=Adapter(name=name), **more)
+
+
+def test_a_request_waits_for_its_own_adapter_only_and_is_computed_with_it():
+    harness = Preparing(adapter_slots=2)
+    adapted(harness, "late", "x")
+    adapted(harness, "again", "x")
+    harness.submit(A, "free")
+    harness.steps(12)
+    assert len(harness.said(A, "free")) == 4
+    assert harness.said(A, "late") == []
+    assert harness.needs == [AdapterLoad(adapter=Adapter(name="x"), slot=1)]  # once for both
+    harness.executor.device.load(harness.needs[0])
+    harness.loading[0].set_result(None)
+    harness.drain()
+    said = harness.said(A, "late")
+    assert (len(said), said) == (4, harness.said(A, "again"))
+    assert said != harness.said(A, "free")
+    adapted(harness, "later", "x")
+    harness.drain()
+    assert harness.said(A, "later") == said
+    assert len(harness.needs) == 1  # it is still there
+
+
+def test_adapters_without_a_free_slot_wait_in_their_order_and_one_that_is_cancelled_makes_room():
+    harness = Preparing(adapter_slots=1)
+    for id, name in (("a", "x"), ("b", "y"), ("c", "z"), ("d", "x")):
+        adapted(harness, id, name, grammar=GRAMMAR if id == "d" else None)
+    harness.steps(1)
+    assert [getattr(need, "slot", None) for need in harness.needs] == [1, None]
+    harness.inbox.append((A, Cancel(("a", "d"), FinishReason.ABORT)))
+    harness.steps(2)
+    assert harness.needs[2:] == [AdapterLoad(adapter=Adapter(name="y"), slot=1)]
+    for need, future in zip(harness.needs[2:], harness.loading[2:], strict=True):
+        harness.executor.device.load(need)
+        future.set_result(None)
+    harness.steps(8)
+    assert len(harness.said(A, "b")) == 4
+    assert harness.needs[3:] == [AdapterLoad(adapter=Adapter(name="z"), slot=1)]
+
+
+def test_an_adapter_that_cannot_be_loaded_ends_its_requests_and_the_next_one_tries_again():
+    harness = Preparing(adapter_slots=1)
+    logged = harness.log_failures()
+    adapted(harness, "a", "x")
+    adapted(harness, "b", "x")
+    harness.steps(1)
+    harness.loading[0].set_exception(RuntimeError("planted"))
+    harness.steps(1)
+    assert [delta.error for delta in harness.deltas(A)] == ["The adapter could not be loaded."] * 2
+    assert [doing for doing, _ in logged] == [f"loading the adapter of request {id}" for id in "ab"]
+    adapted(harness, "c", "x")
+    harness.steps(1)
+    assert len(harness.needs) == 2
+
+
+def test_a_server_without_slots_refuses_adapters():
+    harness = Preparing()
+    adapted(harness, "a", "x")
+    harness.steps(2)
+    (last,) = harness.deltas(A)
+    assert (last.finish, last.error, last.invalid) == (FinishReason.ERROR, "This server has no adapters.", True)
+    assert harness.needs == []

@@ -17,10 +17,10 @@ import msgspec
 
 from acme_pipe.frames import METHODS, Answer, Ask, Fault, Given, read, write
 from ferrule import log
-from ferrule.errors import EngineDead
+from ferrule.errors import EngineDead, RequestError
 from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.executor import Step
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan
+from ferrule.types import ModelInfo, Need, StepPlan
 
 
 class Child:
@@ -71,10 +71,10 @@ class Child:
     def on_expect(self, number: int, backend: str) -> None:
         self._started().expect(backend)
 
-    def on_prepare(self, number: int, grammar: CompiledGrammar) -> None:
+    def on_prepare(self, number: int, need: Need) -> None:
         try:
-            loading = self._started().prepare(grammar)
-        except EngineDead as error:
+            loading = self._started().prepare(need)
+        except (EngineDead, RequestError) as error:
             loading = Future()
             loading.set_exception(error)
         loading.add_done_callback(lambda future: self._answer(number, future.result))

@@ -18,7 +18,7 @@ from ferrule.config import Resolved
 from ferrule.errors import EngineDead, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
+from ferrule.types import ModelInfo, Need, StepPlan, StepResult
 
 _GRACE = 8.0  # seconds that the child has to end
 
@@ -161,8 +161,8 @@ class AcmePipe(Executor):
     def expect(self, backend: str) -> None:
         self._started().tell("expect", backend)
 
-    def prepare(self, grammar: CompiledGrammar) -> Future[None]:
-        return self._started().ask("prepare", grammar)
+    def prepare(self, need: Need) -> Future[None]:
+        return self._started().ask("prepare", need)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
         answer = self._started().ask("call", (name, args)).result()

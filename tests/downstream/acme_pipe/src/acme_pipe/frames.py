@@ -9,7 +9,7 @@ import msgspec
 from ferrule import errors
 from ferrule.config import Resolved
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import CompiledGrammar, ModelInfo, StepPlan, StepResult
+from ferrule.types import ModelInfo, Need, StepPlan, StepResult
 
 Given = tuple[Resolved, Plugins]
 # By method: the type of its argument, and of what it returns.
@@ -20,7 +20,7 @@ METHODS: dict[str, tuple[Any, Any]] = {
     "submit": (StepPlan, None),
     "result": (int, StepResult),  # of the step that the Ask with this number has submitted
     "expect": (str, None),
-    "prepare": (CompiledGrammar, None),
+    "prepare": (Need, None),
     "call": (tuple[str, tuple[Any, ...]], Any),
 }
 

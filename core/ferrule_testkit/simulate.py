@@ -116,7 +116,7 @@ class World:
             work=Pooling(normalize=sampling.seed > 1) if self.tasks.random() < self.setup.pooling else sampling,
             arrival=self.clock.now - rng.choice((0.0, 0.0, rng.random())),
             priority=rng.choice((0, 0, 0, -1, 1, 3)),
-            adapter=None if rng.choice(scope) is None else self.loads.draw(),
+            adapter=None if rng.choice(scope) is None or storm else self.loads.draw(),
             media_hash=rng.choice(scope),
             cache_salt=rng.choice(scope),
             key_name=("", "a", "b")[self.submitted % 3],

@@ -8,7 +8,14 @@ if TYPE_CHECKING:
     from ferrule.llm.async_llm import AsyncLLM, AsyncLLMEngine
     from ferrule.llm.engine import LLMEngine
     from ferrule.llm.offline import LLM
-    from ferrule.llm.outputs import BeamSearchParams, CompletionOutput, RequestOutput
+    from ferrule.llm.outputs import (
+        BeamSearchParams,
+        CompletionOutput,
+        EmbeddingOutput,
+        EmbeddingRequestOutput,
+        PoolingParams,
+        RequestOutput,
+    )
     from ferrule.sampling_params import RequestOutputKind, SamplingParams
     from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
@@ -20,9 +27,12 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchParams",
     "CompletionOutput",
+    "EmbeddingOutput",
+    "EmbeddingRequestOutput",
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -35,10 +45,13 @@ _HOMES = {
     "AsyncLLMEngine": "ferrule.llm.async_llm",
     "BeamSearchParams": "ferrule.llm.outputs",
     "CompletionOutput": "ferrule.llm.outputs",
+    "EmbeddingOutput": "ferrule.llm.outputs",
+    "EmbeddingRequestOutput": "ferrule.llm.outputs",
     "EngineArgs": "ferrule.llm.arguments",
     "GuidedDecodingParams": "ferrule.structured_outputs",
     "LLM": "ferrule.llm.offline",
     "LLMEngine": "ferrule.llm.engine",
+    "PoolingParams": "ferrule.llm.outputs",
     "RequestOutput": "ferrule.llm.outputs",
     "RequestOutputKind": "ferrule.sampling_params",
     "SamplingParams": "ferrule.sampling_params",

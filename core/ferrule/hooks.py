@@ -71,7 +71,7 @@ class HookRunner:
     def process_stopping(self, process: str, status: int) -> None:
         self._manager.hook.process_stopping(process=process, status=status)
 
-    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams) -> None:
+    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None) -> None:
         self._manager.hook.request_admitted(
             request_id=request_id, model=model, prompt_tokens=prompt_tokens, params=params
         )

@@ -8,7 +8,7 @@ thousands of is left out of garbage collection (`gc=False`): frozen values have 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -40,13 +40,14 @@ class ThoughtLimit(Struct, frozen=True, kw_only=True, gc=False):
     again: bool = False
 
 
-class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """The part of the sampling parameters that the engine and the sampler need: everything is resolved.
+class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="sample"):
+    """Work of a request that generates: what the engine and the sampler need of its parameters, all of it resolved.
 
     `seed` is always set (the frontend draws one when the user gave none), so that a recomputed or re-batched
     request repeats its samples: the noise of a sample is a function of (seed, position, draw) alone.
     """
 
+    ends: ClassVar[Literal["sample"]] = "sample"
     seed: int
     max_tokens: int
     temperature: float = 1.0
@@ -78,6 +79,24 @@ class TokenSampling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
         barred = self.min_tokens or self.allowed_token_ids or self.bad_words
         return not (penalties or barred or self.logit_bias or self.processors)
 
+
+class Pooling(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False, tag="pool"):
+    """Work of a request whose answer is one vector of its prompt, which the model computes by `Pools.pool`.
+
+    It generates no tokens: what the engine reads of any work is constant here.
+    """
+
+    ends: ClassVar[Literal["pool"]] = "pool"
+    max_tokens: ClassVar[int] = 1  # the vector comes as a first token would, and needs no position
+    min_tokens: ClassVar[int] = 0
+    stop_token_ids: ClassVar[tuple[int, ...]] = ()
+    logprobs: ClassVar[None] = None
+    prompt_logprobs: ClassVar[None] = None
+    thoughts: ClassVar[None] = None
+    normalize: bool | None = None  # to a length of 1; None: as the model usually does
+
+
+Work = TokenSampling | Pooling
 
 # What output may look like, as a tree. A guided-decoding backend compiles it; texts are those that the client sees.
 
@@ -201,7 +220,7 @@ class Targets(Struct, frozen=True, omit_defaults=True, gc=False):
 
 
 class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """One sequence to generate, admitted by the gate: valid for this model and sure to fit the cache.
+    """One sequence to work on, admitted by the gate: valid for this model and sure to fit the cache.
 
     `id` is ours and random. `arrival` is on the admitting process's monotonic clock (one machine: comparable).
     Lower `priority` runs first. With `embeds`, `prompt_ids` are zeros, and `media_hash` tells their content apart.
@@ -209,7 +228,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
     id: str
     prompt_ids: tuple[int, ...]
-    sampling: TokenSampling
+    work: Work
     arrival: float = 0.0
     priority: int = 0
     adapter: str | None = None
@@ -236,7 +255,7 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
     epoch: int
     known_ids: tuple[int, ...]
     num_prompt: int
-    sampling: TokenSampling
+    work: Work
     adapter: str | None = None
     embeds: Embeds | None = None  # of the first positions
     grammar: CompiledGrammar | None = None
@@ -246,8 +265,9 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     """One row of a step: compute positions [start, start + count) of the request in `slot`.
 
-    `samples`: the last position's logits are sampled, and the token becomes position start + count. With depth 2
-    that token may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
+    `ends` says what comes of the last position. "sample": its logits are sampled, and the token becomes position
+    start + count. "pool": the prompt ends here, and its vector is computed. "": nothing. With depth 2 a sampled token
+    may be an input of the next plan before the host has seen it: the runner keeps ids per slot.
     `new_ids`: the chunk's last ids, where the runner does not have them yet.
     `drafts`: how many of these are guesses (`RowResult.drafts`) of what will be sampled. A token is sampled for each of
     them and one behind; they count up to the first that differs from its guess. The request's next chunk begins with
@@ -261,7 +281,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     epoch: int
     start: int
     count: int
-    samples: bool
+    ends: Literal["sample", "pool", ""]
     new_ids: tuple[int, ...] = ()
     drafts: int = 0
     new_blocks: tuple[tuple[int, ...], ...] = ()
@@ -294,7 +314,7 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowResult(Struct, frozen=True, kw_only=True, gc=False):
-    """What one chunk produced. `token_ids` is empty for a chunk that did not sample.
+    """What one chunk produced. `token_ids` is empty for a chunk that did not sample, `vector` None where none ends.
 
     Of a chunk with guesses, `token_ids` are the right ones, and one token more. `drafts` are guesses of what follows.
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
@@ -308,8 +328,14 @@ class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     drafts: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    vector: bytes | None = None  # float32, little-endian
     error: str | None = None
     invalid: bool = False
+
+    @property
+    def ends(self) -> Literal["sample", "pool", ""]:
+        """What came of the chunk's last position."""
+        return "sample" if self.token_ids else "" if self.vector is None else "pool"
 
 
 class StepResult(Struct, frozen=True, gc=False):
@@ -342,6 +368,7 @@ class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
+    vector: bytes | None = None  # as in `RowResult`
     finish: FinishReason | None = None
     stop_reason: int | None = None
     cached: int = 0
@@ -440,7 +467,8 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     weight_bytes: int = 0
     notes: tuple[str, ...] = ()  # "attention triton refused: no GPU" …
     quantization: str | None = None
-    tasks: tuple[str, ...] = ("generate",)
+    tasks: tuple[str, ...] = ("generate",)  # "generate" of a model that `Generates`, "embed" of one that `Pools`
+    splits_prompts: bool = True  # the model's `Model.splits_prompts`
     depth: int = 1  # steps in flight that this executor and platform profit from
     prompt_share: int = 0  # the platform's `Execution.prompt_share`
     prompt_border: PromptBorder | None = None

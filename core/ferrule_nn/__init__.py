@@ -27,6 +27,7 @@ from ferrule_nn.moe import Experts, MoE, MoESpec, Router, Routing
 from ferrule_nn.moe_decoder import MoEDecoder, read_grouped_routing, read_moe, read_routing, sparse_layers
 from ferrule_nn.norm import LayerNorm, RMSNorm
 from ferrule_nn.parameters import CheckpointParameter, checkpoint_parameter, parameter
+from ferrule_nn.pooling import Pooler
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
 from ferrule_nn.states import GatedRMSNorm, ShortConv, StateLayer, run_rows, wide_parameter
 
@@ -59,6 +60,7 @@ __all__ = [
     "OutputNormLayer",
     "Packed",
     "PacksForCpu",
+    "Pooler",
     "ParallelLayer",
     "RMSNorm",
     "Rope",

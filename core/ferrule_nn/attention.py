@@ -41,6 +41,7 @@ class AttentionSpec:
     norm_width: bool = False  # these norms are over all heads together, not over each
     norm_turned: bool = False  # queries and keys are normed after their rotation, not before
     qkv_clip: float = 0.0  # the largest absolute value of queries, keys and values; 0 is any
+    causal: bool = True  # False: each token sees all of its prompt, and nothing is cached
     by_group: bool = False  # a tensor for q, k and v together has each key head's rows in turn: its queries, k, v
 
     @property
@@ -120,6 +121,7 @@ class Attention(nn.Module):
             chunk=spec.chunk,
             soft_cap=spec.soft_cap,
             alibi_slopes=spec.alibi_slopes,
+            causal=spec.causal,
         )
         self._scales = _NONE  # of cached keys and values
         self._head_scales: HeadScales | None = None
@@ -146,7 +148,7 @@ class Attention(nn.Module):
             turned, interleaved = (0, False) if rope is None else (rope.dim, rope.interleaved)
             counts = spec.num_heads, spec.num_kv_heads
             self._heads = ops.heads(ops.weights_device(self), counts, spec.head_dim, kernels, turned, interleaved)
-            self._cached_heads = self._heads if isinstance(self._heads, ops.CachedHeads) else None
+            self._cached_heads = self._heads if spec.causal and isinstance(self._heads, ops.CachedHeads) else None
 
     @property
     def cache(self) -> LayerCache:

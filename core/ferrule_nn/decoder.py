@@ -12,7 +12,15 @@ from torch import nn
 
 from ferrule.checkpoint import completed
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import AttentionLayer, BuildContext, ForwardContext, LayerCache, Model, StateSpec
+from ferrule.interfaces.model import (
+    AttentionLayer,
+    BuildContext,
+    ForwardContext,
+    Generates,
+    LayerCache,
+    Model,
+    StateSpec,
+)
 from ferrule.types import PromptBorder
 from ferrule_nn.attention import Attention, AttentionSpec
 from ferrule_nn.configuration import need
@@ -213,7 +221,7 @@ class CachedLayer(AttentionLayer, Protocol):
     def cache(self) -> LayerCache: ...
 
 
-class CausalLM(nn.Module, Model):
+class CausalLM(nn.Module, Model, Generates):
     """What needs no knowledge of the architecture. A subclass has a `Head` called `lm_head`."""
 
     naming: ClassVar[Naming] = Naming(renames=((r"^model\.", ""),))

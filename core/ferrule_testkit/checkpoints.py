@@ -319,6 +319,9 @@ NATIVE: Mapping[str, Recipe] = {
     "starcoder2": _recipe("starcoder2", sliding_window=12),
 }
 
+# Architectures that give vectors and generate nothing.
+ENCODERS: Mapping[str, Recipe] = {"bert": _recipe("bert")}
+
 # Architectures that run through transformers.
 TRANSFORMERS: Mapping[str, Recipe] = {
     "flex_olmo": _recipe("flex_olmo", **_EXPERTS),
@@ -348,11 +351,14 @@ def tiny_config(name: str) -> Any:
 def tiny_model(name: str, seed: int | None = None) -> torch.nn.Module:
     """A random float32 model of transformers, in evaluation mode. The seed is the recipe's unless given."""
     import torch
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModel, AutoModelForCausalLM
 
-    model: torch.nn.Module = AutoModelForCausalLM.from_config(
-        tiny_config(name), attn_implementation=RECIPES[name].attention
-    )
+    config, attention = tiny_config(name), RECIPES[name].attention
+    model: torch.nn.Module
+    if name in ENCODERS:
+        model = AutoModel.from_config(config, attn_implementation=attention, add_pooling_layer=False)
+    else:
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     randomise(model, RECIPES[name].seed if seed is None else seed, RECIPES[name].gain)
     return model.to(torch.float32).eval()
 
@@ -433,4 +439,4 @@ def write_tokenizer(folder: Path) -> None:
     (folder / "tokenizer_config.json").write_text(json.dumps(settings, indent=1))
 
 
-RECIPES: Mapping[str, Recipe] = {**NATIVE, **TRANSFORMERS}
+RECIPES: Mapping[str, Recipe] = {**NATIVE, **TRANSFORMERS, **ENCODERS}

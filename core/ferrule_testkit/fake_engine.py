@@ -52,7 +52,7 @@ def tokens(request: EngineRequest, ids: Iterable[int], finish: FinishReason | No
 
     A stop token of the request ends it.
     """
-    sampling = request.sampling
+    sampling = request.work
     kept = list(ids)[: sampling.max_tokens]
     for number, token in enumerate(kept, 1):
         stopped = finish is None and token in sampling.stop_token_ids and number > sampling.min_tokens
@@ -71,7 +71,7 @@ def tokens(request: EngineRequest, ids: Iterable[int], finish: FinishReason | No
 
 def echo(request: EngineRequest) -> Iterator[RequestDelta]:
     """The prompt, over and over, until max_tokens."""
-    ids = request.prompt_ids * (request.sampling.max_tokens // len(request.prompt_ids) + 1)
+    ids = request.prompt_ids * (request.work.max_tokens // len(request.prompt_ids) + 1)
     return tokens(request, ids)
 
 
@@ -88,7 +88,7 @@ def _logprobs(token: int, count: int | None) -> tuple[TokenLogprobs, ...]:
 
 
 def _prompt_logprobs(request: EngineRequest) -> tuple[TokenLogprobs, ...]:
-    count = request.sampling.prompt_logprobs
+    count = request.work.prompt_logprobs
     return () if count is None else tuple(_logprobs(token, count)[0] for token in request.prompt_ids[1:])
 
 

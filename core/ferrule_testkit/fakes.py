@@ -11,8 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from zlib import crc32
 
-from ferrule.errors import EngineDead
-from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.types import (
     Admit,
@@ -20,7 +18,7 @@ from ferrule.types import (
     Chunk,
     EngineRequest,
     FinishReason,
-    ModelInfo,
+    Pooling,
     RowResult,
     StepPlan,
     StepResult,
@@ -29,8 +27,7 @@ from ferrule.types import (
 )
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
-    from ferrule.interfaces.plugins import Plugins
+    pass
 
 
 class Fault(AssertionError):
@@ -60,6 +57,8 @@ class FakeModel:
     The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
     cell + g, so that the cell of another group is a wrong one. With a recurrent group the next token depends on a
     state too, which takes in one token after the other and begins with the scope.
+
+    Without any group it is an encoder, which keeps nothing: a vector depends on all tokens that its own step computed.
     """
 
     all_groups: tuple[CacheGroup, ...]
@@ -87,9 +86,19 @@ class FakeModel:
         included, group by group."""
         return hash((seed, position, state, *visible)) % self.vocab_size
 
+    def pool(self, normalize: bool | None, visible: Sequence[int], state: int) -> bytes:
+        """The vector of a prompt, from what `sample` would see of it."""
+        return hash((normalize, state, *visible)).to_bytes(8, "little", signed=True)
+
     def logprob(self, token: int, cell: int) -> TokenLogprobs:
         """Stands for a log-probability of `token` after the token that left `cell`."""
         return TokenLogprobs(token, -float(hash((token, cell)) % 997), 1)
+
+
+def longest(request: EngineRequest, max_model_len: int) -> int:
+    """The most tokens that a request may have; a vector counts as one, and needs no position."""
+    most = max_model_len + isinstance(request.work, Pooling)
+    return min(len(request.prompt_ids) + request.work.max_tokens, most)
 
 
 def scope(adapter: str | None = None, media_hash: str | None = None, cache_salt: str | None = None) -> int:
@@ -107,6 +116,7 @@ class Solo:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    vector: bytes | None = None
     finish: FinishReason = FinishReason.LENGTH
     stop_reason: int | None = None
 
@@ -116,7 +126,7 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
     out = Solo()
     ids = list(request.prompt_ids)
     num_prompt = len(ids)
-    sampling = request.sampling
+    work = request.work
     scope = scope_of(request)
     cells: list[int] = []
     state = scope
@@ -128,20 +138,24 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
                 probes += (cells[p - 1] + g, cells[lo] + g) if lo < p else (0, 0)
             cells.append(model.cell(scope, p, ids[p], probes))
             state = model.next_state(state, ids[p])
-        if sampling.prompt_logprobs is not None and not out.token_ids:
+        if work.prompt_logprobs is not None and not out.token_ids:
             out.prompt_logprobs = [model.logprob(ids[p], cells[p - 1]) for p in range(1, num_prompt)]
         visible: list[int] = []
         for g, group in enumerate(model.groups):
             visible += [cell + g for cell in cells[group.dead_before(len(ids) - 1) :]]
-        token = model.sample(sampling.seed, len(ids), visible, state)
-        if sampling.logprobs is not None:
+        if isinstance(work, Pooling):
+            out.vector = model.pool(work.normalize, visible if model.all_groups else cells, state)
+            out.finish = FinishReason.STOP
+            return out
+        token = model.sample(work.seed, len(ids), visible, state)
+        if work.logprobs is not None:
             out.logprobs.append(model.logprob(token, cells[-1]))
         ids.append(token)
         out.token_ids.append(token)
-        if token in sampling.stop_token_ids and len(out.token_ids) > sampling.min_tokens:
+        if token in work.stop_token_ids and len(out.token_ids) > work.min_tokens:
             out.finish, out.stop_reason = FinishReason.STOP, token
             return out
-        if len(out.token_ids) == sampling.max_tokens or len(ids) == max_model_len:
+        if len(out.token_ids) == work.max_tokens or len(ids) == max_model_len:
             return out
 
 
@@ -164,14 +178,14 @@ class BullyPolicy(SchedulingPolicy):
 class SlotState:
     """What the device keeps for a slot."""
 
-    __slots__ = ("alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "sampling", "scope", "tables")
+    __slots__ = ("alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "scope", "tables", "work")
 
     def __init__(self, admit: Admit, scope: int, num_groups: int) -> None:
         self.id = admit.id
         self.epoch = admit.epoch
         self.ids = list(admit.known_ids)
         self.num_prompt = admit.num_prompt
-        self.sampling: TokenSampling = admit.sampling
+        self.work = admit.work
         self.scope = scope
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
         self.alive_from = [0] * num_groups  # table entries before this index are dead: never read again
@@ -201,7 +215,7 @@ class FakeDevice:
         self.failing: set[str] = set()
         self.num_blocks = num_blocks
         self._scope = scope_of_admit
-        self._size = model.all_groups[0].block_size
+        self._size = model.all_groups[0].block_size if model.all_groups else 1
         self._memory: list[list[int | None]] = [[None] * self._size for _ in range(num_blocks)]
         self._holders = [0] * num_blocks  # live table entries that name the block
         self._slots: dict[int, SlotState] = {}
@@ -266,12 +280,14 @@ class FakeDevice:
             raise Fault(f"I7: {chunk.id} computes {chunk.count} from {chunk.start}, after {state.computed}")
         end = chunk.start + chunk.count
         known = end - chunk.drafts
-        if known > len(state.ids) or (chunk.samples and known != len(state.ids)):
+        if known > len(state.ids) or (chunk.ends and known != len(state.ids)):
             raise Fault(f"I7: {chunk.id} computes up to {known} of {len(state.ids)} known tokens")
-        if chunk.new_ids != state.guesses[: chunk.drafts] or (chunk.drafts and not chunk.samples):
+        if chunk.new_ids != state.guesses[: chunk.drafts] or (chunk.drafts and chunk.ends != "sample"):
             raise Fault(
                 f"I20: {chunk.id} computes {chunk.new_ids} behind {known} tokens, but {state.guesses} may follow"
             )
+        if chunk.ends and chunk.ends != state.work.ends:
+            raise Fault(f"I21: {state.id} ends with {chunk.ends!r}, and it was to end with {state.work.ends!r}")
         state.ids += chunk.new_ids
         state.guesses = ()
         for g, blocks in enumerate(chunk.new_blocks):
@@ -283,8 +299,8 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups, sampling = self.model.groups, state.sampling
-        prompt_logprobs, drawn, logprobs, states = [], [], [], []
+        groups, work = self.model.groups, state.work
+        prompt_logprobs, cells, drawn, logprobs, states = [], [], [], [], []
         end = chunk.start + chunk.count
         known = end - chunk.drafts
         for p in range(chunk.start, end):
@@ -293,20 +309,21 @@ class FakeDevice:
                 lo = group.dead_before(p)
                 probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
             cell = self.model.cell(state.scope, p, state.ids[p], probes)
+            cells.append(cell)
             self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
             states.append(self._recurrent[chunk.slot])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)
-            if sampling.prompt_logprobs is not None and p + 1 < state.num_prompt:
+            if work.prompt_logprobs is not None and p + 1 < state.num_prompt:
                 prompt_logprobs.append(self.model.logprob(state.ids[p + 1], cell))
-            if chunk.samples and p + 1 >= known:
-                visible: list[int] = []
-                for g, group in enumerate(groups):
-                    visible += self._read_range(state, g, group.dead_before(p), p + 1)
-                drawn.append(self.model.sample(sampling.seed, p + 1, visible, states[-1]))
+            if isinstance(work, TokenSampling) and chunk.ends and p + 1 >= known:
+                drawn.append(self.model.sample(work.seed, p + 1, self._visible(state, p + 1), states[-1]))
                 logprobs.append(self.model.logprob(drawn[-1], cell))
         state.computed = end
-        if chunk.samples:
+        vector = None
+        if isinstance(work, Pooling):
+            vector = self._pool(state, work, cells, end, states[-1]) if chunk.ends else None
+        elif chunk.ends:
             right = self._count_right(state.ids[known:], drawn)
             self.right_guesses += right
             self.wrong_guesses += chunk.drafts - right
@@ -322,9 +339,21 @@ class FakeDevice:
             epoch=state.epoch,
             token_ids=tuple(drawn),
             drafts=state.guesses,
-            logprobs=tuple(logprobs) if sampling.logprobs is not None else (),
+            logprobs=tuple(logprobs) if work.logprobs is not None else (),
             prompt_logprobs=tuple(prompt_logprobs),
+            vector=vector,
         )
+
+    def _visible(self, state: SlotState, end: int) -> list[int]:
+        """Return what the last of `end` positions sees, in all groups."""
+        visible: list[int] = []
+        for g, group in enumerate(self.model.groups):
+            visible += self._read_range(state, g, group.dead_before(end - 1), end)
+        return visible
+
+    def _pool(self, state: SlotState, work: Pooling, cells: Sequence[int], end: int, recurrent: int) -> bytes:
+        seen = self._visible(state, end) if self.model.all_groups else cells
+        return self.model.pool(work.normalize, seen, recurrent)
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
         right = 0
@@ -375,76 +404,3 @@ class FakeDevice:
         if self._holders[block] != 1:
             raise Fault(f"I6: {state.id} writes block {block}, which {self._holders[block]} live entries name")
         self._memory[block][position % self._size] = cell
-
-
-# ------------------------------------------------------------------------------------------- the executor
-
-
-class EndedStep(Step):
-    """A step that has ended: with a result, or with the fault that it raises."""
-
-    def __init__(self, result: StepResult | EngineDead) -> None:
-        self._result = result
-
-    def done(self) -> bool:
-        return True
-
-    def result(self) -> StepResult:
-        if isinstance(self._result, EngineDead):
-            raise self._result
-        return self._result
-
-
-class FakeExecutor(Executor):
-    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
-
-    def __init__(
-        self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0, num_snapshots: int = 0
-    ) -> None:
-        self.model = FakeModel(groups, vocab_size)
-        self.plans: list[StepPlan] = []
-        self.calls: list[tuple[str, tuple[Any, ...]]] = []
-        self.alive = True
-        self.device: FakeDevice | None = None
-        self._break_at = break_at
-        self._num_snapshots = num_snapshots
-
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
-        return ModelInfo(
-            architecture="Fake",
-            implementation="ferrule_testkit",
-            vocab_size=self.model.vocab_size,
-            max_model_len=64,
-            dtype="float32",
-            device="none",
-            attention="none",
-            groups=self.model.all_groups,
-            page_bytes=1,
-            max_blocks=128,
-            max_snapshots=self._num_snapshots,
-        )
-
-    def init_cache(self, num_blocks: int) -> None:
-        self.device = FakeDevice(self.model, num_blocks, num_snapshots=self._num_snapshots)
-
-    def submit(self, plan: StepPlan) -> Step:
-        if self.device is None:
-            raise Fault("a step before init_cache")
-        self.plans.append(plan)
-        if 0 < self._break_at <= len(self.plans):
-            self.alive = False
-            return EndedStep(EngineDead("the fake device broke"))
-        return EndedStep(self.device.run(plan))
-
-    def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
-        self.calls.append((name, args))
-        if name == "restore" and "kv_cache" in args and self.device is not None:
-            self.init_cache(self.device.num_blocks)
-        return len(self.calls)
-
-    def check_health(self) -> None:
-        if not self.alive:
-            raise EngineDead("the fake device broke")
-
-    def shutdown(self) -> None:
-        self.alive = False

@@ -141,9 +141,7 @@ class Engine:
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
         requests = [
-            EngineRequest(
-                id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), sampling=settings, grammar=grammar
-            )
+            EngineRequest(id=f"request-{next(self._numbers)}", prompt_ids=tuple(prompt), work=settings, grammar=grammar)
             for prompt, grammar in itertools.zip_longest(prompts, grammars)
         ]
         outputs = [self._outputs.setdefault(request.id, Output()) for request in requests]

@@ -11,7 +11,18 @@ from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
 from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import ChatPrompt, Generate, Health, Output, Prompt, ReadPrompt, Service, Usage
+from ferrule.interfaces.service import (
+    ChatPrompt,
+    Generate,
+    Health,
+    Output,
+    Pool,
+    Pooled,
+    Prompt,
+    ReadPrompt,
+    Service,
+    Usage,
+)
 from ferrule.interfaces.stats import HttpStats
 from ferrule.types import CacheGroup, FinishReason, ModelInfo, TokenLogprobs
 
@@ -121,6 +132,12 @@ class ScriptedService(Service):
         prompts = [fit(checked, self._ids(prompt), self.rules, "prompt")[0] for prompt in request.prompts]
         self.requests.append(request)
         return _Outputs(self, request, prompts)
+
+    async def pool(self, request: Pool) -> list[Pooled]:
+        """A vector is how often each of the first four letters is in the prompt."""
+        self.resolve(request.model)
+        found = [self._ids(prompt) for prompt in request.prompts]
+        return [Pooled(vector=tuple(float(ids.count(ord(a))) for a in "abcd"), prompt_ids=ids) for ids in found]
 
     def _ids(self, prompt: Prompt | ChatPrompt) -> tuple[int, ...]:
         if isinstance(prompt, ChatPrompt):

@@ -13,7 +13,7 @@ import random
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from importlib.metadata import entry_points
 from typing import Any
@@ -22,8 +22,8 @@ from ferrule.engine.cache import footprint
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
 from ferrule.plugin.kinds import load_object
-from ferrule.types import CacheGroup, EngineRequest, FinishReason, StepPlan, StepResult, Targets, TokenSampling
-from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, scope_of, solo
+from ferrule.types import CacheGroup, EngineRequest, FinishReason, Pooling, StepPlan, StepResult, Targets, TokenSampling
+from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, longest, scope_of, solo
 from ferrule_testkit.simulate_ledger import Ledger, Violation
 
 SchedulerFactory = Callable[[SchedulerLimits, SchedulingPolicy], Scheduler]
@@ -55,6 +55,7 @@ class Setup:
     bases: tuple[tuple[int, ...], ...]  # beginnings that prompts share
     load: float  # chance of a new request in a step
     storm: bool  # short prompts with long answers: everyone grows, and the cache runs out again and again
+    pooling: float = field(default=0.0, repr=False)  # chance that a request is pooled; not what others are drawn from
 
 
 def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
@@ -115,7 +116,17 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
-    return Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
+    setup = Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)
+    return setup if storm else maybe_pooling(setup, prompts)
+
+
+def maybe_pooling(setup: Setup, rng: random.Random) -> Setup:
+    """Sometimes some requests are pooled; or all, of a model that keeps nothing and whose prompts go whole."""
+    if rng.random() > 0.08:
+        return replace(setup, pooling=rng.choice((0.0, 0.0, 0.3)))
+    most = max(setup.limits.max_num_batched_tokens, setup.limits.max_model_len)
+    limits = replace(setup.limits, groups=(), num_snapshots=0, chunked_prefill=False, max_num_batched_tokens=most)
+    return replace(setup, limits=limits, pooling=1.0)
 
 
 # ------------------------------------------------------------------------------------------- the world
@@ -148,6 +159,7 @@ class World:
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
         self.pauses = random.Random(repr(setup))  # another generator, so that nothing else changes
+        self.tasks = random.Random(repr(("tasks", setup)))
         self.pausing = self.pauses.choice((0.0, 0.0, 0.1, 0.4))  # chance in a step
 
     # ------------------------------------------------------------------------------------ rules
@@ -176,7 +188,7 @@ class World:
         return EngineRequest(
             id=f"r{self.submitted}",
             prompt_ids=tuple(prompt),
-            sampling=sampling,
+            work=Pooling(normalize=sampling.seed > 1) if self.tasks.random() < self.setup.pooling else sampling,
             arrival=self.clock.now - rng.choice((0.0, 0.0, rng.random())),
             priority=rng.choice((0, 0, 0, -1, 1, 3)),
             adapter=rng.choice(scope),
@@ -225,7 +237,7 @@ class World:
 
     def _can_run(self, request: EngineRequest) -> bool:
         """The gate lets through only what the cache, and a step where prompts go whole, can hold."""
-        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, self.limits.max_model_len)
+        limit = longest(request, self.limits.max_model_len)
         whole = self.limits.chunked_prefill or limit - 1 <= self.limits.max_num_batched_tokens
         fits = footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
         return whole and fits and len(request.prompt_ids) < limit
@@ -339,6 +351,7 @@ class Report:
     preemptions: int = 0
     right_guesses: int = 0
     wrong_guesses: int = 0
+    vectors: int = 0
 
 
 def simulate(
@@ -367,6 +380,7 @@ def simulate(
             report.preemptions += world.ledger.preemptions
             report.right_guesses += world.device.right_guesses
             report.wrong_guesses += world.device.wrong_guesses
+            report.vectors += world.ledger.vectors
             episode += 1
     except Exception as error:
         line = f"python -m ferrule_testkit.simulate --seed {seed} --steps {steps}"

@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I20 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I21 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -19,7 +19,7 @@ from ferrule.types import (
     StepPlan,
     Targets,
 )
-from ferrule_testkit.fakes import Solo
+from ferrule_testkit.fakes import Solo, longest
 
 MAX_PREEMPTIONS = 8
 SECONDS_PER_LEVEL = 60.0  # documented bound of the policy `priority_ageing`
@@ -87,7 +87,7 @@ class Ledger:
         self.live: dict[str, Track] = {}
         self.finished = self.tokens = self.hits = 0
         self.restored = 0  # lives that began with saved states
-        self.preemptions = 0
+        self.preemptions = self.vectors = 0
         self.quiet_steps = 0  # since the last delta
         self._policy = policy
         self._states = any(not group.paged for group in limits.groups)
@@ -103,7 +103,7 @@ class Ledger:
 
     def add(self, request: EngineRequest, solo: Solo) -> None:
         self._sequence += 1
-        limit = min(len(request.prompt_ids) + request.sampling.max_tokens, self.limits.max_model_len)
+        limit = longest(request, self.limits.max_model_len)
         self.live[request.id] = Track(request, self._sequence, solo, limit)
 
     def cancelled(self, ids: Sequence[str], reason: FinishReason, deltas: Sequence[RequestDelta]) -> None:
@@ -150,9 +150,9 @@ class Ledger:
         """I18: states are saved at borders of blocks, no more of them than there is room for."""
         for chunk in plan.chunks:
             if chunk.save:
-                room, size = self.limits.num_snapshots if self._states else 0, self.limits.groups[0].block_size
+                room = self.limits.num_snapshots if self._states else 0
                 require(0 < chunk.save <= room, f"I18: {chunk.id} saves to snapshot {chunk.save} of {room}")
-                end = chunk.start + chunk.count
+                end, size = chunk.start + chunk.count, self.limits.groups[0].block_size
                 require(not end % size, f"I18: {chunk.id} saves its states after {end} tokens, inside a block")
                 require(not chunk.drafts, f"I18: {chunk.id} saves its states behind guesses")
 
@@ -195,7 +195,7 @@ class Ledger:
         require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
         require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
         require(
-            (admit.sampling, admit.adapter) == (track.request.sampling, track.request.adapter),
+            (admit.work, admit.adapter) == (track.request.work, track.request.adapter),
             f"I9: {admit.id} is admitted as somebody else",
         )
         self._overtakes(track)
@@ -236,7 +236,7 @@ class Ledger:
             states = not self._states or track.restores == bool(chunk.start)
             require(states, f"I18: {chunk.id} begins at {chunk.start} without the states there")
             require(not chunk.start or hit_allowed, f"I5: {chunk.id} begins at {chunk.start} of {track.num_known}")
-            owed = track.request.sampling.prompt_logprobs is not None and not track.num_tokens
+            owed = track.request.work.prompt_logprobs is not None and not track.num_tokens
             owed = owed and track.num_prompt_logprobs < len(track.request.prompt_ids) - 1
             require(not (owed and chunk.start), f"I15: {chunk.id} owes prompt logprobs, but begins at {chunk.start}")
             if track.cached < 0:
@@ -247,16 +247,14 @@ class Ledger:
         require(end < track.limit, f"I7: {chunk.id} computes {end} tokens of at most {track.limit - 1}")
         threshold = self.limits.long_prefill_token_threshold
         if not self.limits.chunked_prefill:
-            require(chunk.samples, f"I8: the prompt of {chunk.id} was split")
+            require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")
         elif threshold:
-            require(
-                chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold"
-            )
+            require(chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count}, over the threshold")
         track.next_start = end
         track.guessed = chunk.drafts > 0
-        size = self.limits.groups[0].block_size
+        size = self.limits.groups[0].block_size if self._states else 1
         tail = (track.num_known - 1) % size + 1 if self._states and self.limits.num_snapshots else 0
-        track.prefilling = track.prefilling and not chunk.samples and end < track.num_known - tail
+        track.prefilling = track.prefilling and not chunk.ends and end < track.num_known - tail
 
     # ------------------------------------------------------------------------------------ deltas
 
@@ -296,6 +294,9 @@ class Ledger:
         track.num_prompt_logprobs += len(delta.prompt_logprobs)
         same = list(delta.prompt_logprobs) == solo.prompt_logprobs[first : track.num_prompt_logprobs]
         require(same, f"I15: {delta.id} has other prompt logprobs than alone")
+        vector = solo.vector if delta.finish is FinishReason.STOP else None
+        self.vectors += vector is not None
+        require(delta.vector == vector, f"I21: {delta.id} has another vector than alone, or at another time")
         if delta.token_ids:
             require(delta.cached == track.cached, f"I13: {delta.id} counts {delta.cached} cached, had {track.cached}")
 
@@ -345,4 +346,5 @@ def _check_times(track: Track, delta: RequestDelta) -> None:
         times = [delta.times.arrival, delta.times.scheduled, delta.times.first_token, delta.times.finished]
         reached = [time for time in times if time]
         require(reached == sorted(reached), f"I17: times of {delta.id} run backwards: {times}")
-        require(bool(delta.times.first_token) == (track.num_tokens > 0), f"I17: first token of {delta.id} at {times}")
+        answered = track.num_tokens > 0 or delta.vector is not None
+        require(bool(delta.times.first_token) == answered, f"I17: first token of {delta.id} at {times}")

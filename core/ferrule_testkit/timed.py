@@ -117,14 +117,14 @@ class _Run:
             at, key, client, number = self._due.pop(0)
             sampling = TokenSampling(seed=0, max_tokens=client.output)
             request = EngineRequest(
-                id=str(key), prompt_ids=(1,) * client.prompt, sampling=sampling, arrival=at, cache_salt=str(key)
+                id=str(key), prompt_ids=(1,) * client.prompt, work=sampling, arrival=at, cache_salt=str(key)
             )
             self._scheduler.add(request, self._clock.now)
             self._live[request.id] = _Sent(client, number, at)
 
     def _credit(self, plan: StepPlan) -> None:
         rows = [
-            RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.samples else ()) for chunk in plan.chunks
+            RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends else ()) for chunk in plan.chunks
         ]
         now = self._clock.now
         for delta in self._scheduler.commit(plan, StepResult(plan.step, tuple(rows)), now):

@@ -33,11 +33,12 @@ from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatc
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import StepPlan
+from ferrule.types import Pooling, StepPlan
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.model.bert import Bert
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.policy.fcfs import FcfsPolicy
@@ -94,6 +95,12 @@ class WritesTheNullBlock(TorchSDPA):
         return super().run(q, k, v, cache, plan, options)
 
 
+class SeesOnlyWhatIsBefore(TorchSDPA):
+    def run_uncached(self, q, k, v, query_start, query_lens, options):
+        halves = [each for length in query_lens for each in (length // 2, length - length // 2) if each]
+        return super().run_uncached(q, k, v, query_start, tuple(halves), options)
+
+
 class MixesHeads(TorchSDPA):
     def run(self, q, k, v, cache, plan, options):
         return super().run(q, k.flip(1), v, cache, plan, options)
@@ -125,6 +132,25 @@ class LeavesOutANorm(Llama):
         return super().load_weights(
             (n, torch.ones_like(t) if n.endswith("model.norm.weight") else t) for n, t in weights
         )
+
+
+class PoolsWhatIsNotItsRow(Bert):
+    def pool(self, hidden, rows):
+        return super().pool(hidden, [replace(row, first=0) for row in rows])
+
+
+class PoolsByTheFirstAlways(Bert):
+    def __init__(self, ctx):
+        super().__init__(replace(ctx, pooling=replace(ctx.pooling, kind="cls")))
+
+
+class NormalizesAlways(Bert):
+    def pool(self, hidden, rows):
+        return super().pool(hidden, [replace(row, work=Pooling(normalize=True)) for row in rows])
+
+
+class KeepsNothingOfPieces(Bert):
+    splits_prompts = True
 
 
 class SkipsUnknownTensors(Llama):
@@ -1004,6 +1030,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "attention", TakesTheWrongPartOfLatents, "test_values_that_are_a_part_of_the_keys"
     yield "attention", AttendsBeforeItWrites, "test_equals_the_definition"
     yield "attention", WritesTheNullBlock, "test_the_null_block_stays_zero"
+    yield "attention", SeesOnlyWhatIsBefore, "test_rows_without_a_cache"
     yield "attention", MixesHeads, "test_groups_of_heads"
     yield "model", SeesNeighbours, "test_a_row_is_as_it_is_alone"
     yield "model", SeesNeighbours, "test_a_prompt_in_chunks_is_the_prompt"
@@ -1011,6 +1038,10 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "model", LeavesOutANorm, "test_a_change_of_any_weight_changes_the_answer"
     yield "model", LeavesOutANorm, "test_equals_transformers"
     yield "model", SkipsUnknownTensors, "test_weights_that_do_not_fit_are_named"
+    yield "model", PoolsWhatIsNotItsRow, "test_a_row_is_as_it_is_alone"
+    yield "model", PoolsByTheFirstAlways, "test_equals_transformers"
+    yield "model", NormalizesAlways, "test_vectors_are_float32_rows"
+    yield "model", KeepsNothingOfPieces, "test_what_is_cached_is_told"
     yield "model", HalfPrecisionLogits, "test_logits_are_float32_rows"
     yield "load_format", RoundsToHalf, "test_every_tensor_once_and_bit_equal"
     yield "load_format", GivesTheFirstTwice, "test_every_tensor_once_and_bit_equal"
@@ -1134,7 +1165,8 @@ def _one_thread() -> Iterator[None]:
 @pytest.mark.parametrize(("kind", "plugin", "broken"), FAULTS, ids=[f"{k}-{p.__name__}-{b[5:]}" for k, p, b in FAULTS])
 def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None:
     kit = KVCacheKit if kind == "kv_cache" else kit_of(kind)
-    (outcome,) = run_kit(kit, plugin, ENTRY.get(kind, ""), only=broken)
+    name = "BertModel" if issubclass(plugin, Bert) else ENTRY.get(kind, "")
+    (outcome,) = run_kit(kit, plugin, name, only=broken)
     assert outcome.result == FAILED
     assert outcome.reason
 

@@ -75,7 +75,7 @@ def _runner(device: torch.device, recorder: GraphRecorder | None = None) -> Mode
 def _run(runner: ModelRunner, rows: int, steps: int = 4) -> list[list[RowResult]]:
     prompts = [tuple(range(3 + n, 8 + 6 * n)) for n in range(rows)]
     admits = tuple(
-        Admit(slot=n, id=str(n), epoch=0, known_ids=ids, num_prompt=len(ids), sampling=ASKING)
+        Admit(slot=n, id=str(n), epoch=0, known_ids=ids, num_prompt=len(ids), work=ASKING)
         for n, ids in enumerate(prompts)
     )
     chunks = tuple(
@@ -85,7 +85,7 @@ def _run(runner: ModelRunner, rows: int, steps: int = 4) -> list[list[RowResult]
             epoch=0,
             start=0,
             count=len(ids),
-            samples=True,
+            ends="sample",
             new_blocks=(tuple(range(1 + 3 * n, 4 + 3 * n)),),
         )
         for n, ids in enumerate(prompts)
@@ -93,7 +93,7 @@ def _run(runner: ModelRunner, rows: int, steps: int = 4) -> list[list[RowResult]
     results = [list(runner.execute(StepPlan(step=0, chunks=chunks, admits=admits)).rows)]
     for step in range(1, steps):
         chunks = tuple(
-            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, samples=True)
+            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, ends="sample")
             for n in range(rows)
         )
         results.append(list(runner.execute(StepPlan(step=step, chunks=chunks)).rows))

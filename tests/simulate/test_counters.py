@@ -29,7 +29,7 @@ from ferrule.types import CacheGroup
 from ferrule.wire.messages import FromEngine, Ready, ToEngine
 from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_testkit.fake_engine import fake_info
-from ferrule_testkit.fakes import FakeExecutor
+from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.frontend import FakePlugins, model_folder, serving
 from ferrule_testkit.simulate import load
 

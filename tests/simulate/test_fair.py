@@ -12,7 +12,8 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, TokenSampling
 from ferrule_plugins.policy.fair import FairPolicy
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.fakes import FakeExecutor, VirtualClock
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import VirtualClock
 from ferrule_testkit.simulate import simulate
 
 GROUPS = (CacheGroup("full", 4),)
@@ -44,7 +45,7 @@ class Run:
         self.key_of[id] = key
         self.open[key] = self.open.get(key, 0) + 1
         sampling = TokenSampling(seed=1, max_tokens=answer)
-        request = EngineRequest(id=id, prompt_ids=(1,) * prompt, sampling=sampling, key_name=key)
+        request = EngineRequest(id=id, prompt_ids=(1,) * prompt, work=sampling, key_name=key)
         self.scheduler.add(request, self.clock.now)
 
     def step(self) -> None:

@@ -22,7 +22,8 @@ from ferrule.types import CacheGroup, EngineRequest, FinishReason, RequestDelta,
 from ferrule.wire.link import Receiver, Sender
 from ferrule.wire.messages import FromEngine, Gap, Ready, ToEngine
 from ferrule_testkit.fake_engine import fake_info
-from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))
@@ -199,7 +200,7 @@ class World:
 def draw(rng: random.Random, number: int) -> EngineRequest:
     prompt = tuple(rng.choice((3, 4)) for _ in range(rng.randint(1, 12)))
     sampling = TokenSampling(seed=number, max_tokens=rng.randint(1, 20), stop_token_ids=(5,))
-    return EngineRequest(id=f"r{number}", prompt_ids=prompt, sampling=sampling)
+    return EngineRequest(id=f"r{number}", prompt_ids=prompt, work=sampling)
 
 
 @pytest.mark.parametrize("seed", range(4))

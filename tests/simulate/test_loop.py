@@ -9,7 +9,8 @@ from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Cancel, Pause, Submit
-from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))
@@ -19,7 +20,7 @@ CLIENTS = (b"a", b"b", b"c")
 def draw(rng, number):
     prompt = tuple(rng.choice((3, 4)) for _ in range(rng.randint(1, 12)))
     sampling = TokenSampling(seed=number, max_tokens=rng.randint(1, 20), stop_token_ids=(5,))
-    return EngineRequest(id=f"r{number}", prompt_ids=prompt, sampling=sampling)
+    return EngineRequest(id=f"r{number}", prompt_ids=prompt, work=sampling)
 
 
 def judge(deltas, expected, cancelled):

@@ -58,14 +58,14 @@ def limits(running: int, blocks: int = 40_000) -> SchedulerLimits:
 
 def request(number: int, prompt: int = 8, max_tokens: int = 5000) -> EngineRequest:
     ids = (number, *range(prompt - 1))
-    return EngineRequest(id=f"r{number}", prompt_ids=ids, sampling=TokenSampling(seed=number, max_tokens=max_tokens))
+    return EngineRequest(id=f"r{number}", prompt_ids=ids, work=TokenSampling(seed=number, max_tokens=max_tokens))
 
 
 def step(scheduler: DefaultScheduler) -> StepPlan:
     plan = scheduler.schedule(0.0)
     assert plan is not None
     rows = tuple(
-        RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.samples else ()) for chunk in plan.chunks
+        RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(7,) if chunk.ends else ()) for chunk in plan.chunks
     )
     scheduler.commit(plan, StepResult(plan.step, rows), 0.0)
     return plan
@@ -184,5 +184,5 @@ def test_the_garbage_collector_passes_requests_by() -> None:
     scheduler = crowd(2, 1)
     plan = step(scheduler)
     waiting = scheduler.waiting.head()
-    assert not any(map(gc.is_tracked, (plan, plan.chunks[0], waiting.spec, waiting.spec.sampling)))
+    assert not any(map(gc.is_tracked, (plan, plan.chunks[0], waiting.spec, waiting.spec.work)))
     assert len(gc.get_referents(waiting.ids)) <= 1  # its type; a list would name each token

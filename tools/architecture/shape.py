@@ -59,6 +59,7 @@ TABLES = frozenset(
     {
         "core/ferrule/config/sections.py",
         "core/ferrule/config/unsupported.py",
+        "core/ferrule/types.py",
         "core/ferrule_testkit/row_recipes.py",
         "plugins/ferrule_plugins/stat_logger/catalog.py",
     }

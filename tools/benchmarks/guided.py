@@ -169,10 +169,10 @@ def memory(backend: GrammarBackend, name: str, count: int) -> None:
         sampling = TokenSampling(seed=0, max_tokens=1)
         grammars.apply(
             (0,),
-            [Admit(slot=0, id="r", epoch=1, known_ids=tuple(ids), num_prompt=0, sampling=sampling, grammar=compiled)],
+            [Admit(slot=0, id="r", epoch=1, known_ids=tuple(ids), num_prompt=0, work=sampling, grammar=compiled)],
         )
         masks = grammars.masks(
-            [Chunk(slot=0, id="r", epoch=1, start=0, count=1, samples=True)], backend.vocabulary.words
+            [Chunk(slot=0, id="r", epoch=1, start=0, count=1, ends="sample")], backend.vocabulary.words
         )
         if masks is None or masks.result().errors:
             raise RuntimeError("the backend refuses a value that fits the schema")

@@ -56,7 +56,7 @@ class Bench:
                 epoch=0,
                 known_ids=prompt,
                 num_prompt=context,
-                sampling=replace_seed(self.sampling, row),
+                work=replace_seed(self.sampling, row),
             )
             chunk = Chunk(
                 slot=row,
@@ -64,7 +64,7 @@ class Bench:
                 epoch=0,
                 start=0,
                 count=context,
-                samples=True,
+                ends="sample",
                 new_blocks=self.blocks(row, context + spare),
             )
             took = timed(lambda chunk=chunk, admit=admit: self.run([chunk], [admit]))  # type: ignore[misc]
@@ -75,7 +75,7 @@ class Bench:
         times = []
         for n in range(steps):
             chunks = [
-                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, samples=True) for row in range(rows)
+                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, ends="sample") for row in range(rows)
             ]
             times.append(timed(lambda chunks=chunks: self.run(chunks, [])))  # type: ignore[misc]
         return sorted(times)[len(times) // 2]
@@ -87,13 +87,11 @@ class Bench:
         """
         times, steps = [], max(1, min(8, spare, (context + spare - 1) // beside))
         prompt = (3,) * (beside * steps + 1)
-        admits = [
-            Admit(slot=rows, id="prompt", epoch=0, known_ids=prompt, num_prompt=len(prompt), sampling=self.sampling)
-        ]
+        admits = [Admit(slot=rows, id="prompt", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=self.sampling)]
         for n in range(steps):
             blocks = () if n else self.blocks(rows, context + spare)
             chunks = [
-                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, samples=True) for row in range(rows)
+                Chunk(slot=row, id=str(row), epoch=0, start=context + n, count=1, ends="sample") for row in range(rows)
             ]
             chunks.append(
                 Chunk(
@@ -102,7 +100,7 @@ class Bench:
                     epoch=0,
                     start=n * beside,
                     count=beside,
-                    samples=False,
+                    ends="",
                     new_blocks=blocks,
                 )
             )

@@ -96,7 +96,7 @@ class Wire:
 def request(number: int, prompt: int, max_tokens: int) -> EngineRequest:
     sampling = TokenSampling(seed=number, max_tokens=max_tokens, stop_token_ids=(0,), min_tokens=max_tokens)
     ids = (number % 2000 + 5, *(position % 2000 + 5 for position in range(1, prompt)))
-    return EngineRequest(id=f"{number:032x}", prompt_ids=ids, sampling=sampling, arrival=number * 1e-3)
+    return EngineRequest(id=f"{number:032x}", prompt_ids=ids, work=sampling, arrival=number * 1e-3)
 
 
 def crowded(running: int, waiting: int, policy: str, plugins: Plugins) -> tuple[Engine, Wire]:
@@ -176,8 +176,8 @@ class Tap(DemuxClient):
     def turn(self) -> None:
         deltas = []
         for id, (one, count) in list(self._open.items()):
-            last = count + 1 == one.sampling.max_tokens
-            ids = ((one.sampling.seed + count * 7919) % 2000 + 5,)
+            last = count + 1 == one.work.max_tokens
+            ids = ((len(id) + count * 7919) % 2000 + 5,)
             finish, times = (FinishReason.LENGTH, RequestTimes()) if last else (None, None)
             deltas.append(RequestDelta(id=id, token_ids=ids, finish=finish, times=times))
             self._open[id] = (one, count + 1)

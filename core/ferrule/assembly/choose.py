@@ -12,6 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
 from ferrule.config import LoadConfig, Resolved
 from ferrule.config.locations import map_locations
@@ -130,6 +131,7 @@ class Chooser:
             folder=folder,
             trust_remote_code=config.model.trust_remote_code,
             sliding_window=not config.model.disable_sliding_window,
+            pooling=read_pooling(folder, config.model.pooler_config),
         )
         quantization, method = self._quantization(config, context, device)
         return Choice(
@@ -162,10 +164,7 @@ class Chooser:
         def refuses(cls: type[AttentionBackend]) -> str | None:
             if cls.cache_type(kind, dtype) is None:
                 return f"it has no cache of {kind} for a model in {_short(dtype)} (--kv-cache-dtype)"
-            reasons = (
-                lacking_feature(cls, spec, options) or cls.refuses(spec, options, caps, dtype)
-                for spec, options in layers
-            )
+            reasons = (refusal(cls, spec, options, caps, dtype) for spec, options in layers)
             return next((reason for reason in reasons if reason), None)
 
         wanted = config.device.attention_backend or config.env.attention_backend
@@ -269,19 +268,33 @@ class Chooser:
         return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **known, **stated}
 
 
-def attention_layers(model: Model) -> list[tuple[LayerCache, AttentionOptions]]:
+def attention_layers(model: Model) -> list[tuple[LayerCache | None, AttentionOptions]]:
     """What each attended layer caches, and its options; the defaults where there is no `AttentionLayer` of its name."""
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     stated = {part.name: part.options for part in parts if isinstance(part, AttentionLayer)}
-    return [
+    cached = [
         (spec, stated.get(name) or AttentionOptions(scale=1.0, window=spec.group.window))
         for name, spec in model.cache_specs().items()
         if spec.attended
     ]
+    return cached + [(None, options) for options in stated.values() if not options.causal]
+
+
+def refusal(
+    cls: type[AttentionBackend],
+    spec: LayerCache | None,
+    options: AttentionOptions,
+    caps: DeviceCaps,
+    dtype: torch.dtype,
+) -> str | None:
+    """Why a backend does not serve a layer: it lacks one of the `AttentionBackend.features`, or says so itself."""
+    if spec is None:
+        return None if "bidirectional" in cls.features else "has no attention over what follows a token"
+    return lacking_feature(cls, spec, options) or cls.refuses(spec, options, caps, dtype)
 
 
 def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: AttentionOptions) -> str | None:
-    """Why a backend without some of the `AttentionBackend.features` does not serve a layer."""
+    """Why a backend without some of the `AttentionBackend.features` does not serve a layer that caches."""
     if spec.value_dim and "latent" not in cls.features:
         return "has no latent attention, whose values are a part of the keys"
     if options.chunk and "chunk" not in cls.features:

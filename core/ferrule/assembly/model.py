@@ -28,7 +28,7 @@ from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
-from ferrule.interfaces.model import BuildContext, Model, Packable
+from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
@@ -37,6 +37,7 @@ from ferrule.types import ModelInfo
 from ferrule.waiting import Progress, waiting
 
 _log = Log("worker")
+_TASKS = {"generate": Generates, "embed": Pools}  # what a model with the mix-in is served for
 _TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 
@@ -89,6 +90,12 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
     if choice.unread:
         _log.warning("%s", choice.unread)
     context = choice.context
+    tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
+    wanted = config.model.task.replace("embedding", "embed")
+    if wanted not in ("auto", *tasks):
+        raise ConfigError(
+            f"--task {wanted}: the model implementation {choice.implementation} is for {', '.join(tasks)}."
+        )
     info = ModelInfo(
         architecture=choice.architecture,
         implementation=f"{choice.implementation} ({plugins.origin('model', choice.implementation)})",
@@ -105,6 +112,8 @@ def _loaded(config: Resolved, plugins: Plugins, *, checked: bool) -> Loaded:
         prompt_share=device.platform.execution().prompt_share(),
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
+        tasks=tasks,
+        splits_prompts=model.splits_prompts,
         groups=(),
         page_bytes=0,
         max_blocks=0,

@@ -45,16 +45,17 @@ def resolve(config: Config) -> Resolved:
     return Resolved(**{**_fields(config), **filled})
 
 
-def step_tokens(section: ResolvedScheduler, max_model_len: int) -> int:
+def step_tokens(section: ResolvedScheduler, max_model_len: int, splits_prompts: bool = True) -> int:
     """Most tokens in a step, for a model whose longest request has `max_model_len` tokens.
 
-    Raises ConfigError where whole prompts cannot fit into the number that was set.
+    `splits_prompts` is the model's. Raises ConfigError where whole prompts cannot fit into the number that was set.
     """
-    if section.fits_longest_prompt:
-        return max(section.max_num_batched_tokens, max_model_len)
-    if not section.enable_chunked_prefill and section.max_num_batched_tokens < max_model_len:
-        raise ConfigError(_too_few_for_a_prompt(section.max_num_batched_tokens, max_model_len))
-    return section.max_num_batched_tokens
+    tokens = section.max_num_batched_tokens
+    if tokens >= max_model_len or (section.enable_chunked_prefill and splits_prompts):
+        return tokens
+    if not section.fits_longest_prompt:
+        raise ConfigError(_too_few_for_a_prompt(tokens, max_model_len, splits_prompts))
+    return max_model_len
 
 
 def check_names(config: Config, plugins: Plugins) -> None:
@@ -109,11 +110,10 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
         )
     if tokens < longest:
         problems.append(_too_few_for_a_prompt(tokens, longest))
-    grows = whole_prompts and given is None
     filled = {
         "max_num_seqs": seqs,
         "max_num_batched_tokens": tokens,
-        "fits_longest_prompt": grows,
+        "fits_longest_prompt": given is None,
         "fits_states": section.max_num_seqs is None,
     }
     return ResolvedScheduler(**{**_fields(section), **filled})
@@ -154,10 +154,11 @@ def _faults(given: dict[str, Any]) -> list[str]:
     return faults
 
 
-def _too_few_for_a_prompt(tokens: int, longest: int) -> str:
+def _too_few_for_a_prompt(tokens: int, longest: int, splits_prompts: bool = True) -> str:
+    cause = "with --no-enable-chunked-prefill" if splits_prompts else "for a model whose prompts cannot be split"
     return (
-        f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({longest}) with "
-        "--no-enable-chunked-prefill: a prompt must fit into one step."
+        f"--max-num-batched-tokens ({tokens}) must be at least --max-model-len ({longest}) {cause}: a prompt must fit "
+        "into one step."
     )
 
 

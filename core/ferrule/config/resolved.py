@@ -24,7 +24,7 @@ class ResolvedScheduler(SchedulerConfig):
 
     max_num_seqs: int = field()
     max_num_batched_tokens: int = field()  # see `step_tokens` for the number once the model is loaded
-    fits_longest_prompt: bool = field()  # the number was left open and prompts go whole: it grows to the longest
+    fits_longest_prompt: bool = field()  # the number was left open: where prompts go whole it grows to the longest
     fits_states: bool = field()  # max_num_seqs was left open: fewer where the states of so many do not fit
 
 

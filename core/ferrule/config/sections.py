@@ -24,8 +24,8 @@ class ModelConfig:
         "auto",
         "What the model is for; auto: what its architecture can do.",
         choices=("auto", "generate", "embedding", "embed", "classify", "score", "reward", "transcription", "draft"),
-        accepted=("generate",),
-        missing="models for other tasks than generate",
+        accepted=("generate", "embed", "embedding"),
+        missing="models for other tasks than generate and embed",
     )
     tokenizer: str | None = opt(None, "Folder or hub id of the tokenizer. Default: the model's.")
     tokenizer_mode: str = opt("auto", "Tokenizer plugin.", kind="tokenizer")
@@ -104,6 +104,12 @@ class ModelConfig:
     sampler: str = opt("default", "Sampler plugin: from logits to tokens.", kind="sampler")
     enable_prompt_embeds: bool = opt(False, "Accept prompts as embeddings (prompt_embeds) in completions.")
     enable_sleep_mode: bool = opt(False, "Serve /sleep and /wake_up, which release and restore weights and cache.")
+    pooler_config: dict[str, Any] = opt(
+        {},
+        "How prompts become vectors: pooling_type (CLS, MEAN, LAST) and normalize. Default: as the checkpoint says.",
+        json=True,
+        opens=("None",),
+    )
     logits_processor_pattern: str | None = opt(
         None,
         "Regular expression of the logits processors that requests may use: plugins by name, functions by import path. "

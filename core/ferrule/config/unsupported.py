@@ -21,7 +21,6 @@ _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
 _PARALLEL = "parallel workers"
 _PLATFORM_OPTIONS = "options of a platform"
-_POOLING = "pooling models"
 _PROMPT_ADAPTERS = "prompt adapters"
 _RAY = "Ray workers"
 _SPECULATION = "speculative decoding"
@@ -93,9 +92,6 @@ class ModelConfig:
     tokenizer_pool_type: str = opt("", "Type of the tokenizer workers.", inert=_NO_POOL)
     tokenizer_pool_extra_config: dict[str, Any] = opt(
         {}, "Options of the tokenizer workers.", json=True, inert=_NO_POOL, opens=("None",)
-    )
-    pooler_config: dict[str, Any] = opt(
-        {}, "Pooling type and normalisation.", json=True, missing=_POOLING, opens=("None",)
     )
     override_pooler_config: dict[str, Any] = opt(
         {}, "The older name of --pooler-config.", json=True, replaced="--pooler-config", opens=("None",)

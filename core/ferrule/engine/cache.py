@@ -9,7 +9,8 @@ another request. So whoever computes positions from `start` on must not read bel
 
 A recurrent group has no blocks, and what it keeps can be entered only where it was saved. In a model that has one, a
 hit ends at a border of which there is a snapshot (`ferrule.engine.snapshots`); a snapshot goes with the blocks that
-end there. Where there is no room for snapshots, no prefix is reused: requests have no chain.
+end there. Where there is no room for snapshots, no prefix is reused: requests have no chain. Without any groups, as
+in an encoder, nothing is kept at all.
 """
 
 from __future__ import annotations
@@ -86,17 +87,17 @@ class KVCacheManager:
     def __init__(self, limits: SchedulerLimits) -> None:
         sizes = {group.block_size for group in limits.groups}
         kinds = {group.kind for group in limits.groups}
-        if len(sizes) != 1 or not kinds <= {"full", "sliding", "recurrent"}:
+        if len(sizes) > 1 or not kinds <= {"full", "sliding", "recurrent"}:
             raise ValueError(f"cache groups of one block size, full, sliding or recurrent, are needed: {limits.groups}")
         if sorted(limits.groups, key=lambda group: not group.paged) != list(limits.groups):
             raise ValueError(f"recurrent cache groups come last: {limits.groups}")
         self.limits = limits
         self.pool = BlockPool(limits.num_blocks, self.evicted)
-        self._size = sizes.pop()
+        self._size = sizes.pop() if sizes else 1
         self._hasher = HASHERS[limits.hash_algo]()
         self._groups: tuple[CacheGroup, ...] = tuple(group for group in limits.groups if group.paged)
         stateful = len(self._groups) < len(limits.groups)
-        self._reusable = limits.prefix_caching and (limits.num_snapshots > 0 or not stateful)
+        self._reusable = limits.prefix_caching and bool(limits.groups) and (limits.num_snapshots > 0 or not stateful)
         self.snapshots = SnapshotPool(limits.num_snapshots if stateful and self._reusable else 0)
         self._interval = interval_of(limits, self._size) if self.snapshots.count else 0
         self._windowed = tuple(g for g, group in enumerate(self._groups) if group.window)

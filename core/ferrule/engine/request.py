@@ -69,8 +69,8 @@ class Request:
         self.id = spec.id
         self.ids = array("q", spec.prompt_ids)
         self.num_prompt = self.known = len(self.ids)
-        self.min_length = self.num_prompt + spec.sampling.min_tokens
-        self.stops = frozenset(spec.sampling.stop_token_ids)
+        self.min_length = self.num_prompt + spec.work.min_tokens
+        self.stops = frozenset(spec.work.stop_token_ids)
 
     @property
     def running(self) -> bool:
@@ -103,7 +103,7 @@ class Request:
     @property
     def reads_cache(self) -> bool:
         """False while logprobs of the prompt are owed: they come only from computing it."""
-        return self.spec.sampling.prompt_logprobs is None or self.num_prompt_logprobs == self.num_prompt - 1
+        return self.spec.work.prompt_logprobs is None or self.num_prompt_logprobs == self.num_prompt - 1
 
     def begin(self, slot: int, epoch: int, cached: int, now: float) -> None:
         """Take a slot with `cached` tokens already in the cache."""
@@ -159,22 +159,22 @@ class Request:
             epoch=self.epoch,
             known_ids=tuple(self.ids),
             num_prompt=self.num_prompt,
-            sampling=spec.sampling,
+            work=spec.work,
             adapter=spec.adapter,
             embeds=spec.embeds,
             grammar=spec.grammar,
             restore=snapshot,
         )
 
-    def chunk(self, start: int, count: int, samples: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step with the guesses behind it, whose states go to the snapshot `save`."""
+    def chunk(self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
+        """A row of a step, which `ends` what is known, with the guesses behind it; states go to the snapshot `save`."""
         chunk = Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
             start=start,
             count=count,
-            samples=samples,
+            ends=self.spec.work.ends if ends else "",
             new_blocks=blocks,
             save=save,
         )
@@ -192,6 +192,7 @@ class Request:
             token_ids=row.token_ids[:count],
             logprobs=row.logprobs[:count],
             prompt_logprobs=prompt_logprobs,
+            vector=row.vector,
             stop_reason=stop,
             cached=self.cached,
         )

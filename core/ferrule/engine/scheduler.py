@@ -197,11 +197,11 @@ class DefaultScheduler(Scheduler):
     def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
         start = request.sent
         request.sent = end = start + count
-        samples = end == request.known
-        if samples:
+        ends = end == request.known
+        if ends:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        draft.chunks[request.id] = chunk = request.chunk(start, count, samples, blocks, save)
+        draft.chunks[request.id] = chunk = request.chunk(start, count, ends, blocks, save)
         draft.budget -= chunk.count
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
@@ -274,8 +274,8 @@ class DefaultScheduler(Scheduler):
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
         error, told = row.error, len(row.token_ids)
-        if error is None and told != chunk.samples and not (chunk.samples and 0 < told <= 1 + chunk.drafts):
-            error = "the runner did not return the tokens that it was asked for"
+        if error is None and (chunk.ends != row.ends or told > 1 + chunk.drafts):
+            error = "the runner did not return the tokens or the vector that it was asked for"
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
@@ -286,14 +286,14 @@ class DefaultScheduler(Scheduler):
             request.settle(chunk.drafts, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
-        if not chunk.samples:
+        if not chunk.ends:
             self.cache.confirm(request.id, request.ids, request.confirmed)
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
-        count, finish, stop = request.append(row.token_ids)
+        count, finish, stop = request.append(row.token_ids) if row.vector is None else (0, FinishReason.STOP, None)
         computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
         self.cache.confirm(request.id, request.ids, computed)
         self.counters.generation_tokens += count
@@ -355,7 +355,8 @@ def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, sha
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:
     """The most tokens that the request may ever have. Raises ValueError when it can never run."""
-    limit = min(len(request.prompt_ids) + request.sampling.max_tokens, limits.max_model_len)
+    most = limits.max_model_len + (request.work.ends == "pool")  # a vector has no position
+    limit = min(len(request.prompt_ids) + request.work.max_tokens, most)
     if not 0 < len(request.prompt_ids) < limit:
         raise ValueError(f"a prompt of {len(request.prompt_ids)} tokens leaves nothing to do within {limit}")
     if footprint(limits, limit - 1) > limits.num_blocks - 1:

@@ -59,9 +59,6 @@ class WatchedModel(Model):
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         return self._model.forward(ids, cast("ForwardContext", Watched(ctx, self.largest)))
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        return self._model.logits(hidden)
-
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return self._model.load_weights(weights)
 
@@ -84,7 +81,7 @@ def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_token
         epoch=0,
         known_ids=ids,
         num_prompt=count,
-        sampling=TokenSampling(seed=0, max_tokens=1, temperature=0.0),
+        work=TokenSampling(seed=0, max_tokens=1, temperature=0.0),
     )
     runner.execute(
         StepPlan(
@@ -96,7 +93,7 @@ def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_token
                     epoch=0,
                     start=0,
                     count=count,
-                    samples=False,
+                    ends="",
                     new_blocks=tuple(blocks),
                 ),
             ),

@@ -18,8 +18,7 @@ _log = Log("worker")
 
 
 def check_finite(model: object, vocab_size: int, failing: Callable[[int], bool]) -> None:
-    """Called where the logits behind one token were not finite. `failing` says whether those behind another token are
-    not, either.
+    """Called where what comes of one token was not finite. `failing` says whether that of another token is not, either.
 
     Raises CheckpointError for weights that are not finite, and where no token has logits. A model in float16 may
     overflow for single tokens: that is logged.

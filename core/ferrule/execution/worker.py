@@ -25,7 +25,7 @@ from ferrule.execution.host_copy import HostCopy
 from ferrule.execution.self_check import check_finite
 from ferrule.execution.shortage import Shortage
 from ferrule.interfaces.executor import Step
-from ferrule.interfaces.model import Model
+from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import LogprobsMode, Sampler
@@ -34,7 +34,7 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, CacheGroup, Chunk, ModelInfo, StepPlan, StepResult, TokenSampling
+from ferrule.types import Admit, Chunk, ModelInfo, Pooling, StepPlan, StepResult, TokenSampling, Work
 from ferrule.waiting import waiting
 
 _log = Log("worker")
@@ -70,7 +70,7 @@ class Worker:
         _logprobs_mode(self.config, self._plugins.load("sampler", self.config.model.sampler))
         loaded = check_model(self.config, self._plugins)
         layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
-        step_tokens(self.config.scheduler, loaded.context.max_model_len)
+        step_tokens(self.config.scheduler, loaded.context.max_model_len, loaded.model.splits_prompts)
         info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
         loaded.platform.memory().check_cache(num_blocks * info.page_bytes + store.num_bytes + snapshots)
@@ -116,7 +116,7 @@ class Worker:
         )
         self._runner = runner = ModelRunner(parts)
         self._shortage = Shortage(runner, self.platform.memory())
-        tokens = step_tokens(self.config.scheduler, limits.max_model_len)
+        tokens = step_tokens(self.config.scheduler, limits.max_model_len, loaded.model.splits_prompts)
         self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))
         info = self._describe(loaded, runner.cache, runner.recurrent)
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
@@ -171,9 +171,9 @@ class Worker:
         First the step of the warm-up is repeated: a recorder may record a step when it sees it again. Then more sizes
         are recorded, where the recorder does so by itself.
         """
-        groups = self.model_runner.cache.paged
-        if not self._settled and self._num_blocks > len(groups):
-            _fails(self.execute, groups, 1, 0)  # `execute` survives a shortage of memory
+        runner = self.model_runner
+        if not self._settled and self._num_blocks > len(runner.cache.paged):
+            _fails(runner, self.execute, 1, 0)  # `execute` survives a shortage of memory
         elif self._settled and not self._missing:
             with self.platform.memory().guard("step"):
                 return self.model_runner.capture()
@@ -281,7 +281,7 @@ class Worker:
         count = 1 if self.platform.device().type == "cpu" else 2
         with waiting("the first step of the model"):
             runner.capture()
-            fails = partial(_fails, runner.execute, runner.cache.paged, count)
+            fails = partial(_fails, runner, runner.execute, count)
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
@@ -322,32 +322,37 @@ def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callab
     """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
     rows = min(limits.slots, tokens)
     counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
-    greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+    work = _probe(runner.model)
 
     def step() -> None:
         runner.init_cache(1 + len(runner.cache.paged))
         chunks, admits = [], []
         for row, count in enumerate(counts):
             blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-            chunks.append(Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, samples=True, new_blocks=blocks))
-            admits.append(
-                Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, sampling=greedy)
+            chunks.append(
+                Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks)
             )
+            admits.append(Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, work=work))
         runner.execute(StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits)))
         runner.release_cache()
 
     return step
 
 
-def _fails(execute: Callable[[StepPlan], StepResult], groups: Sequence[CacheGroup], count: int, token: int) -> bool:
-    """Whether the model computes no logits behind a prompt of `count` times this token."""
-    greedy = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
+def _probe(model: Model) -> Work:
+    """What a step is tried with: a greedy sample, or a vector of a model that gives nothing else."""
+    return TokenSampling(seed=0, max_tokens=1, temperature=0.0) if isinstance(model, Generates) else Pooling()
+
+
+def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count: int, token: int) -> bool:
+    """Whether the model computes nothing finite for a prompt of `count` times this token."""
+    groups, work = runner.cache.paged, _probe(runner.model)
     blocks = tuple((1 + number,) * -(-count // group.block_size) for number, group in enumerate(groups))
-    admit = Admit(slot=0, id="warm-up", epoch=0, known_ids=(token,) * count, num_prompt=count, sampling=greedy)
+    admit = Admit(slot=0, id="warm-up", epoch=0, known_ids=(token,) * count, num_prompt=count, work=work)
     result = execute(
         StepPlan(
             step=0,
-            chunks=(Chunk(slot=0, id="warm-up", epoch=0, start=0, count=count, samples=True, new_blocks=blocks),),
+            chunks=(Chunk(slot=0, id="warm-up", epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks),),
             admits=(admit,),
         )
     )

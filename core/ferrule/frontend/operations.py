@@ -20,6 +20,11 @@ class Operations(Administration):
     def health(self) -> Health:
         return self._client.health()
 
+    def _check_available(self) -> None:
+        health = self._client.health()
+        if health.state != "ready":
+            raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
+
     async def call(self, name: str, *args: Any) -> Any:
         try:
             return await self._client.call(name, *args)

@@ -33,13 +33,13 @@ from ferrule.frontend.admission.validate import (
     check_priority,
     check_prompt_cells,
     check_salt,
+    check_task,
     scoped,
     wrap_seed,
 )
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.guided.constraint import Constraints, Parsers, constraint_param, enforces_strict
 from ferrule.frontend.inputs import Inputs, open_inputs
-from ferrule.frontend.operations import Operations
 from ferrule.frontend.output.answer_tokens import AnswerTokens
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
@@ -50,11 +50,12 @@ from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import Detokenizer, offsets, open_detokenizer
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
+from ferrule.frontend.vectors import Vectors
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
@@ -62,7 +63,7 @@ _TURN = 16  # prompts that may be prepared before others get a turn of the event
 _logger = log.get("frontend")
 
 
-class FrontendService(Operations, Service):
+class FrontendService(Vectors):
     """Built by `build_service`. One event loop owns it; `close` ends its children, threads and tasks."""
 
     def __init__(
@@ -125,6 +126,7 @@ class FrontendService(Operations, Service):
     async def generate(self, request: Generate) -> AsyncIterator[Output]:
         arrival = self._clock()
         self._check_available()
+        check_task("generate", self.model)
         self.resolve(request.model)
         checked = check_params(request.params, self._reader.rules)
         priority, salt = check_priority(request.priority), check_salt(request.cache_salt)
@@ -162,7 +164,7 @@ class FrontendService(Operations, Service):
             for prepared, (sampling, grammar) in zip(prompts, enforced, strict=True):
                 sampling = replace(sampling, bad_words=words, processors=processors)
                 seeded = [replace(sampling, seed=seed) for seed in _draw_seeds(self._seeds, checked)]
-                requests += [_engine_request(prepared, sampling=one, grammar=grammar, **shared) for one in seeded]
+                requests += [_engine_request(prepared, work=one, grammar=grammar, **shared) for one in seeded]
             return self._submit(request, checked, read, requests, reservation)
 
     # ---------------------------------------------------------------------------------------- the server's side
@@ -225,11 +227,6 @@ class FrontendService(Operations, Service):
             await warn_of_misfit(self._config.frontend, self._reader, self._constraints.parsers)
 
     # ---------------------------------------------------------------------------------------- admission
-
-    def _check_available(self) -> None:
-        health = self._client.health()
-        if health.state != "ready":
-            raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
 
     def _submit(
         self,

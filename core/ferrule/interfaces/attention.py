@@ -40,8 +40,8 @@ class AttentionBackend(ABC):
     layout's tensors, given its shapes and `max_context_len`, and wait for no device. Rows without context are skipped:
     they have no query, or one that is not read; a token whose slot is -1 is not written.
 
-    `features` are those of "latent" (`LayerCache.value_dim`) and "chunk" (`AttentionOptions.chunk`) that it has: layers
-    that need another one are never given to it.
+    `features` are those of "latent" (`LayerCache.value_dim`), "chunk" (`AttentionOptions.chunk`) and "bidirectional"
+    (`AttentionOptions.causal` is False) that it has: layers that need another one are never given to it.
     """
 
     recordable: ClassVar[bool] = False
@@ -76,7 +76,6 @@ class AttentionBackend(ABC):
         options: AttentionOptions,
     ) -> torch.Tensor:
         """Write k, v into `cache`, then attend. Returns [tokens, num_heads, head_dim].
-
         Of a layer with a `value_dim`, v is a view of k, nothing but k is written, and the result is as wide as v.
         """
 
@@ -88,3 +87,18 @@ class AttentionBackend(ABC):
         It can where a page of the cache is [2, num_kv_heads, block_size, head_dim]. None: nothing was done, use `run`.
         """
         return None
+
+    def run_uncached(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        query_start: torch.Tensor,  # [rows + 1] int32: row r owns the tokens [query_start[r], query_start[r + 1])
+        query_lens: tuple[int, ...],  # the rows' lengths on the host
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """Attend over all tokens of each token's own row, for a backend with the feature "bidirectional".
+
+        Returns [tokens, num_heads, head_dim].
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no bidirectional attention")

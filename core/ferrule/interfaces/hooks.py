@@ -39,8 +39,11 @@ class Hooks:
     def process_stopping(self, process: str, status: int) -> None:
         """A process is about to end with this exit status. Not called when it is killed or dies of a fault."""
 
-    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams) -> None:
-        """One choice of a request was handed to the engine (API process). `request_id` is ours, not the client's."""
+    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None) -> None:
+        """One choice of a request was handed to the engine (API process). `request_id` is ours, not the client's.
+
+        `params` is None where a vector is asked for.
+        """
 
     def request_finished(self, request_id: str, stats: RequestStats) -> None:
         """A choice that was admitted has ended, however it did (API process)."""

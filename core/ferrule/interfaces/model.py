@@ -6,15 +6,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
 from ferrule.interfaces.ranks import WHOLE, Shard
-from ferrule.types import CacheGroup, PromptBorder
+from ferrule.types import CacheGroup, Pooling, PromptBorder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     import torch
+
+
+PoolingKind = Literal["cls", "mean", "last"]  # the first token's hidden state, the mean of all, the last token's
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoolingSpec:
+    """How prompts become vectors, as the checkpoint or the user says; `kind` None: as the architecture usually does."""
+
+    kind: PoolingKind | None = None
+    normalize: bool = True  # to a length of 1, where a request does not say
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,6 +40,7 @@ class BuildContext:
     folder: Path | None = None  # the checkpoint; None for a model without files
     trust_remote_code: bool = False
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
+    pooling: PoolingSpec = PoolingSpec()  # for a model that `Pools`
     shard: Shard = WHOLE  # which part of the model this is; layers divide themselves, model files need not look
 
 
@@ -111,6 +123,18 @@ class StepRow:
     begin: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class PoolRow:
+    """A request whose prompt ends in a step: tokens [first, first + count) of the hidden states, and what is asked.
+
+    They are the whole prompt in a model that does not split prompts, else what of it this step computed.
+    """
+
+    first: int
+    count: int
+    work: Pooling
+
+
 class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
@@ -134,7 +158,10 @@ class ForwardContext(Protocol):
         v: torch.Tensor,  # [tokens, num_kv_heads, head_dim], or a view of k's first `value_dim` numbers
         options: AttentionOptions,
     ) -> torch.Tensor:  # [tokens, num_heads, head_dim or value_dim]
-        """Write k and v to the layer's cache, and attend over everything cached so far, causally."""
+        """Write k and v to the layer's cache, and attend over everything cached so far, causally.
+
+        A layer with ``options.causal`` False has no cache, and attends over all tokens of its request in the step.
+        """
 
     def attend_heads(
         self, layer: str, q: torch.Tensor, write: Callable[..., None], options: AttentionOptions
@@ -164,6 +191,9 @@ class AttentionOptions:
 
     With `chunk` a query sees the tokens of its own chunk: those from the last multiple of `chunk` on. Such a layer is
     served by backends with the feature "chunk".
+
+    With `causal` False each token sees all of its prompt: `window` and `chunk` stay 0, the layer is not in
+    `Model.cache_specs`, and it is served by backends with the feature "bidirectional".
     """
 
     scale: float
@@ -172,6 +202,7 @@ class AttentionOptions:
     soft_cap: float = 0.0
     alibi_slopes: tuple[float, ...] = ()
     sinks: torch.Tensor | None = None  # [num_heads], a learned logit per head
+    causal: bool = True
 
 
 @runtime_checkable
@@ -209,7 +240,7 @@ class HasPackedTensors(Protocol):
 
 
 class Model(ABC):
-    """A causal language model. Concrete classes are also `torch.nn.Module`.
+    """A language model, which also `Generates`, or `Pools`, or both. Concrete classes are also `torch.nn.Module`.
 
     Submodules may implement `AttentionLayer`, `Packable`, `HasPackedTensors` and
     `ferrule.interfaces.quantization.Quantizable`. Weights come in four steps: the model is built, `Quantizable`
@@ -231,10 +262,11 @@ class Model(ABC):
     any_architecture: ClassVar[bool] = False
     config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    splits_prompts: bool = True  # False: a prompt is computed whole, in one step, because its tokens see later ones
 
     @abstractmethod
     def cache_specs(self) -> dict[str, LayerCache]:
-        """Name each attention layer, in order, with what it caches; none, for a model that has only states."""
+        """Name each layer that caches, in order, with what it caches; none for a model of states or without memory."""
 
     def state_specs(self) -> dict[str, StateSpec]:
         """Name each state. With any, a cached prefix is reused up to where the runner has saved all of them."""
@@ -253,13 +285,29 @@ class Model(ABC):
         """Map ids [tokens] to hidden states [tokens, hidden] after the final norm."""
 
     @abstractmethod
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Map hidden [rows, hidden] to logits [rows, vocab], float32."""
-
-    @abstractmethod
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         """Copy checkpoint tensors into parameters; return the *parameter* names that were filled.
 
         Raises CheckpointError, naming the tensor, for an unknown name or a wrong shape. The caller checks that every
         parameter was filled.
+        """
+
+
+class Generates(ABC):
+    """Mix-in of a `Model` that continues text. Its layers attend causally."""
+
+    @abstractmethod
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Map hidden [rows, hidden] to logits [rows, vocab], float32."""
+
+
+class Pools(ABC):
+    """Mix-in of a `Model` that gives one vector for a prompt."""
+
+    @abstractmethod
+    def pool(self, hidden: torch.Tensor, rows: Sequence[PoolRow]) -> torch.Tensor:
+        """Map hidden [tokens, hidden], those of all of a step's rows, to a vector for each of `rows`.
+
+        They are [rows, size], float32, and of a length of 1 where `Pooling.normalize`, or else `PoolingSpec.normalize`,
+        says so.
         """

@@ -118,6 +118,24 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
         return RequestError(message, self.param) if self.invalid else RequestFailed(message)
 
 
+class Pool(Struct, frozen=True, kw_only=True):
+    """One request for vectors, of any protocol: one for each prompt. `normalize` None: as the model usually does."""
+
+    prompts: tuple[Prompt | ChatPrompt, ...]
+    normalize: bool | None = None
+    model: str | None = None  # None or "": the only one
+    priority: int = 0
+    cache_salt: str | None = None
+
+
+class Pooled(Struct, frozen=True, kw_only=True):
+    """The vector of one prompt."""
+
+    vector: tuple[float, ...]
+    prompt_ids: tuple[int, ...]
+    cached_tokens: int = 0
+
+
 class Health(Struct, frozen=True, kw_only=True):
     """`state` is one of starting, ready, draining, dead, stalled."""
 
@@ -185,7 +203,7 @@ class Administration(ABC):
 
 
 class Service(Tokens, Administration):
-    """Generation, and the two other roles with it. Code that needs one role can name that one in its type hints."""
+    """Generation and vectors, and the two other roles. Code that needs one role can name that one in its type hints."""
 
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first
@@ -210,4 +228,12 @@ class Service(Tokens, Administration):
 
         Raises RequestError or UnavailableError here, before anything was generated. Closing the iterator
         (`aclose`) cancels what still runs. Engine death raises EngineDead from the iterator.
+        """
+
+    @abstractmethod
+    async def pool(self, request: Pool) -> list[Pooled]:
+        """Return the vectors of the prompts, in their order.
+
+        Raises RequestError, also where the model has none, UnavailableError, RequestFailed and EngineDead. If it is
+        cancelled, what still runs is.
         """

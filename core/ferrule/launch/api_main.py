@@ -145,7 +145,6 @@ def suggestions(config: Resolved) -> list[str]:
 def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
-    tokens = (client.num_blocks - 1) * info.groups[0].block_size
     _logger.info(
         "ferrule %s serves %s: %s (%s), %.1f M parameters, %s",
         __version__,
@@ -158,15 +157,19 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
     _logger.info("device %s, attention %s, weights %.2f GiB", info.device, info.attention, info.weight_bytes / 2**30)
     for note in info.notes:
         _logger.info("%s", note)
-    room = f"KV cache: {client.num_blocks - 1} blocks of {info.groups[0].block_size} tokens, room for {tokens} tokens"
+    room = "no KV cache: the model keeps a state for each request" if info.groups else "no KV cache"
     if info.page_bytes:
+        blocks, tokens = client.num_blocks - 1, info.groups[0].block_size
+        room = f"KV cache: {blocks} blocks of {tokens} tokens, room for {blocks * tokens} tokens"
         room += f" ({client.num_blocks * info.page_bytes / 2**30:.2f} GiB)"
-    else:
-        room = "no KV cache: the model keeps a state for each request"
     if info.max_snapshots:
         size = info.max_snapshots * info.state_bytes / 2**30
         room += f"; {info.max_snapshots} saved states for cached prefixes ({size:.2f} GiB)"
     _logger.info("%s; longest request %d tokens", room, info.max_model_len)
+    if "generate" not in info.tasks:
+        _logger.warning(
+            "%s is for %s, which no route gives yet: use LLM.embed", info.architecture, ", ".join(info.tasks)
+        )
     for line in (*suggestions(config), *hooks.report_header(config)):
         _logger.info("%s", line)
     if warning := exposure(listener, config):

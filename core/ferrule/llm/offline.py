@@ -10,27 +10,37 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from tqdm import tqdm
 
 from ferrule.config import Config
 from ferrule.errors import FerruleError, RequestError, RequestFailed
-from ferrule.interfaces.service import Generate
+from ferrule.interfaces.service import Generate, Pool
 from ferrule.llm.arguments import read_options
 from ferrule.llm.backend import Backend
 from ferrule.llm.calls import EngineCalls
 from ferrule.llm.engine import LLMEngine
-from ferrule.llm.outputs import BeamSearchOutput, BeamSearchParams, RequestOutput, beam_output
+from ferrule.llm.outputs import (
+    BeamSearchOutput,
+    BeamSearchParams,
+    EmbeddingOutput,
+    EmbeddingRequestOutput,
+    PoolingParams,
+    RequestOutput,
+    beam_output,
+)
 from ferrule.llm.progress import Progress
 from ferrule.llm.prompts import ChatFields, Conversation, Given, TextOrIds, read_conversations, read_prompts
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import Beam, RequestOutputKind, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+_Found = TypeVar("_Found")
 Progressing = bool | Callable[..., Any]  # whether to show a bar, or what makes one, called as tqdm is
 
 
@@ -39,8 +49,8 @@ def _needs(task: str) -> Callable[..., Any]:
         """Raises RequestError: no model that this version serves does this."""
         tasks = ", ".join(self.model.tasks)
         raise RequestError(
-            f"This model runs task {tasks} (LLM.generate, LLM.chat); this call needs task {task}, which is not in this "
-            "build."
+            f"This model runs task {tasks} (LLM.generate and LLM.chat, or LLM.embed); this call needs task {task}, "
+            "which is not in this build."
         )
 
     return refuse
@@ -146,12 +156,30 @@ class LLM(EngineCalls):
             (Generate(prompts=(given.prompt,), params=sampling, cache_salt=given.cache_salt, beam=beam, raw=True), None)
             for given in read_prompts(prompts)
         ]
-        found = self._run(requests, use_tqdm)
+        found = self._generate(requests, use_tqdm)
         detokenize = self._backend.service.detokenize
         texts = [one.prompt or self._backend.wait(detokenize(one.prompt_token_ids)) for one in found]
         return [beam_output(one, text) for one, text in zip(found, texts, strict=True)]
 
-    encode, embed, classify, score = _needs("embed"), _needs("embed"), _needs("classify"), _needs("score")
+    def embed(
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        *,
+        use_tqdm: Progressing = True,
+        pooling_params: PoolingParams | None = None,
+    ) -> list[EmbeddingRequestOutput]:
+        """Return the vectors of prompts, in their order.
+
+        Raises RequestError, also for a model that generates and gives no vectors.
+        """
+        normalize = None if pooling_params is None else pooling_params.normalize
+        requests = [
+            Pool(prompts=(given.prompt,), normalize=normalize, cache_salt=given.cache_salt)
+            for given in read_prompts(prompts)
+        ]
+        return self._run([partial(self._embed, request) for request in requests], use_tqdm)
+
+    encode, classify, score = _needs("encode"), _needs("classify"), _needs("score")
 
     def get_default_sampling_params(self) -> SamplingParams:
         """Defaults of the model's generation config."""
@@ -196,34 +224,47 @@ class LLM(EngineCalls):
             )
             for given, one, level in zip(prompts, each, levels, strict=True)
         ]
-        return self._run(requests, use_tqdm)
+        return self._generate(requests, use_tqdm)
 
-    def _run(self, requests: Sequence[tuple[Generate, str | None]], use_tqdm: Progressing) -> list[RequestOutput]:
+    def _generate(self, requests: Sequence[tuple[Generate, str | None]], use_tqdm: Progressing) -> list[RequestOutput]:
         """Each request comes with the text of its prompt, where the prompt is ids."""
+        return self._run([partial(self._complete, *request) for request in requests], use_tqdm)
+
+    def _run(self, calls: Sequence[Callable[[str], Awaitable[_Found]]], use_tqdm: Progressing) -> list[_Found]:
+        """What the calls return, each of which is given an id."""
         if self.is_sleeping():
             raise RequestError("The model sleeps: call LLM.wake_up first.")
         show = use_tqdm if callable(use_tqdm) else tqdm
-        with show(total=len(requests), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
-            return self._backend.wait(self._gather(requests, bar))
+        with show(total=len(calls), desc="Prompts", disable=not use_tqdm, dynamic_ncols=True) as bar:
+            return self._backend.wait(self._gather(calls, bar))
 
-    async def _gather(self, requests: Sequence[tuple[Generate, str | None]], bar: Any) -> list[RequestOutput]:
+    async def _gather(self, calls: Sequence[Callable[[str], Awaitable[_Found]]], bar: Any) -> list[_Found]:
         """Keep the engine's batch full without queueing everything at once; the first error ends all."""
         gate = asyncio.Semaphore(2 * self._backend.config.scheduler.max_num_seqs)
 
-        async def one(number: int, request: Generate, text: str | None) -> RequestOutput:
+        async def one(number: int, call: Callable[[str], Awaitable[_Found]]) -> _Found:
             async with gate:
-                output = await self._complete(str(number), request, text)
+                output = await call(str(number))
             bar.update()
             return output
 
         try:
             async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(one(n, request, text)) for n, (request, text) in enumerate(requests)]
+                tasks = [group.create_task(one(number, call)) for number, call in enumerate(calls)]
         except* FerruleError as errors:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _complete(self, request_id: str, request: Generate, text: str | None) -> RequestOutput:
+    async def _embed(self, request: Pool, request_id: str) -> EmbeddingRequestOutput:
+        (found,) = await self._backend.service.pool(request)
+        return EmbeddingRequestOutput(
+            request_id=request_id,
+            outputs=EmbeddingOutput(embedding=list(found.vector)),
+            prompt_token_ids=list(found.prompt_ids),
+            num_cached_tokens=found.cached_tokens,
+        )
+
+    async def _complete(self, request: Generate, text: str | None, request_id: str) -> RequestOutput:
         service, found = self._backend.service, None
         async with aclosing(await service.generate(request)) as stream:  # type: ignore[type-var]
             progress = Progress(request_id, request.params.n, RequestOutputKind.FINAL_ONLY, service, text)

@@ -59,6 +59,33 @@ class RequestOutput(Struct, frozen=True, kw_only=True):
     num_cached_tokens: int = 0
 
 
+class PoolingParams(Arguments):
+    """What `LLM.embed` does with vectors. Public: ``from ferrule import PoolingParams``."""
+
+    normalize: bool | None = None  # to a length of 1; None: as the checkpoint says, which is yes where it does not
+
+
+class EmbeddingOutput(Struct, frozen=True, kw_only=True):
+    """The vector of a prompt."""
+
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        """How many numbers it has."""
+        return len(self.embedding)
+
+
+class EmbeddingRequestOutput(Struct, frozen=True, kw_only=True):
+    """One prompt with its vector."""
+
+    request_id: str
+    outputs: EmbeddingOutput
+    prompt_token_ids: list[int]
+    num_cached_tokens: int = 0
+    finished: bool = True
+
+
 class BeamSearchSequence(Struct, frozen=True, kw_only=True):
     """One beam. `tokens` and `text` begin with the prompt; `logprobs` are those of the tokens behind it."""
 

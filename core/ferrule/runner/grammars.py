@@ -136,12 +136,10 @@ class Grammars:
                     constraint.error, constraint.invalid = _SLOW, True
                 begin = partial(self._begin, constraint, admit.grammar, admit.known_ids[admit.num_prompt :])
                 self._follower.submit(admit.grammar.digest, begin)
-            if admit.sampling.thoughts is not None:
+            if admit.work.thoughts is not None:
                 constraint = self._slots.setdefault(admit.slot, SlotGrammar())
                 generated = admit.known_ids[admit.num_prompt :]
-                self._follower.submit(
-                    b"", partial(self._begin_thoughts, constraint, admit.sampling.thoughts, generated)
-                )
+                self._follower.submit(b"", partial(self._begin_thoughts, constraint, admit.work.thoughts, generated))
 
     def masks(self, chunks: Sequence[Chunk], words: int) -> PendingMasks | None:
         """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""

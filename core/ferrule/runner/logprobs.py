@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
+from ferrule.interfaces.sampler import LogprobsMode
 from ferrule.types import TokenLogprobs
 
 # float32 logits held at once while a prompt's logprobs are computed.
@@ -24,6 +25,26 @@ def rank(logprobs: torch.Tensor, chosen: torch.Tensor, tops: Sequence[int]) -> l
     own = logprobs.gather(1, chosen.unsqueeze(1))
     values, ids = logprobs.topk(most, dim=-1) if most else (logprobs[:, :0], logprobs[:, :0].long())
     return [chosen, own.squeeze(1), (logprobs > own).sum(-1) + 1, values, ids]
+
+
+def rank_prompt(
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
+    hidden: torch.Tensor,
+    chosen: torch.Tensor,
+    top: int,
+    mode: LogprobsMode,
+    width: int,
+) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
+    """Rank tokens `chosen` [n] behind the hidden states [n, hidden] of a prompt, some of them at a time.
+
+    So few that their logits, of `width` each, stay within a bound of memory. Gives whether all logits are finite,
+    [] bool, and what `rank` makes of them, or of their logprobs.
+    """
+    size = max(1, CHUNK_ELEMENTS // width)
+    for piece, tokens in zip(torch.split(hidden, size), torch.split(chosen, size), strict=True):
+        values = logits_of(piece)
+        values = values.log_softmax(-1) if mode.normalised else values
+        yield torch.isfinite(values.amax(-1)).all(), rank(values, tokens, [top] * len(tokens))
 
 
 def describe(ranked: Sequence[torch.Tensor], tops: Sequence[int]) -> list[TokenLogprobs]:

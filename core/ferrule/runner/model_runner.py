@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,7 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
-from ferrule.interfaces.model import InputEmbeds, Model
+from ferrule.interfaces.model import Generates, InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import KnownRows, Speculator
@@ -20,9 +20,10 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
 from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.outcome import Outcome
+from ferrule.runner.pooled import pool
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
-from ferrule.types import Chunk, StepPlan, StepResult, TokenSampling
+from ferrule.types import Chunk, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -68,7 +69,8 @@ class ModelRunner:
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size())
         states = model.state_specs()
         specs = model.cache_specs()
-        alike = attention.recordable and all(spec.attended for spec in specs.values())  # steps, for a recorder
+        keeps = bool(specs or states)  # else a step is never one token of each row
+        alike = keeps and attention.recordable and all(spec.attended for spec in specs.values())  # for a recorder
         self._recorder = recorder if alike and recorder and (recorder.stateful or not states) else None
         self._shape = shape_for(attention.cache_shape)
         self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
@@ -177,17 +179,21 @@ class ModelRunner:
         return Forwarded(plan, rows, hidden, masks)
 
     def finish(self, step: Forwarded) -> Outcome:
-        """Sample the rows that ask for it, write their tokens to the slots, and gather what the step will tell."""
+        """Compute what rows end with, write sampled tokens to the slots, and gather what the step will tell."""
         chunks, faults = step.plan.chunks, self._state.faults
         outcome = Outcome(
             step.plan, {row: faults[chunk.slot] for row, chunk in enumerate(chunks) if chunk.slot in faults}
         )
         for row, chunk in enumerate(chunks):
-            if row not in outcome.faults and self._sampling(chunk).prompt_logprobs is not None:
+            if row not in outcome.faults and self._state.work_of(chunk.slot).prompt_logprobs is not None:
                 self._add_prompt_logprobs(step, row, chunk, outcome)
         if self._speculator is not None:
             self._speculator.observe(chunks, step.hidden)
-        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.samples]
+        pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
+        if pooled_rows:
+            vectors = pool(self.model, step.hidden, step.rows, chunks, pooled_rows, self._state)
+            outcome.add_vectors(pooled_rows, vectors)
+        sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "sample"]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
             if self._grammars is not None:
@@ -201,7 +207,7 @@ class ModelRunner:
         if self._grammars is None:
             return None
         words = -(-self._limits.vocab_size // 32)
-        return self._grammars.masks([chunk for chunk in plan.chunks if chunk.samples], words)
+        return self._grammars.masks([chunk for chunk in plan.chunks if chunk.ends == "sample"], words)
 
     def _stage(self, tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return self._transfers.stage(tensors, self._limits.device)
@@ -231,23 +237,26 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ sampling
 
-    def _sampling(self, chunk: Chunk) -> TokenSampling:
-        sampling = self._state.sampling[chunk.slot]
-        if sampling is None:
-            raise RuntimeError(f"a plan runs slot {chunk.slot}, to which no request was admitted")
-        return sampling
+    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        model = self.model
+        if not isinstance(model, Generates):
+            raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
+        logits, width = model.logits(hidden), self._limits.vocab_size
+        if logits.shape[1] != width:  # found at warm-up: no request can be behind it
+            raise RuntimeError(f"the model has {logits.shape[1]} logits, but its vocab_size is {width}")
+        return logits
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
         slots, positions = step.rows.slots[draws.rows], (step.rows.starts + step.rows.counts)[draws.rows] - draws.back
         masks = Masks() if step.masks is None else step.masks.result()
-        bad = masks.errors
+        bad, sampling_of = masks.errors, state.sampling_of
         outcome.faults |= {row: bad[chunks[row].slot] for row in rows if chunks[row].slot in bad}
         outcome.invalid |= {row for row in rows if chunks[row].slot in masks.invalid}
         columns = (positions, state.num_prompt[slots], state.num_embedded[slots])
         known = zip(draws.rows, draws.ahead, *(column.tolist() for column in columns), strict=True)
         wanted = [
-            SampleRow(c.slot, self._sampling(c), num_prompt, position, masks.of(c.slot, ahead), num_embedded)
+            SampleRow(c.slot, sampling_of(c.slot), num_prompt, position, masks.of(c.slot, ahead), num_embedded)
             for row, ahead, position, num_prompt, num_embedded in known
             for c in (chunks[row],)
         ]
@@ -256,11 +265,7 @@ class ModelRunner:
         if len(wanted) < len(step.hidden):  # not each token is the last of a row that samples
             places.append(torch.from_numpy(step.rows.last[draws.rows] - draws.back))
         here, *last = self._stage(places)
-        logits = self.model.logits(step.hidden.index_select(0, *last) if last else step.hidden)
-        if logits.shape[1] != self._limits.vocab_size:  # found at warm-up: no request can be behind it
-            raise RuntimeError(
-                f"the model has {logits.shape[1]} logits, but its vocab_size is {self._limits.vocab_size}"
-            )
+        logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
         mode = self._limits.logprobs_mode
         batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode)
         if draws.guesses is None:
@@ -291,15 +296,7 @@ class ModelRunner:
         first = int(step.rows.last[row]) - chunk.count + 1
         hidden = step.hidden[first : first + stop - chunk.start]
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
-        top = self._sampling(chunk).prompt_logprobs or 0
-        for piece, chosen in self._pieces(hidden, targets):
-            values = self.model.logits(piece)
-            if self._limits.logprobs_mode.normalised:
-                values = values.log_softmax(-1)
-            finite = torch.isfinite(values.amax(-1)).all()
-            outcome.add_prompt(row, finite, logprobs.rank(values, chosen, [top] * len(chosen)), top)
-
-    def _pieces(self, hidden: torch.Tensor, targets: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Few enough rows at a time that their logits stay within a bound of memory."""
-        size = max(1, logprobs.CHUNK_ELEMENTS // self._limits.vocab_size)
-        return zip(torch.split(hidden, size), torch.split(targets, size), strict=True)
+        top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
+        mode, width = self._limits.logprobs_mode, self._limits.vocab_size
+        for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
+            outcome.add_prompt(row, finite, ranked, top)

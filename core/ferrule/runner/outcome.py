@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
+import numpy as np
 import torch
 
 from ferrule.interfaces.executor import Step
@@ -33,6 +34,7 @@ class Outcome(Step):
     tensors: list[torch.Tensor] = field(default_factory=list)
     _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
+    _pooled: dict[int, int] = field(default_factory=dict)  # by row: its place among the vectors
     _places: dict[int, int] = field(default_factory=dict)  # by row: its first place among the sampled ones
     _tokens: int = 0  # which of `tensors` are the tokens
     _bars: bool = False  # `barred` came with the tokens
@@ -45,8 +47,13 @@ class Outcome(Step):
         self._prompts.append((row, [top] * len(ranked[0])))
         self.tensors += finite, *ranked
 
+    def add_vectors(self, rows: list[int], vectors: torch.Tensor) -> None:
+        """The vectors [rows, size] float32 that `rows` are pooled to. Comes behind the prompts."""
+        self._pooled = {row: place for place, row in enumerate(rows)}
+        self.tensors.append(vectors)
+
     def add_tokens(self, rows: Sequence[int], sampled: Sampled) -> None:
-        """One token for each of `rows`, where one with guesses comes several times. Comes behind the prompts."""
+        """One token for each of `rows`, where one with guesses comes several times. Behind prompts and vectors."""
         places = range(len(rows) - 1, -1, -1)
         self._places, self._errors = dict(zip(reversed(rows), places, strict=True)), dict(sampled.errors)
         self._tokens = len(self.tensors)
@@ -96,6 +103,7 @@ class Outcome(Step):
             finite, entries = bool(next(took)), logprobs.describe(list(islice(took, _RANKED)), tops)
             before = prompts.setdefault(row, [])
             prompts[row] = before + entries if finite and before is not None else None
+        vectors = next(took).numpy() if self._pooled else None
         told = [next(took).tolist() for _ in range(2 + self._bars)] if self._places else []
         described: dict[int, TokenLogprobs] = {}
         if self._asking:
@@ -111,7 +119,8 @@ class Outcome(Step):
                 invalid = error is None and self._bars and told[2][place]
                 if error is None and not told[1][place]:
                     error = _BARRED if invalid else _NOT_FINITE
-            if error is None and answers is None:
+            vector = None if vectors is None or row not in self._pooled else vectors[self._pooled[row]]
+            if error is None and (answers is None or not (vector is None or np.isfinite(vector).all())):
                 error = _NOT_FINITE
             if error is not None:
                 rows.append(RowResult(id=chunk.id, epoch=chunk.epoch, error=error, invalid=invalid))
@@ -125,6 +134,7 @@ class Outcome(Step):
                     drafts=tuple(takewhile((0).__le__, guessed.get(row, ()))),
                     logprobs=tuple([described[place + n] for n in range(len(ids))]) if place in described else (),
                     prompt_logprobs=tuple(answers or ()),
+                    vector=None if vector is None else vector.tobytes(),
                 )
             )
         return StepResult(self.plan.step, tuple(rows))

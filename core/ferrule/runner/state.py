@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.sampler import LogprobsMode
-from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling
+from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling, Work
 
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
@@ -49,7 +49,7 @@ class SlotState:
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
-        self.sampling: list[TokenSampling | None] = [None] * slots
+        self.work: list[Work | None] = [None] * slots
         self.embeds: dict[int, torch.Tensor] = {}  # by slot: [tokens, size] on the host, until they are computed
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
         blocks = [-(-self.max_len // group.block_size) for group in groups]
@@ -67,6 +67,20 @@ class SlotState:
             self._admit(admit)
         for chunk in plan.chunks:
             self._append(chunk)
+
+    def work_of(self, slot: int) -> Work:
+        """What the slot's request asks for. Raises RuntimeError for a slot without one: the plan is broken."""
+        work = self.work[slot]
+        if work is None:
+            raise RuntimeError(f"a plan runs slot {slot}, to which no request was admitted")
+        return work
+
+    def sampling_of(self, slot: int) -> TokenSampling:
+        """The same, of a request that is sampled; as fatal for another one."""
+        work = self.work_of(slot)
+        if not isinstance(work, TokenSampling):
+            raise RuntimeError(f"a plan samples slot {slot}, whose request is to be pooled")
+        return work
 
     def take_written(self) -> list[torch.Tensor]:
         """Flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since; empty without any."""
@@ -88,14 +102,14 @@ class SlotState:
 
     def check(self) -> None:
         """Raise RuntimeError where a slot without a request holds something."""
-        for slot, sampling in enumerate(self.sampling):
+        for slot, work in enumerate(self.work):
             in_use = int(self.num_prompt[slot]) + int(self.num_blocks[:, slot].sum())
-            if sampling is None and (in_use or slot in self.faults):
+            if work is None and (in_use or slot in self.faults):
                 raise RuntimeError(f"slot {slot} is free but not empty")
 
     def _clear(self, slot: int) -> None:
         self.num_prompt[slot] = self.num_embedded[slot] = 0
-        self.sampling[slot] = None
+        self.work[slot] = None
         self.faults.pop(slot, None)
         self.embeds.pop(slot, None)
         for group, table in enumerate(self.tables):
@@ -105,7 +119,7 @@ class SlotState:
     def _admit(self, admit: Admit) -> None:
         slot, known = admit.slot, admit.known_ids
         self._clear(slot)
-        self.sampling[slot] = admit.sampling
+        self.work[slot] = admit.work
         self.num_prompt[slot] = admit.num_prompt
         self._write(slot, 0, known)
         if admit.embeds is not None:

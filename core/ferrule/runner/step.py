@@ -107,6 +107,7 @@ class StepContext:
         self.places, self.positions, self.lengths, query_start, contexts, slots, *paged = inputs
         self.embeds = embeds
         self._query_lens, self._context_lens = query_lens, context_lens
+        self._query_start = query_start
         self._layouts = [
             AttentionLayout(
                 query_start=query_start,
@@ -133,6 +134,8 @@ class StepContext:
         self, layer: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions
     ) -> torch.Tensor:
         bound = self._bound
+        if not options.causal:
+            return bound.attention.run_uncached(q, k, v, self._query_start, self._query_lens, options)
         plan = self._plans[bound.places[layer].group]
         return bound.attention.run(q, k, v, bound.caches[layer], plan, options)
 

@@ -128,6 +128,26 @@ class AttentionKit(Kit):
             error = (whole - chunks).abs().max()
             promise(bool(error < _same(shape)), f"chunks of {size} differ by {error:.1e} from the whole")
 
+    def test_rows_without_a_cache(self) -> None:
+        """Bidirectional attention, of a backend with that feature: a token sees all of its row, and no other row."""
+        if "bidirectional" not in self.plugin.features:
+            does_not_apply("the backend has no bidirectional attention")
+        lengths = (5, 1, 33, 1, 12)
+        step = [(length, length) for length in lengths]
+        start = torch.tensor([0, *itertools.accumulate(lengths)], dtype=torch.int32, device=self.device)
+        for options, dtype in itertools.product(
+            ({}, {"soft_cap": 2.0}, OPTIONS["alibi"], OPTIONS["sinks"]), self.dtypes
+        ):
+            shape = self._shape(dtype=dtype)
+            world = _World(self.backend(), self, shape, {**options, "causal": False})
+            rows = list(world.rows(step))
+            q, k, v = (torch.cat(column) for column in zip(*rows, strict=True))
+            got = world.backend.run_uncached(q, k, v, start, lengths, world.options).double().cpu()
+            exact = [tuple(part.double().cpu() for part in row) for row in rows]
+            wanted = torch.cat([attention(q, k, v, world.options) for q, k, v in exact])
+            error = ((got - wanted).abs() / (1 + wanted.abs())).max()
+            promise(bool(error <= 2 * _same(shape)), f"{dtype}, {options}: differs by {error:.1e} from the definition")
+
     def test_the_null_block_stays_zero(self) -> None:
         """Block 0 is never written."""
         backend, shape = self.backend(), self._shape()
@@ -262,8 +282,8 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Attent
     if options.soft_cap:
         scores = (scores / options.soft_cap).tanh() * options.soft_cap
     if options.alibi_slopes:
-        scores = scores - torch.tensor(options.alibi_slopes, dtype=q.dtype).view(-1, 1, 1) * distance
-    unseen = distance < 0
+        scores = scores - torch.tensor(options.alibi_slopes, dtype=q.dtype).view(-1, 1, 1) * distance.abs()
+    unseen = (distance < 0) & options.causal
     if options.window:
         unseen = unseen | (distance >= options.window)
     if options.chunk:

@@ -150,7 +150,7 @@ class ExecutorKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def config(self) -> Resolved:
-        from ferrule_testkit.kits.model import recipe_folder
+        from ferrule_testkit.kits.model_run import recipe_folder
 
         return resolve(
             Config(
@@ -248,16 +248,16 @@ def _asked(executor: Executor) -> Iterator[None]:
 
 def _story() -> list[StepPlan]:
     """A prompt, then one token after another that only the device has seen."""
-    admit = Admit(slot=0, id="a", epoch=0, known_ids=_PROMPT, num_prompt=len(_PROMPT), sampling=_GREEDY)
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=_PROMPT, num_prompt=len(_PROMPT), work=_GREEDY)
     plans = [
         StepPlan(
             step=0,
-            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=len(_PROMPT), samples=True, new_blocks=((3, 4),)),),
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=len(_PROMPT), ends="sample", new_blocks=((3, 4),)),),
             admits=(admit,),
         )
     ]
     plans += [
-        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=len(_PROMPT) + n - 1, count=1, samples=True),))
+        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=len(_PROMPT) + n - 1, count=1, ends="sample"),))
         for n in range(1, 6)
     ]
     return [*plans, StepPlan(step=6, chunks=(), releases=(0,))]
@@ -267,8 +267,8 @@ def _impossible() -> StepPlan:
     """A request without a block for its token."""
     return StepPlan(
         step=0,
-        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=1, samples=True, new_blocks=((),)),),
-        admits=(Admit(slot=0, id="a", epoch=0, known_ids=(1,), num_prompt=1, sampling=_GREEDY),),
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=1, ends="sample", new_blocks=((),)),),
+        admits=(Admit(slot=0, id="a", epoch=0, known_ids=(1,), num_prompt=1, work=_GREEDY),),
     )
 
 

@@ -85,7 +85,7 @@ class _Model:
         scope = self.rng.choice((None, "a", "")) if self.scopes else None
         ids = [self.rng.randrange(2) for _ in range(self.rng.randint(1, 30))]
         sampling = TokenSampling(seed=0, max_tokens=1)
-        request = EngineRequest(id=id, prompt_ids=tuple(ids), sampling=sampling, cache_salt=scope)
+        request = EngineRequest(id=id, prompt_ids=tuple(ids), work=sampling, cache_salt=scope)
         chain = self.manager.chain(request)
         hit = self.manager.match(chain, ids)
         promise(

@@ -15,7 +15,7 @@ from ferrule_kernels import attention as kernel
 class TorchSDPA(AttentionBackend):
     """Gathers each row's keys and values through its block table."""
 
-    features = frozenset({"latent", "chunk"})
+    features = frozenset({"latent", "chunk", "bidirectional"})
 
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
@@ -51,6 +51,25 @@ class TorchSDPA(AttentionBackend):
             start += count
         return out
 
+    def run_uncached(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        query_start: torch.Tensor,
+        query_lens: tuple[int, ...],
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        rows = zip(*(each.split_with_sizes(query_lens) for each in (q, k, v)), strict=True)
+        return torch.cat([self._whole(q, k, v, options) for q, k, v in rows])
+
+    def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
+        """Attention of a row's tokens over all of them."""
+        queries, keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
+        positions = torch.arange(len(q), device=q.device)
+        distance = (positions.unsqueeze(-1) - positions).abs().unsqueeze(0)
+        return self._attended(queries, keys, values, distance >= 0, distance, options)
+
     def _row(
         self,
         q: torch.Tensor,
@@ -72,9 +91,21 @@ class TorchSDPA(AttentionBackend):
         keys, values = (gathered[:, side].transpose(0, 1).unsqueeze(0) for side in (0, -1))
         seen = kernel.visible(q_positions, positions, options.window, options.chunk)
         queries = q.transpose(0, 1).unsqueeze(0)
+        distance = q_positions.unsqueeze(-1) - positions.unsqueeze(-2)
+        return self._attended(queries, keys, values, seen, distance, options)
+
+    def _attended(
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        seen: torch.Tensor,
+        distance: torch.Tensor,
+        options: AttentionOptions,
+    ) -> torch.Tensor:
+        """[tokens, heads, dim], by torch's fused kernel where it can. Shapes as in `attend_math`, with one row."""
         if kernel.is_plain(options):
-            out = kernel.attend_sdpa(queries, keys, values, seen, options.scale)
+            out = kernel.attend_sdpa(q, k, v, seen, options.scale)
         else:
-            distance = q_positions.unsqueeze(-1) - positions.unsqueeze(-2)
-            out = kernel.attend_math(queries, keys, values, seen, options, distance)
+            out = kernel.attend_math(q, k, v, seen, options, distance)
         return out[0].transpose(0, 1)

@@ -126,8 +126,10 @@ class SimulatedExecutor(Executor):
         if end > self._room[chunk.slot]:
             raise EngineDead(f"slot {chunk.slot} has no block for position {end - 1}")
         admit = self._live[chunk.slot]
-        sampling = admit.sampling
-        ids = (self._token(sampling, end),) if chunk.samples else ()
+        sampling = admit.work
+        if not isinstance(sampling, TokenSampling):
+            raise EngineDead(f"request {admit.id} is to be pooled, and there is no model that does")
+        ids = (self._token(sampling, end),) if chunk.ends == "sample" else ()
         prompt: tuple[TokenLogprobs, ...] = ()
         if sampling.prompt_logprobs is not None:
             last = min(end + 1, admit.num_prompt)

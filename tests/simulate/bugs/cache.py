@@ -182,7 +182,7 @@ class PromptLogprobsReadCache(DefaultScheduler):
     def add(self, request: EngineRequest, now: float) -> None:
         super().add(request, now)
         entry = self._requests[request.id]
-        if request.sampling.prompt_logprobs is not None:
+        if request.work.prompt_logprobs is not None:
             entry.num_prompt_logprobs = entry.num_prompt - 1
 
 

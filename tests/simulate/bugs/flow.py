@@ -194,7 +194,7 @@ class LimitIgnoredAhead(DefaultScheduler):
             request.limit -= 0 if request.running else request.limit - self._true_limit(request)
 
     def _true_limit(self, request: Request) -> int:
-        return min(request.num_prompt + request.spec.sampling.max_tokens, self.limits.max_model_len)
+        return min(request.num_prompt + request.spec.work.max_tokens, self.limits.max_model_len)
 
 
 class UsageCountOff(DefaultScheduler):
@@ -218,10 +218,10 @@ class PromptLogprobsTwice(DefaultScheduler):
 
 class AdmitsWhatCannotFit(DefaultScheduler):
     def add(self, request: EngineRequest, now: float) -> None:
-        limit = len(request.prompt_ids) + request.sampling.max_tokens
+        limit = len(request.prompt_ids) + request.work.max_tokens
         if footprint(self.limits, min(limit, self.limits.max_model_len)) > self.limits.num_blocks - 1:
-            sampling = msgspec.structs.replace(request.sampling, max_tokens=1)
-            request = msgspec.structs.replace(request, sampling=sampling)
+            sampling = msgspec.structs.replace(request.work, max_tokens=1)
+            request = msgspec.structs.replace(request, work=sampling)
         super().add(request, now)
 
 
@@ -248,6 +248,43 @@ class PauseCountsAsPreemption(DefaultScheduler):
         if paused and id in self.running:
             self.running[id].num_preemptions += 1
         super().pause(id, paused, now)
+
+
+# ------------------------------------------------------------------------------------------- vectors
+
+
+class PooledPromptSplit(DefaultScheduler):
+    def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
+        super().__init__(limits, policy)
+        if not limits.groups:
+            self._prefills = Prefills(replace(limits, chunked_prefill=True))
+            self._budget = lambda: 2  # type: ignore[method-assign]
+
+
+class PooledIsSampled(DefaultScheduler):
+    def schedule(self, now: float) -> StepPlan | None:
+        plan = super().schedule(now)
+        if plan is None:
+            return None
+        chunks = tuple(msgspec.structs.replace(each, ends="sample" if each.ends else "") for each in plan.chunks)
+        return msgspec.structs.replace(plan, chunks=chunks)
+
+
+class PooledGoesOn(DefaultScheduler):
+    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
+        if row.vector is not None:
+            request.limit += 1
+            row = msgspec.structs.replace(row, vector=None, token_ids=(0,))
+            chunk = msgspec.structs.replace(chunk, ends="sample")
+        return super()._credit(request, chunk, row, now)
+
+
+class VectorOfTheRowBefore(DefaultScheduler):
+    def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
+        found = [row.vector for row in result.rows if row.vector is not None]
+        turned = iter([*found[1:], *found[:1]])
+        rows = [row if row.vector is None else msgspec.structs.replace(row, vector=next(turned)) for row in result.rows]
+        return super().commit(plan, StepResult(result.step, tuple(rows)), now)
 
 
 FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
@@ -281,4 +318,8 @@ FLOW_BUGS: tuple[type[DefaultScheduler], ...] = (
     PausedForEver,
     PausedCountsAsWork,
     PauseCountsAsPreemption,
+    PooledPromptSplit,
+    PooledIsSampled,
+    PooledGoesOn,
+    VectorOfTheRowBefore,
 )

@@ -197,7 +197,7 @@ def test_a_fault_while_the_engine_runs_is_logged_with_the_plugin(
     channel = QueueChannel(lambda message: None)
     engine: Engine = started(CHOSEN["scheduler"](tiny_llama), site.discover(), channel)
     try:
-        channel.post(Submit(EngineRequest(id="one", prompt_ids=(1,), sampling=TokenSampling(seed=0, max_tokens=1))))
+        channel.post(Submit(EngineRequest(id="one", prompt_ids=(1,), work=TokenSampling(seed=0, max_tokens=1))))
         engine.loop.step()
     finally:
         engine.executor.shutdown()

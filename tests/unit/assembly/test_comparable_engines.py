@@ -25,7 +25,7 @@ def served(plugins: Plugins, root: bytes, now: float = 0.0) -> tuple[set[bytes],
     executor = open_executor(config, plugins)
     engine: Engine = build_engine(config, plugins, channel, executor, cache_root=root, clock=lambda: now)
     sampling = TokenSampling(seed=1, max_tokens=2, temperature=0.0)
-    channel.post(Submit(EngineRequest(id="a", prompt_ids=PROMPT, sampling=sampling, arrival=now)))
+    channel.post(Submit(EngineRequest(id="a", prompt_ids=PROMPT, work=sampling, arrival=now)))
     engine.loop.run(lambda: any(delta.finish for delta in deltas))
     scheduler: Any = engine.loop.scheduler
     return set(scheduler.cache.pool._published), deltas[-1].times

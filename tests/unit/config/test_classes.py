@@ -87,7 +87,7 @@ def test_each_option_does_what_its_class_says(entry: Documented, tmp_path: Path)
             read(*argv)
         assert f"{entry.option}: not in this build: {option.missing}." in str(caught.value)
         return
-    if option.replaced.startswith("--speculative-config") or option.replaced in {"--pooler-config"}:
+    if option.replaced.startswith("--speculative-config"):
         with pytest.raises(ConfigError, match="not in this build: "):
             read(*argv)
         return
@@ -204,8 +204,8 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["--guided-decoding-backend", "xgrammar:fast"], "'fast' behind the colon is none of no-fallback"),
         (["--limit-mm-per-prompt", "image"], "is not valid"),
         (["--limit-mm-per-prompt", "image=16,video=2"], "not in this build: multimodal inputs."),
-        (["--runner", "pooling"], "--runner: not in this build: models for other tasks than generate"),
-        (["--task", "embed", "--convert", "embed"], "--convert: not in this build: models for other tasks"),
+        (["--task", "classify"], "--task: not in this build: models for other tasks than generate and embed"),
+        (["--task", "embed", "--convert", "classify"], "--convert: not in this build: models for other tasks"),
         (
             ["-tp", "2", "-pp", "2", "-ep"],
             "-tp, -pp, -ep: not in this build: parallel workers.",

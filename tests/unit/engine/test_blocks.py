@@ -22,7 +22,7 @@ def limits(*groups, num_blocks=20, **more):
 
 
 def request(prompt=(1,), **more):
-    return EngineRequest(id="r", prompt_ids=tuple(prompt), sampling=TokenSampling(seed=0, max_tokens=1), **more)
+    return EngineRequest(id="r", prompt_ids=tuple(prompt), work=TokenSampling(seed=0, max_tokens=1), **more)
 
 
 def fill(cache, id, ids, **scope):

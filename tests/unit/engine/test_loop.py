@@ -13,7 +13,8 @@ from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Submit
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.fakes import FakeExecutor, VirtualClock, solo
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import VirtualClock, solo
 
 GROUPS = (CacheGroup("full", 4),)
 A, B = b"client-a", b"client-b"
@@ -50,7 +51,7 @@ class LoopHarness:
 
     def submit(self, client, id, prompt=(1, 2, 3), max_tokens=4, **more):
         sampling = TokenSampling(seed=1, max_tokens=max_tokens)
-        request = EngineRequest(id=id, prompt_ids=tuple(prompt), sampling=sampling, **more)
+        request = EngineRequest(id=id, prompt_ids=tuple(prompt), work=sampling, **more)
         self.inbox.append((client, Submit(request)))
         return request
 

@@ -101,7 +101,7 @@ def request(id: str, prompt: int, arrival: float = 0.0, tokens: int = 200, **tar
     return EngineRequest(
         id=id,
         prompt_ids=(1,) * prompt,
-        sampling=sampling,
+        work=sampling,
         arrival=arrival,
         cache_salt=id,
         targets=Targets(**targets),
@@ -119,7 +119,7 @@ class Clock:
         assert plan is not None
         self.now += self.device.seconds(plan, random.Random(0))
         rows = tuple(
-            RowResult(id=each.id, epoch=each.epoch, token_ids=(7,) if each.samples else ()) for each in plan.chunks
+            RowResult(id=each.id, epoch=each.epoch, token_ids=(7,) if each.ends else ()) for each in plan.chunks
         )
         self.scheduler.commit(plan, StepResult(plan.step, rows), self.now)
         return plan
@@ -170,7 +170,7 @@ def test_a_target_that_no_step_meets_still_lets_prompts_end() -> None:
     clock.warm(4)
     clock.scheduler.add(request("long", 700), clock.now)
     steps = 0
-    while not any(chunk.id == "long" and chunk.samples for chunk in clock.step().chunks):
+    while not any(chunk.id == "long" and chunk.ends == "sample" for chunk in clock.step().chunks):
         steps += 1
         assert steps < 300
 
@@ -232,7 +232,7 @@ def test_prompts_that_nobody_decodes_after_get_longer_steps() -> None:
         for number in range(20):
             clock.scheduler.add(request(f"short{number}", 200, clock.now, tokens=tokens), clock.now)
         while len(ends[tokens]) < 20 and (tokens == 1 or not ends[tokens]):
-            sampled = sum(chunk.samples for chunk in clock.step().chunks)
+            sampled = sum(chunk.ends == "sample" for chunk in clock.step().chunks)
             ends[tokens] += [clock.now - begun] * sampled
     assert ends[1].count(ends[1][0]) > ends[2].count(ends[2][0])
     one_by_one = [number * exact(SLOW, Work(1.0, 1.0, 200, 200 * 100)) for number in range(1, 21)]
@@ -252,7 +252,7 @@ def test_a_long_prompt_alone_leaves_room_for_those_that_come() -> None:
     assert 0.5 < clock.now - begun < 3.0
     clock.scheduler.add(request("chat", 100, clock.now), clock.now)
     assert [chunk.id for chunk in clock.step().chunks][0] == "chat"
-    while not any(chunk.id == "long" and chunk.samples for chunk in clock.step().chunks):
+    while not any(chunk.id == "long" and chunk.ends == "sample" for chunk in clock.step().chunks):
         pass
     assert clock.now - begun < 1.1 * exact(SLOW, Work(1.0, 1.0, 8000, 8000 * 4000))
 
@@ -265,7 +265,7 @@ def test_first_tokens_get_the_speed_that_their_target_needs() -> None:
         clock.scheduler.add(request("urgent", 1000, clock.now, first_token=target), clock.now)
         sizes.append(prompt_tokens(clock.step()))
         begun = clock.now
-        while not any(chunk.id == "urgent" and chunk.samples for chunk in clock.step().chunks):
+        while not any(chunk.id == "urgent" and chunk.ends == "sample" for chunk in clock.step().chunks):
             pass
         if target < 60:
             assert clock.now - begun < target
@@ -301,7 +301,7 @@ def test_short_prompts_pass_a_long_one_in_progress_but_not_for_ever() -> None:
     clock.scheduler.add(request("long", 4000, begun), begun)
     clock.step()
     passed, parts = [], {"long": None}
-    while (part := parts.get("long")) is None or not part.samples:
+    while (part := parts.get("long")) is None or part.ends != "sample":
         clock.scheduler.add(request(f"short {len(passed)}", 500, clock.now), clock.now)
         parts = {chunk.id: chunk for chunk in clock.step().chunks}
         passed.append(f"short {len(passed)}" in parts)
@@ -343,7 +343,7 @@ def test_who_passes_is_passed_by_who_is_short_beside_it_and_fits_in_a_step() -> 
 def _chat(clock: Clock, tokens: int) -> EngineRequest:
     """The next turn, of 40 tokens more, of a chat of which `tokens` are cached."""
     clock.scheduler.add(request("turn", tokens, clock.now), clock.now)
-    while not any(chunk.id == "turn" and chunk.samples for chunk in clock.step().chunks):
+    while not any(chunk.id == "turn" and chunk.ends == "sample" for chunk in clock.step().chunks):
         pass
     again = request("turn", tokens + 40, clock.now)  # with the salt of the turn before: they share a cache
     return msgspec.structs.replace(again, id="again")
@@ -358,7 +358,7 @@ def test_what_is_cached_does_not_make_a_prompt_long() -> None:
     clock.scheduler.add(again, clock.now)
     plan = clock.step()
     assert [chunk.id for chunk in plan.chunks if chunk.count > 1][0] == "again"
-    assert next(chunk for chunk in plan.chunks if chunk.id == "again").samples
+    assert next(chunk for chunk in plan.chunks if chunk.id == "again").ends == "sample"
 
 
 def test_what_was_cached_and_is_gone_makes_a_prompt_long_again() -> None:
@@ -385,7 +385,7 @@ def test_a_long_prompt_that_is_cached_is_not_passed_for_the_time_of_all_of_it() 
     again = msgspec.structs.replace(_chat(clock, 4000), prompt_ids=(1,) * 5500)
     clock.scheduler.add(again, clock.now)
     begun, number = clock.now, 0
-    while not any(chunk.id == "again" and chunk.samples for chunk in clock.step().chunks):
+    while not any(chunk.id == "again" and chunk.ends == "sample" for chunk in clock.step().chunks):
         for _ in range(6):
             number += 1
             clock.scheduler.add(request(f"short {number}", 100, clock.now), clock.now)

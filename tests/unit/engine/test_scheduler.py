@@ -11,6 +11,7 @@ from ferrule.types import (
     Embeds,
     EngineRequest,
     FinishReason,
+    Pooling,
     RowResult,
     StepResult,
     TokenLogprobs,
@@ -40,7 +41,7 @@ def request(id, prompt=8, max_tokens=8, *, priority=0, arrival=0.0, salt=None, *
     ids = tuple(range(prompt)) if isinstance(prompt, int) else tuple(prompt)
     sampling = TokenSampling(seed=0, max_tokens=max_tokens, **sampling)
     return EngineRequest(
-        id=id, prompt_ids=ids, sampling=sampling, priority=priority, arrival=arrival, cache_salt=salt or id
+        id=id, prompt_ids=ids, work=sampling, priority=priority, arrival=arrival, cache_salt=salt or id
     )
 
 
@@ -49,7 +50,10 @@ def answer(plan, token=7, **rows):
     return StepResult(
         plan.step,
         tuple(
-            rows.get(chunk.id, RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.samples else ()))
+            rows.get(
+                chunk.id,
+                RowResult(id=chunk.id, epoch=chunk.epoch, token_ids=(token,) if chunk.ends else ()),
+            )
             for chunk in plan.chunks
         ),
     )
@@ -159,7 +163,7 @@ def test_depth_2_plans_past_a_sample_that_the_host_has_not_seen():
     scheduler.add(request("a", 4, 3), 0.0)
     first = scheduler.schedule(0.0)
     second = scheduler.schedule(0.0)
-    assert (second.chunks[0].start, second.chunks[0].count, second.chunks[0].samples) == (4, 1, True)
+    assert (second.chunks[0].start, second.chunks[0].count, second.chunks[0].ends) == (4, 1, "sample")
     third = scheduler.schedule(0.0)
     assert third.chunks[0].start == 5
     assert scheduler.schedule(0.0) is None  # three samples are on their way, and max_tokens is 3
@@ -537,7 +541,7 @@ def test_check_finds_lost_slots_and_requests():
 def embedded(id, media_hash, tokens=12):
     sampling = TokenSampling(seed=0, max_tokens=4)
     embeds = Embeds(tokens=tokens, size=2, dtype="float16", data=bytes(4 * tokens))
-    return EngineRequest(id=id, prompt_ids=(0,) * tokens, sampling=sampling, embeds=embeds, media_hash=media_hash)
+    return EngineRequest(id=id, prompt_ids=(0,) * tokens, work=sampling, embeds=embeds, media_hash=media_hash)
 
 
 @pytest.mark.parametrize(("one", "two", "start"), [("x", "x", 8), ("x", "y", 0), (None, None, 0), ("x", None, 0)])
@@ -609,3 +613,75 @@ def test_a_request_that_was_paused_finds_its_blocks_in_the_cache():
     scheduler.pause("a", True, 0.0)
     scheduler.pause("a", False, 0.0)
     assert advance(scheduler)[0] == [("a", 8, 2)]
+
+
+# ------------------------------------------------------------------------------------------- vectors
+
+
+def pooled(id, prompt):
+    return EngineRequest(id=id, prompt_ids=tuple(range(prompt)), work=Pooling(), cache_salt="shared")
+
+
+def vectors(plan):
+    """A result in which every row that ends has a vector that names it."""
+    rows = [
+        RowResult(id=chunk.id, epoch=chunk.epoch, vector=chunk.id.encode() if chunk.ends else None)
+        for chunk in plan.chunks
+    ]
+    return StepResult(plan.step, tuple(rows))
+
+
+def test_a_pooled_request_ends_with_its_vector():
+    scheduler = make(max_num_batched_tokens=6)
+    scheduler.add(pooled("a", 10), 0.0)
+    first, second = scheduler.schedule(0.0), scheduler.schedule(0.0)  # two steps in flight
+    assert [(plan.chunks[0].count, plan.chunks[0].ends) for plan in (first, second)] == [(6, ""), (4, "pool")]
+    assert scheduler.schedule(0.0) is None
+    assert scheduler.commit(first, vectors(first), 1.0) == []
+    (delta,) = scheduler.commit(second, vectors(second), 2.0)
+    assert (delta.vector, delta.finish, delta.token_ids) == (b"a", FinishReason.STOP, ())
+    assert (delta.times.first_token, delta.times.finished) == (2.0, 2.0)
+    stats = scheduler.stats()
+    assert (stats.prompt_tokens, stats.generation_tokens, scheduler.has_work()) == (10, 0, False)
+    scheduler.add(pooled("b", 10), 3.0)  # finds the blocks of the first
+    plan = scheduler.schedule(3.0)
+    assert (plan.chunks[0].start, plan.chunks[0].ends) == (8, "pool")
+    (delta,) = scheduler.commit(plan, vectors(plan), 3.0)
+    assert (delta.vector, delta.cached) == (b"b", 8)
+    scheduler.check()
+
+
+def test_a_prompt_as_long_as_the_context_can_be_pooled_and_no_longer_one():
+    scheduler = make(max_model_len=12)
+    scheduler.add(pooled("a", 12), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert scheduler.commit(plan, vectors(plan), 0.0)[0].finish is FinishReason.STOP
+    with pytest.raises(ValueError, match="13 tokens"):
+        scheduler.add(pooled("b", 13), 0.0)
+
+
+def test_a_model_that_keeps_nothing_has_its_prompts_whole():
+    scheduler = make(groups=(), num_blocks=2, chunked_prefill=False, max_num_batched_tokens=16)
+    for id, prompt in (("a", 10), ("b", 9), ("c", 5)):
+        scheduler.add(pooled(id, prompt), 0.0)
+    with pytest.raises(ValueError, match="do not fit one step"):
+        scheduler.add(pooled("d", 17), 0.0)
+    steps = []
+    while scheduler.has_work():
+        plan = scheduler.schedule(0.0)
+        steps.append([(chunk.id, chunk.count, chunk.ends, chunk.new_blocks) for chunk in plan.chunks])
+        scheduler.commit(plan, vectors(plan), 0.0)
+        scheduler.check()
+    assert steps == [[("a", 10, "pool", ())], [("b", 9, "pool", ()), ("c", 5, "pool", ())]]
+    assert (scheduler.stats().blocks_used, scheduler.stats().prefix_queries) == (0, 0)
+
+
+@pytest.mark.parametrize("wanted", [pooled("a", 4), request("a", 4)])
+def test_a_row_that_ends_with_something_else_fails_its_request(wanted):
+    scheduler = make()
+    scheduler.add(wanted, 0.0)
+    plan = scheduler.schedule(0.0)
+    wrong = answer(plan) if wanted.work.ends == "pool" else vectors(plan)
+    (delta,) = scheduler.commit(plan, wrong, 0.0)
+    assert (delta.finish, delta.vector) == (FinishReason.ERROR, None)
+    assert "did not return" in delta.error

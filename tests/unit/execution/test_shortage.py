@@ -72,7 +72,7 @@ def plan(*counts: int) -> StepPlan:
     return StepPlan(
         step=7,
         chunks=tuple(
-            Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, samples=True, new_blocks=())
+            Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, ends="sample", new_blocks=())
             for row, count in enumerate(counts)
         ),
     )

@@ -273,7 +273,7 @@ async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_pat
     async with serving(tmp_path, reasoning_parser="qwen3") as harness:
 
         def script(request: EngineRequest) -> Iterator[RequestDelta]:
-            best = request.sampling.seed % 2 == 1
+            best = request.work.seed % 2 == 1
             for delta in tokens(request, b"<think>a</think>" + (b"x" if best else b"y"), FinishReason.STOP):
                 logprobs = tuple(TokenLogprobs(one.token_id, -0.1 if best else -0.5, 1) for one in delta.logprobs)
                 yield replace(delta, logprobs=logprobs)

@@ -136,8 +136,8 @@ async def test_a_text_goes_through_the_house(folder: Path) -> None:
     assert seen[0].prompt_ids == (72, 105)
     assert all(output.prompt_ids is None for output in seen[1:])
     assert not any("\ufffd" in event.text for o in seen for event in o.events if isinstance(event, Content))
-    assert request.sampling.seed == 7
-    assert request.sampling.stop_token_ids == (257, 1, 2, 3)
+    assert request.work.seed == 7
+    assert request.work.stop_token_ids == (257, 1, 2, 3)
     assert re.fullmatch(r"[0-9a-f]{32}", request.id)
     assert request.arrival > 0
 
@@ -151,7 +151,7 @@ async def test_a_conversation_is_rendered(folder: Path) -> None:
         assert service.child_pids
     assert answer.prompt_text == "<user>Hi<assistant>"
     assert answer.text == "ok"
-    assert engine.requests[0].sampling.max_tokens == 256 - len("<user>Hi<assistant>")
+    assert engine.requests[0].work.max_tokens == 256 - len("<user>Hi<assistant>")
 
 
 async def test_what_a_template_does_not_show_is_told_with_the_ids(folder: Path) -> None:
@@ -185,7 +185,7 @@ async def test_choices_are_requests_with_their_own_seeds(folder: Path) -> None:
     async with serving(folder, engine) as service:
         seen = await outputs(service, ask("abc", count=2, n=3, seed=10, max_tokens=7))
         found = fold(seen)
-    assert [request.sampling.seed for request in engine.requests] == [10, 11, 12, 10, 11, 12]
+    assert [request.work.seed for request in engine.requests] == [10, 11, 12, 10, 11, 12]
     assert len({request.id for request in engine.requests}) == 6
     assert [answer.index for answer in found] == list(range(6))
     assert {answer.text for answer in found} == {"abcabca"}
@@ -199,7 +199,7 @@ async def test_seeds_are_drawn_when_none_is_given(folder: Path) -> None:
         async with serving(folder, engine, model=model) as service:
             for _ in range(2):
                 await outputs(service, ask("a", max_tokens=1))
-        return [request.sampling.seed for request in engine.requests]
+        return [request.work.seed for request in engine.requests]
 
     first, second = await seeds(), await seeds()
     assert len({*first, *second}) == 4
@@ -245,7 +245,7 @@ async def test_a_stop_string_cancels_the_engine(folder: Path, include: bool, tex
 
 async def test_stop_strings_of_several_choices_end_each_alone(folder: Path) -> None:
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
-        return tokens(request, list(b"ab!cdefgh" if request.sampling.seed == 5 else b"abcd!"))
+        return tokens(request, list(b"ab!cdefgh" if request.work.seed == 5 else b"abcd!"))
 
     engine = FakeEngine(script)
     async with serving(folder, engine) as service:
@@ -437,7 +437,7 @@ async def test_bad_words_become_id_sequences(folder: Path) -> None:
     engine = FakeEngine()
     async with serving(folder, engine) as service:
         await outputs(service, ask("x", bad_words=["no", " go"], max_tokens=1))
-    assert engine.requests[0].sampling.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b"go"), tuple(b" go"))
+    assert engine.requests[0].work.bad_words == (tuple(b"no"), tuple(b" no"), tuple(b"go"), tuple(b" go"))
 
 
 async def test_a_request_that_the_cache_can_never_hold_is_refused(folder: Path) -> None:
@@ -514,7 +514,7 @@ async def test_max_new_tokens_caps_every_request(folder: Path) -> None:
         await answers(service, ask("x" * 253, max_tokens=5))  # 256 hold three more
         with pytest.raises(RequestError, match="min_tokens is 6, but at most 5"):
             await service.generate(ask("abc", min_tokens=6))
-    assert [request.sampling.max_tokens for request in engine.requests] == [5, 3, 5, 5, 5, 3]
+    assert [request.work.max_tokens for request in engine.requests] == [5, 3, 5, 5, 5, 3]
 
 
 @pytest.mark.parametrize(
@@ -556,7 +556,7 @@ async def test_the_generation_config_of_another_folder(folder: Path, tmp_path: P
     async with serving(folder, engine, model={"generation_config": str(other)}) as service:
         assert service.sampling_defaults() == {"top_p": 0.25}
         await answers(service, ask("abc"))
-    assert engine.requests[0].sampling.stop_token_ids == (257, 1, 9)
+    assert engine.requests[0].work.stop_token_ids == (257, 1, 9)
     changed = {"generation_config": "vllm", "override_generation_config": {"max_new_tokens": 7}}
     async with serving(folder, FakeEngine(), model=changed) as service:
         assert service.sampling_defaults() == {"max_tokens": 7}
@@ -770,7 +770,7 @@ async def test_engine_death_reaches_every_reader(folder: Path, count: int) -> No
 
 async def test_an_engine_error_ends_its_choice_only(folder: Path) -> None:
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
-        if request.sampling.seed == 1:
+        if request.work.seed == 1:
             yield RequestDelta(id=request.id, finish=FinishReason.ERROR, error="non-finite logits")
         else:
             yield from echo(request)
@@ -793,7 +793,7 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path, caplo
             return []
 
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
-        return tokens(request, list(b"axbc" if request.sampling.seed == 1 else b"abc"))
+        return tokens(request, list(b"axbc" if request.work.seed == 1 else b"abc"))
 
     engine = FakeEngine(script)
     plugins = FakePlugins(reasoning_parser={"angry": Angry})

@@ -84,7 +84,7 @@ class Recorder(DemuxClient):
 
 
 def request(name: str) -> EngineRequest:
-    return EngineRequest(id=name, prompt_ids=(1, 2), sampling=TokenSampling(seed=0, max_tokens=4))
+    return EngineRequest(id=name, prompt_ids=(1, 2), work=TokenSampling(seed=0, max_tokens=4))
 
 
 async def test_stream_is_submitted_at_once_and_ends_with_its_terminal_delta() -> None:

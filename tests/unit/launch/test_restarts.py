@@ -58,7 +58,7 @@ class Recorder(DemuxClient):
 
 
 def request(name: str) -> EngineRequest:
-    return EngineRequest(id=name, prompt_ids=(1, 2), sampling=TokenSampling(seed=0, max_tokens=4))
+    return EngineRequest(id=name, prompt_ids=(1, 2), work=TokenSampling(seed=0, max_tokens=4))
 
 
 # ------------------------------------------------------------------------------------------ when

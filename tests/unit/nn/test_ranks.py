@@ -33,7 +33,7 @@ from ferrule_nn import (
     outputs,
 )
 from ferrule_nn.division import DividedParameter
-from ferrule_testkit.kits.model import Runner, recipe_folder
+from ferrule_testkit.kits.model_run import Runner, recipe_folder
 from ferrule_testkit.quantized import quantized_checkpoint
 from ferrule_testkit.ranks import Exchange
 

@@ -156,7 +156,9 @@ def test_a_limit_on_thoughts_goes_back_with_the_guesses(llama: Guessing) -> None
 
 def chunk(slot: int, *guesses: int, start: int = 4) -> Chunk:
     drafts = len(guesses)
-    return Chunk(slot=slot, id="", epoch=0, start=start, count=1 + drafts, samples=True, new_ids=guesses, drafts=drafts)
+    return Chunk(
+        slot=slot, id="", epoch=0, start=start, count=1 + drafts, ends="sample", new_ids=guesses, drafts=drafts
+    )
 
 
 def test_lengths_are_known_where_the_tokens_are() -> None:

@@ -76,12 +76,10 @@ def running(folder: Path, plugins: Plugins) -> Iterator[UniExecutor]:
 
 
 def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), prompt: tuple[int, ...] = ()) -> StepPlan:
-    admits = (
-        (Admit(slot=0, id="a", epoch=0, known_ids=prompt, num_prompt=len(prompt), sampling=GREEDY),) if prompt else ()
-    )
+    admits = (Admit(slot=0, id="a", epoch=0, known_ids=prompt, num_prompt=len(prompt), work=GREEDY),) if prompt else ()
     return StepPlan(
         step=step,
-        chunks=(Chunk(slot=0, id="a", epoch=0, start=start, count=count, samples=True, new_blocks=(blocks,)),),
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=start, count=count, ends="sample", new_blocks=(blocks,)),),
         admits=admits,
     )
 
@@ -321,12 +319,12 @@ def _embedded(size: int = 64, tokens: int = 3, **changes: Any) -> StepPlan:
         epoch=0,
         known_ids=(0,) * tokens,
         num_prompt=tokens,
-        sampling=GREEDY,
+        work=GREEDY,
         embeds=Embeds(**given),
     )
     return StepPlan(
         step=0,
-        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=tokens, samples=True, new_blocks=((3,),)),),
+        chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=tokens, ends="sample", new_blocks=((3,),)),),
         admits=(admit,),
     )
 

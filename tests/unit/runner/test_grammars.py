@@ -232,13 +232,13 @@ def admit(slot: int, script: str, *generated: int) -> Admit:
         epoch=1,
         known_ids=ids,
         num_prompt=2,
-        sampling=TokenSampling(seed=0, max_tokens=9),
+        work=TokenSampling(seed=0, max_tokens=9),
         grammar=grammar_of(script),
     )
 
 
 def chunk(slot: int) -> Chunk:
-    return Chunk(slot=slot, id=f"r{slot}", epoch=1, start=0, count=1, samples=True)
+    return Chunk(slot=slot, id=f"r{slot}", epoch=1, start=0, count=1, ends="sample")
 
 
 class Sampled(Outcome):

@@ -101,46 +101,46 @@ def _story() -> Iterator[StepPlan]:
     asking = TokenSampling(seed=0, max_tokens=8, temperature=0.0, logprobs=2, prompt_logprobs=1)
     data = torch.linspace(-1, 1, 3 * 16).numpy().tobytes()
     admits = (
-        Admit(slot=0, id="a", epoch=0, known_ids=(5, 9, 2, 7, 1), num_prompt=5, sampling=asking),
-        Admit(slot=1, id="b", epoch=0, known_ids=(3, 3), num_prompt=2, sampling=GREEDY),
+        Admit(slot=0, id="a", epoch=0, known_ids=(5, 9, 2, 7, 1), num_prompt=5, work=asking),
+        Admit(slot=1, id="b", epoch=0, known_ids=(3, 3), num_prompt=2, work=GREEDY),
         Admit(
             slot=2,
             id="c",
             epoch=0,
             known_ids=(0, 0, 0),
             num_prompt=3,
-            sampling=GREEDY,
+            work=GREEDY,
             embeds=Embeds(tokens=3, size=16, dtype="float32", data=data),
         ),
     )
     chunks = (
-        Chunk(slot=0, id="a", epoch=0, start=0, count=3, samples=False, new_blocks=((1, 2),)),
-        Chunk(slot=1, id="b", epoch=0, start=0, count=2, samples=True, new_blocks=((3,),)),
-        Chunk(slot=2, id="c", epoch=0, start=0, count=3, samples=True, new_blocks=((4,),)),
+        Chunk(slot=0, id="a", epoch=0, start=0, count=3, ends="", new_blocks=((1, 2),)),
+        Chunk(slot=1, id="b", epoch=0, start=0, count=2, ends="sample", new_blocks=((3,),)),
+        Chunk(slot=2, id="c", epoch=0, start=0, count=3, ends="sample", new_blocks=((4,),)),
     )
     yield StepPlan(step=0, chunks=chunks, admits=admits)
     yield StepPlan(
         step=1,
         chunks=(
-            Chunk(slot=0, id="a", epoch=0, start=3, count=2, samples=True),
-            Chunk(slot=1, id="b", epoch=0, start=2, count=1, samples=True),
-            Chunk(slot=2, id="c", epoch=0, start=3, count=1, samples=True),
+            Chunk(slot=0, id="a", epoch=0, start=3, count=2, ends="sample"),
+            Chunk(slot=1, id="b", epoch=0, start=2, count=1, ends="sample"),
+            Chunk(slot=2, id="c", epoch=0, start=3, count=1, ends="sample"),
         ),
     )
     yield StepPlan(
         step=2,
         chunks=(
-            Chunk(slot=2, id="c", epoch=0, start=4, count=1, samples=True, new_blocks=((5,),)),
-            Chunk(slot=0, id="a", epoch=0, start=5, count=1, samples=True),
+            Chunk(slot=2, id="c", epoch=0, start=4, count=1, ends="sample", new_blocks=((5,),)),
+            Chunk(slot=0, id="a", epoch=0, start=5, count=1, ends="sample"),
         ),
     )
-    again = Admit(slot=1, id="d", epoch=1, known_ids=(8, 8, 8), num_prompt=3, sampling=asking)
+    again = Admit(slot=1, id="d", epoch=1, known_ids=(8, 8, 8), num_prompt=3, work=asking)
     yield StepPlan(
         step=3,
         chunks=(
-            Chunk(slot=1, id="d", epoch=1, start=0, count=4, samples=True, new_ids=(6,), new_blocks=((3,),)),
+            Chunk(slot=1, id="d", epoch=1, start=0, count=4, ends="sample", new_ids=(6,), new_blocks=((3,),)),
             Chunk(
-                slot=0, id="a", epoch=0, start=6, count=3, samples=True, new_ids=(1, 2), drafts=2, new_blocks=((6,),)
+                slot=0, id="a", epoch=0, start=6, count=3, ends="sample", new_ids=(1, 2), drafts=2, new_blocks=((6,),)
             ),
         ),
         admits=(again,),
@@ -380,7 +380,7 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
     )
     prompts = [tuple(range(5 + n, 12 + 3 * n)) for n in range(5)]
     inbox = [
-        (b"me", Submit(EngineRequest(id=str(n), prompt_ids=ids, sampling=replace(GREEDY, max_tokens=12), arrival=0.0)))
+        (b"me", Submit(EngineRequest(id=str(n), prompt_ids=ids, work=replace(GREEDY, max_tokens=12), arrival=0.0)))
         for n, ids in enumerate(prompts)
     ]
     tokens: dict[str, list[int]] = {str(n): [] for n in range(len(prompts))}
@@ -434,7 +434,7 @@ def test_the_step_that_is_rehearsed_is_the_largest(
         executor.start(config, discover())
         (plan,) = plans
         assert [chunk.count for chunk in plan.chunks] == counts
-        assert all(chunk.samples for chunk in plan.chunks)
+        assert all(chunk.ends == "sample" for chunk in plan.chunks)
         executor.init_cache(20)
         executor.call("check")
     finally:

@@ -10,7 +10,7 @@ import torch
 
 from ferrule.engine.cache import KVCacheManager, footprint
 from ferrule.engine.scheduler import DefaultScheduler
-from ferrule.interfaces.model import ForwardContext, LayerCache, Model, StateSpec
+from ferrule.interfaces.model import ForwardContext, Generates, LayerCache, Model, StateSpec
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
@@ -18,7 +18,8 @@ from ferrule.types import Admit, CacheGroup, Chunk, EngineRequest, StepPlan, Tok
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_plugins.sampler.default import DefaultSampler
-from ferrule_testkit.fakes import FakeExecutor, FakeModel, solo
+from ferrule_testkit.fake_executor import FakeExecutor
+from ferrule_testkit.fakes import FakeModel, solo
 
 FULL, RECURRENT = CacheGroup("full", 4), CacheGroup("recurrent", 4)
 VOCAB = 97
@@ -31,7 +32,7 @@ def limits(*groups: CacheGroup, **more: Any) -> SchedulerLimits:
 
 
 def request(id: str, *prompt: int) -> EngineRequest:
-    return EngineRequest(id=id, prompt_ids=prompt, sampling=GREEDY)
+    return EngineRequest(id=id, prompt_ids=prompt, work=GREEDY)
 
 
 # ------------------------------------------------------------------------------------------- engine
@@ -71,7 +72,7 @@ class Served:
 
     def cached(self, prompt: Sequence[int], **sampling: Any) -> int:
         settings = TokenSampling(**{"seed": 0, "max_tokens": 2, **sampling})
-        asked = EngineRequest(id="r", prompt_ids=tuple(prompt), sampling=settings)
+        asked = EngineRequest(id="r", prompt_ids=tuple(prompt), work=settings)
         self.scheduler.add(asked, 0.0)
         said: list[int] = []
         while self.scheduler.has_work():
@@ -122,7 +123,7 @@ def test_states_are_saved_while_tokens_are_generated():
     assert served.cached(range(6), max_tokens=40) == 0
     said = solo(
         FakeModel((RECURRENT,), 32),
-        EngineRequest(id="r", prompt_ids=tuple(range(6)), sampling=TokenSampling(seed=0, max_tokens=40)),
+        EngineRequest(id="r", prompt_ids=tuple(range(6)), work=TokenSampling(seed=0, max_tokens=40)),
         64,
     ).token_ids
     assert served.cached([*range(6), *said, 1, 2]) == 32  # every 16th
@@ -167,7 +168,7 @@ def test_a_model_of_states_alone_never_waits_for_blocks():
 # ------------------------------------------------------------------------------------------- runner
 
 
-class Adder(Model):
+class Adder(Model, Generates):
     """The next token is the sum of all tokens so far; a second state counts them in another type."""
 
     def cache_specs(self) -> dict[str, LayerCache]:
@@ -208,15 +209,21 @@ def runner():
 
 
 def admit(slot, *ids, restore=0):
-    return Admit(
-        slot=slot, id=f"r{slot}", epoch=0, known_ids=ids, num_prompt=len(ids), sampling=GREEDY, restore=restore
-    )
+    return Admit(slot=slot, id=f"r{slot}", epoch=0, known_ids=ids, num_prompt=len(ids), work=GREEDY, restore=restore)
 
 
 def run(runner, *chunks, admits=(), releases=()):
     """Chunks are (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
     made = tuple(
-        Chunk(slot=slot, id=f"r{slot}", epoch=0, start=start, count=count, samples=samples, save=sum(save))
+        Chunk(
+            slot=slot,
+            id=f"r{slot}",
+            epoch=0,
+            start=start,
+            count=count,
+            ends="sample" if samples else "",
+            save=sum(save),
+        )
         for slot, start, count, samples, *save in chunks
     )
     return [

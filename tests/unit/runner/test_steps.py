@@ -121,7 +121,7 @@ class Driver:
             epoch=0,
             known_ids=request.prompt,
             num_prompt=len(request.prompt),
-            sampling=request.sampling,
+            work=request.sampling,
         )
 
     def chunk(self, request: Request, budget: int) -> Chunk:
@@ -139,7 +139,7 @@ class Driver:
             epoch=0,
             start=start,
             count=count,
-            samples=samples,
+            ends="sample" if samples else "",
             new_blocks=blocks,
         )
 
@@ -369,7 +369,7 @@ def test_preempted_request_goes_on_with_the_same_samples(reference: LlamaForCaus
     Driver(_runner(model)).run([whole])
     known = (*whole.prompt, *whole.tokens[:5])
     runner, blocks = _runner(model), tuple(range(1, 9))
-    admit = Admit(slot=2, id="again", epoch=1, known_ids=known, num_prompt=len(whole.prompt), sampling=whole.sampling)
+    admit = Admit(slot=2, id="again", epoch=1, known_ids=known, num_prompt=len(whole.prompt), work=whole.sampling)
     result = runner.execute(
         StepPlan(
             step=0,
@@ -380,7 +380,7 @@ def test_preempted_request_goes_on_with_the_same_samples(reference: LlamaForCaus
                     epoch=1,
                     start=0,
                     count=len(known),
-                    samples=True,
+                    ends="sample",
                     new_blocks=(blocks,),
                 ),
             ),
@@ -393,19 +393,19 @@ def test_preempted_request_goes_on_with_the_same_samples(reference: LlamaForCaus
 
 def test_admission_in_the_step_that_releases_the_slot(runner: ModelRunner, reference: LlamaForCausalLM) -> None:
     first, second = (
-        Admit(slot=0, id=name, epoch=0, known_ids=_prompt(n), num_prompt=n, sampling=_greedy())
+        Admit(slot=0, id=name, epoch=0, known_ids=_prompt(n), num_prompt=n, work=_greedy())
         for name, n in (("a", 9), ("b", 4))
     )
     runner.execute(
         StepPlan(
             step=0,
-            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=((1, 2, 3),)),),
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, ends="sample", new_blocks=((1, 2, 3),)),),
             admits=(first,),
         )
     )
     plan = StepPlan(
         step=1,
-        chunks=(Chunk(slot=0, id="b", epoch=0, start=0, count=4, samples=True, new_blocks=((3,),)),),
+        chunks=(Chunk(slot=0, id="b", epoch=0, start=0, count=4, ends="sample", new_blocks=((3,),)),),
         admits=(second,),
         releases=(0,),
     )
@@ -414,15 +414,15 @@ def test_admission_in_the_step_that_releases_the_slot(runner: ModelRunner, refer
 
 def test_ids_that_the_host_appends_are_used(runner: ModelRunner, reference: LlamaForCausalLM) -> None:
     prompt = _prompt(9)
-    admit = Admit(slot=0, id="a", epoch=0, known_ids=prompt[:5], num_prompt=5, sampling=_greedy())
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=prompt[:5], num_prompt=5, work=_greedy())
     runner.execute(
         StepPlan(
             step=0,
-            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=4, samples=False, new_blocks=((1,),)),),
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=4, ends="", new_blocks=((1,),)),),
             admits=(admit,),
         )
     )
-    chunk = Chunk(slot=0, id="a", epoch=0, start=4, count=5, samples=True, new_ids=prompt[5:], new_blocks=((2, 3),))
+    chunk = Chunk(slot=0, id="a", epoch=0, start=4, count=5, ends="sample", new_ids=prompt[5:], new_blocks=((2, 3),))
     assert list(runner.execute(StepPlan(step=1, chunks=(chunk,))).rows[0].token_ids) == _expected(reference, prompt, 1)
 
 
@@ -430,7 +430,7 @@ def test_the_last_position_of_the_context(runner: ModelRunner) -> None:
     request = Request(_prompt(MAX_LEN - 3), _greedy(4))
     request_blocks = tuple(range(1, MAX_LEN // BLOCK + 1))
     admit = Admit(
-        slot=0, id="a", epoch=0, known_ids=request.prompt, num_prompt=len(request.prompt), sampling=request.sampling
+        slot=0, id="a", epoch=0, known_ids=request.prompt, num_prompt=len(request.prompt), work=request.sampling
     )
     plans = [
         StepPlan(
@@ -442,7 +442,7 @@ def test_the_last_position_of_the_context(runner: ModelRunner) -> None:
                     epoch=0,
                     start=0,
                     count=MAX_LEN - 3,
-                    samples=True,
+                    ends="sample",
                     new_blocks=(request_blocks,),
                 ),
             ),
@@ -450,7 +450,7 @@ def test_the_last_position_of_the_context(runner: ModelRunner) -> None:
         )
     ]
     plans += [
-        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=MAX_LEN - 4 + n, count=1, samples=True),))
+        StepPlan(step=n, chunks=(Chunk(slot=0, id="a", epoch=0, start=MAX_LEN - 4 + n, count=1, ends="sample"),))
         for n in (1, 2, 3)
     ]
     assert [len(runner.execute(plan).rows[0].token_ids) for plan in plans] == [1, 1, 1, 1]
@@ -486,19 +486,19 @@ def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> N
     prompt = tuple(t for t in _prompt(12) if t != bad)[:9]
     model.embed_tokens.weight[bad] = float("nan")
     runner = _runner(model)
-    admit = Admit(slot=0, id="a", epoch=0, known_ids=(*prompt[:8], bad), num_prompt=9, sampling=_greedy())
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=(*prompt[:8], bad), num_prompt=9, work=_greedy())
     result = runner.execute(
         StepPlan(
             step=0,
-            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=blocks),),
+            chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, ends="sample", new_blocks=blocks),),
             admits=(admit,),
         )
     )
     assert result.rows[0].error is not None
-    clean = Admit(slot=1, id="b", epoch=0, known_ids=prompt[:6], num_prompt=6, sampling=_greedy())
+    clean = Admit(slot=1, id="b", epoch=0, known_ids=prompt[:6], num_prompt=6, work=_greedy())
     plan = StepPlan(
         step=1,
-        chunks=(Chunk(slot=1, id="b", epoch=0, start=0, count=6, samples=True, new_blocks=((3, 1),)),),
+        chunks=(Chunk(slot=1, id="b", epoch=0, start=0, count=6, ends="sample", new_blocks=((3, 1),)),),
         admits=(clean,),
         releases=(0,),
     )
@@ -510,11 +510,11 @@ def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> N
 def test_an_id_outside_the_vocabulary_ends_its_request_alone(
     runner: ModelRunner, reference: LlamaForCausalLM, token: int
 ) -> None:
-    bad = Admit(slot=0, id="a", epoch=0, known_ids=(1, token, 2), num_prompt=3, sampling=_greedy())
-    good = Admit(slot=1, id="b", epoch=0, known_ids=_prompt(6), num_prompt=6, sampling=_greedy())
+    bad = Admit(slot=0, id="a", epoch=0, known_ids=(1, token, 2), num_prompt=3, work=_greedy())
+    good = Admit(slot=1, id="b", epoch=0, known_ids=_prompt(6), num_prompt=6, work=_greedy())
     chunks = (
-        Chunk(slot=0, id="a", epoch=0, start=0, count=3, samples=True, new_blocks=((1,),)),
-        Chunk(slot=1, id="b", epoch=0, start=0, count=6, samples=True, new_blocks=((2, 3),)),
+        Chunk(slot=0, id="a", epoch=0, start=0, count=3, ends="sample", new_blocks=((1,),)),
+        Chunk(slot=1, id="b", epoch=0, start=0, count=6, ends="sample", new_blocks=((2, 3),)),
     )
     rows = runner.execute(StepPlan(step=0, chunks=chunks, admits=(bad, good))).rows
     assert "vocabulary" in str(rows[0].error)
@@ -522,12 +522,12 @@ def test_an_id_outside_the_vocabulary_ends_its_request_alone(
 
 
 def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
-    admit = Admit(slot=0, id="a", epoch=0, known_ids=_prompt(9), num_prompt=9, sampling=_greedy())
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=_prompt(9), num_prompt=9, work=_greedy())
     with pytest.raises(RuntimeError, match="no block"):
         runner.execute(
             StepPlan(
                 step=0,
-                chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, samples=True, new_blocks=((1,),)),),
+                chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=9, ends="sample", new_blocks=((1,),)),),
                 admits=(admit,),
             )
         )
@@ -535,7 +535,7 @@ def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
         runner.execute(
             StepPlan(
                 step=0,
-                chunks=(Chunk(slot=3, id="x", epoch=0, start=0, count=1, samples=True, new_blocks=((1,),)),),
+                chunks=(Chunk(slot=3, id="x", epoch=0, start=0, count=1, ends="sample", new_blocks=((1,),)),),
             )
         )
     with pytest.raises(IndexError):
@@ -543,7 +543,7 @@ def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
             StepPlan(
                 step=0,
                 chunks=(),
-                admits=(Admit(slot=99, id="a", epoch=0, known_ids=(1,), num_prompt=1, sampling=_greedy()),),
+                admits=(Admit(slot=99, id="a", epoch=0, known_ids=(1,), num_prompt=1, work=_greedy()),),
             )
         )
     with pytest.raises(IndexError):
@@ -551,9 +551,7 @@ def test_broken_plans_are_noticed(runner: ModelRunner) -> None:
             StepPlan(
                 step=0,
                 chunks=(),
-                admits=(
-                    Admit(slot=0, id="a", epoch=0, known_ids=(1,) * (MAX_LEN + 1), num_prompt=1, sampling=_greedy()),
-                ),
+                admits=(Admit(slot=0, id="a", epoch=0, known_ids=(1,) * (MAX_LEN + 1), num_prompt=1, work=_greedy()),),
             )
         )
 

@@ -212,6 +212,12 @@ class Ledger:
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
 
+    def pooled(self, account: Account) -> None:
+        """Count the prompt of which a vector came."""
+        account.first_token = self._clock()
+        self.leave_queue(account)
+        self._count_prompt(account)
+
     def drop(self, account: Account) -> None:
         """Take an open account off the books, and count it nowhere."""
         account.settled = True
@@ -237,13 +243,16 @@ class Ledger:
             self.board.add(WAITING, -1)
             self.hold(-account.weight)
 
+    def _count_prompt(self, account: Account) -> None:
+        self.board.add(PROMPT_TOKENS, account.prompt)
+        self.board.add(PROMPT_CACHED, account.cached)
+
     def _count(self, account: Account, count: int) -> None:
         """Count tokens for the choice, for all, and for the key that pays for them; with the first ones the prompt."""
         if not count:
             return
         if not account.generated:
-            self.board.add(PROMPT_TOKENS, account.prompt)
-            self.board.add(PROMPT_CACHED, account.cached)
+            self._count_prompt(account)
         account.generated += count
         self.board.add(GENERATION_TOKENS, count)
         if account.caller is not None:

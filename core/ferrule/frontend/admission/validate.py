@@ -23,7 +23,7 @@ from ferrule.interfaces.service import Generate
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
 from ferrule.schema import checked as checked_as
-from ferrule.types import TokenSampling
+from ferrule.types import ModelInfo, TokenSampling
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
@@ -220,6 +220,21 @@ def check_output_cells(num_prompts: int, num_choices: int, checked: Checked, rul
             f"be {cells} values; at most {most} are kept (--max-logprob-cells). Ask for fewer, or for a stream.",
             "best_of" if checked.logprobs is None else "logprobs",
         )
+
+
+def check_task(task: str, model: ModelInfo) -> None:
+    """Raise RequestError where the model is for other tasks."""
+    if task not in model.tasks:
+        raise RequestError(f"{model.architecture} is for {' and '.join(model.tasks)}, and not for {task}.", "model")
+
+
+def check_pooled(ids: tuple[int, ...], rules: Rules, param: str) -> None:
+    """Raise RequestError for a prompt that is empty, or longer than what one vector can be computed of."""
+    if not ids:
+        raise RequestError("The prompt has no tokens; at least one is needed.", param)
+    most = rules.max_model_len if rules.context >= rules.max_model_len else rules.context - 1
+    if len(ids) > most:
+        raise RequestError(f"The prompt has {len(ids)} tokens; a vector can be computed of at most {most}.", param)
 
 
 def check_salt(salt: Any) -> str | None:

@@ -94,7 +94,7 @@ class _Search:
             return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR)]
 
     async def _search(self) -> list[Hypothesis]:
-        width, limit = self.beam.width, self.choice.request.sampling.max_tokens
+        width, limit = self.beam.width, self.choice.request.work.max_tokens
         running, over = [Hypothesis(*self.choice.watch())], list[tuple[float, Hypothesis]]()
         for length in range(1, limit + 1):
             running, ended = self._grow(running, await self._step(running), length)
@@ -110,12 +110,12 @@ class _Search:
 
     async def _step(self, beams: Sequence[Hypothesis]) -> list[TokenLogprobs]:
         """For each beam its most likely next tokens: enough of them even where all stop ids come first."""
-        request, sampling = self.choice.request, self.choice.request.sampling
+        request, sampling = self.choice.request, self.choice.request.work
         top = max(self.beam.width + len(sampling.stop_token_ids), sampling.logprobs or 0)
         prompt = None if beams[0].ids else sampling.prompt_logprobs
         asked = TokenSampling(seed=0, max_tokens=1, temperature=0.0, logprobs=top, prompt_logprobs=prompt)
         requests = [
-            replace(request, id=secrets.token_hex(16), prompt_ids=request.prompt_ids + beam.ids, sampling=asked)
+            replace(request, id=secrets.token_hex(16), prompt_ids=request.prompt_ids + beam.ids, work=asked)
             for beam in beams
         ]
         streams = [self.client.generate(one) for one in requests]
@@ -143,7 +143,7 @@ class _Search:
         self, beams: Sequence[Hypothesis], nexts: Sequence[TokenLogprobs], length: int
     ) -> tuple[list[Hypothesis], list[Hypothesis]]:
         """(beams that go on, beams that end), best first. One ends only if it is among the `width` best."""
-        sampling, width = self.choice.request.sampling, self.beam.width
+        sampling, width = self.choice.request.work, self.beam.width
         early = length <= sampling.min_tokens
         candidates = [
             (beam.total + logprob, beam, found.top, place)
@@ -166,7 +166,7 @@ class _Search:
 
     def _extend(self, beam: Hypothesis, token: TokenLogprobs, early: bool) -> Hypothesis:
         detokenizer, stops = copy(beam.detokenizer), copy(beam.stops)
-        stop = token.token_id if token.token_id in self.choice.request.sampling.stop_token_ids else None
+        stop = token.token_id if token.token_id in self.choice.request.work.stop_token_ids else None
         finish = None if stop is None else FinishReason.STOP
         if detokenizer is not None and stops is not None:
             text = detokenizer.feed(token.token_id)
@@ -179,7 +179,7 @@ class _Search:
         return RequestDelta(
             id=self.choice.id,
             token_ids=beam.ids,
-            logprobs=() if self.choice.request.sampling.logprobs is None else beam.logprobs,
+            logprobs=() if self.choice.request.work.logprobs is None else beam.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             finish=beam.finish,
             stop_reason=beam.stop_reason,

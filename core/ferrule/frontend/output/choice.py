@@ -107,7 +107,7 @@ class Choice:
         self._num_tokens += count
         self._num_parsed += len(text)
         self.score += sum(entry.logprob for entry in logprobs)
-        events = self.parse.feed(text, ids, self._num_tokens > self.request.sampling.min_tokens)
+        events = self.parse.feed(text, ids, self._num_tokens > self.request.work.min_tokens)
         answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
         if delta.finish is not None or self._matched() is not None:
             events += self.parse.finish()
@@ -166,7 +166,7 @@ class Choice:
         if self._begun:
             return output
         self._begun = True
-        wanted = self.request.sampling.prompt_logprobs is not None
+        wanted = self.request.work.prompt_logprobs is not None
         ids, self.request = (
             self.request.prompt_ids,
             replace(self.request, prompt_ids=()),
@@ -201,7 +201,7 @@ class Choice:
             piece = self._detokenizer.feed(token)
             offsets.append(self._num_characters + self._detokenizer.begin)
             self._num_characters += len(piece)
-            if self._stops is None or self._num_tokens + number <= self.request.sampling.min_tokens:
+            if self._stops is None or self._num_tokens + number <= self.request.work.min_tokens:
                 text += piece
                 continue
             text += self._stops.feed(piece)

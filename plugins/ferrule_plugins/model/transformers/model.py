@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model, StateSpec
+from ferrule.interfaces.model import BuildContext, ForwardContext, Generates, LayerCache, Model, StateSpec
 from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.types import PromptBorder
@@ -59,7 +59,7 @@ class _Passthrough(nn.Module):
         return _Given(self.hidden)
 
 
-class TransformersModel(nn.Module, Model):
+class TransformersModel(nn.Module, Model, Generates):
     """Wraps the library's model. It runs flat where its class allows that, else row after row."""
 
     any_architecture = True

@@ -44,14 +44,14 @@ def next_logprobs(ids: tuple[int, ...]) -> torch.Tensor:
 
 def run_model(request: EngineRequest) -> Iterator[RequestDelta]:
     """One token of the tiny model: what the engine does for a beam's step."""
-    values, ids = next_logprobs(request.prompt_ids).topk(request.sampling.logprobs or 1)
+    values, ids = next_logprobs(request.prompt_ids).topk(request.work.logprobs or 1)
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     prompt = tuple(TokenLogprobs(token, -1.0, 1) for token in request.prompt_ids[1:])
     yield RequestDelta(
         id=request.id,
         token_ids=(top[0][0],),
         logprobs=(TokenLogprobs(*top[0], 1, top),),
-        prompt_logprobs=prompt if request.sampling.prompt_logprobs is not None else (),
+        prompt_logprobs=prompt if request.work.prompt_logprobs is not None else (),
         finish=FinishReason.LENGTH,
         cached=0 if len(request.prompt_ids) == len(PROMPT) else 4,
     )
@@ -110,9 +110,7 @@ async def test_a_step_is_a_request_for_each_beam(folder: Path) -> None:
     assert (answer.usage.prompt_tokens, answer.usage.completion_tokens, answer.usage.cached_tokens) == (5, 4, 0)
     assert [len(request.prompt_ids) for request in runs.requests] == [5, 6, 6, 6, 7, 7, 7, 8, 8, 8]
     assert all(request.prompt_ids[:5] == PROMPT for request in runs.requests)
-    assert {(r.sampling.max_tokens, r.sampling.temperature, r.sampling.logprobs) for r in runs.requests} == {
-        (1, 0.0, 3)
-    }
+    assert {(r.work.max_tokens, r.work.temperature, r.work.logprobs) for r in runs.requests} == {(1, 0.0, 3)}
     assert len({request.id for request in runs.requests}) == 10
     assert runs.cancels == []
 
@@ -160,8 +158,8 @@ def spells(words: dict[str, float]) -> FakeEngine:
             if word.startswith(done) and word != done:
                 token = ord(word[len(done)])
                 nexts[token] = max(nexts.get(token, -1e9), logprob if not done else -0.01)
-        fill = [(token, -50.0 - token) for token in range(100, 100 + (request.sampling.logprobs or 0))]
-        top = tuple(sorted(nexts.items(), key=lambda item: -item[1]) + fill)[: request.sampling.logprobs or 0]
+        fill = [(token, -50.0 - token) for token in range(100, 100 + (request.work.logprobs or 0))]
+        top = tuple(sorted(nexts.items(), key=lambda item: -item[1]) + fill)[: request.work.logprobs or 0]
         yield RequestDelta(
             id=request.id,
             token_ids=(top[0][0],),
@@ -339,13 +337,13 @@ async def test_beams_count_against_the_limits(folder: Path) -> None:
 
 def drawn(request: EngineRequest) -> Iterator[RequestDelta]:
     """Two tokens; the seed says how likely they are, and how many there are."""
-    number = request.sampling.seed % 10
+    number = request.work.seed % 10
     for place in range(1, number + 2):
         yield RequestDelta(
             id=request.id,
             token_ids=(65 + number,),
             logprobs=(TokenLogprobs(65 + number, -abs(number - 2.2), 1, ()),)
-            if request.sampling.logprobs is not None
+            if request.work.logprobs is not None
             else (),
             finish=FinishReason.LENGTH if place == number + 1 else None,
         )
@@ -362,8 +360,8 @@ async def test_the_best_samples_are_returned(folder: Path, logprobs: int | None)
         stream = await service.generate(request)
         found = [output async for output in stream]
         await drained(service)
-    assert [request.sampling.seed for request in runs.requests] == [0, 1, 2, 3] * 2
-    assert {request.sampling.logprobs for request in runs.requests} == {0}
+    assert [request.work.seed for request in runs.requests] == [0, 1, 2, 3] * 2
+    assert {request.work.logprobs for request in runs.requests} == {0}
     by_index = {index: [o for o in found if o.index == index] for index in range(4)}
     texts = {index: bytes(t for o in some for t in o.token_ids) for index, some in by_index.items()}
     assert texts == {0: b"CCC", 1: b"A", 2: b"CCC", 3: b"A"}  # sums -0.6 and -2.2; B has -2.4, D -3.2
@@ -375,7 +373,7 @@ async def test_the_best_samples_are_returned(folder: Path, logprobs: int | None)
 
 async def test_a_sample_that_failed_is_the_worst(folder: Path) -> None:
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
-        if request.sampling.seed == 2:
+        if request.work.seed == 2:
             return iter([RequestDelta(id=request.id, finish=FinishReason.ERROR, error="no")])
         return drawn(request)
 

@@ -58,7 +58,7 @@ def tokens(folder: Path, backend: str) -> list[int]:
         executor.init_cache(20)
         prompts = tuple(range(5, 30)), tuple(range(40, 44))
         admits = tuple(
-            Admit(slot=slot, id="ab"[slot], epoch=0, known_ids=ids, num_prompt=len(ids), sampling=greedy)
+            Admit(slot=slot, id="ab"[slot], epoch=0, known_ids=ids, num_prompt=len(ids), work=greedy)
             for slot, ids in enumerate(prompts)
         )
         for step in range(7):
@@ -71,7 +71,7 @@ def tokens(folder: Path, backend: str) -> list[int]:
                     epoch=0,
                     start=first,
                     count=count,
-                    samples=samples,
+                    ends="sample" if samples else "",
                     new_blocks=((1, 2),) if step == 0 else (),
                 )
             ]
@@ -84,7 +84,7 @@ def tokens(folder: Path, backend: str) -> list[int]:
                         epoch=0,
                         start=start,
                         count=other,
-                        samples=True,
+                        ends="sample",
                         new_blocks=((3,),) if step == 1 else (),
                     )
                 )

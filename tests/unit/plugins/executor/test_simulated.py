@@ -26,10 +26,10 @@ def started(**options: object) -> SimulatedExecutor:
 
 def plan(step: int, start: int, count: int, blocks: tuple[tuple[int, ...], ...] = ()) -> StepPlan:
     sampling = TokenSampling(seed=9, max_tokens=4, logprobs=2, prompt_logprobs=0)
-    admits = (Admit(slot=0, id="a", epoch=1, known_ids=(5, 6, 7), num_prompt=3, sampling=sampling),) if blocks else ()
+    admits = (Admit(slot=0, id="a", epoch=1, known_ids=(5, 6, 7), num_prompt=3, work=sampling),) if blocks else ()
     return StepPlan(
         step=step,
-        chunks=(Chunk(slot=0, id="a", epoch=1, start=start, count=count, samples=True, new_blocks=blocks),),
+        chunks=(Chunk(slot=0, id="a", epoch=1, start=start, count=count, ends="sample", new_blocks=blocks),),
         admits=admits,
     )
 

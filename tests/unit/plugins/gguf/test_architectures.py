@@ -28,7 +28,7 @@ from ferrule_plugins.gguf.reader import read_model
 from ferrule_plugins.gguf.tensors import ordered
 from ferrule_plugins.load_format.gguf import Gguf
 from ferrule_testkit.checkpoints import RECIPES
-from ferrule_testkit.kits.model import Runner
+from ferrule_testkit.kits.model_run import Runner
 from ferrule_testkit.simulate import load
 from tests.unit.plugins.gguf import converted as c
 from tests.unit.plugins.gguf.converted import Case

@@ -86,18 +86,18 @@ def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1) -> lis
         tuple(tuple(range(1 + 8 * (groups * n + g), 9 + 8 * (groups * n + g))) for g in range(groups)) for n in range(4)
     ]
     admits = tuple(
-        Admit(slot=n, id=str(n), epoch=0, known_ids=ids, num_prompt=len(ids), sampling=ASKING)
+        Admit(slot=n, id=str(n), epoch=0, known_ids=ids, num_prompt=len(ids), work=ASKING)
         for n, ids in enumerate(prompts)
     )
     chunks = tuple(
-        Chunk(slot=n, id=str(n), epoch=0, start=0, count=len(ids), samples=True, new_blocks=blocks[n])
+        Chunk(slot=n, id=str(n), epoch=0, start=0, count=len(ids), ends="sample", new_blocks=blocks[n])
         for n, ids in enumerate(prompts)
     )
     results = [list(runner.execute(StepPlan(step=0, chunks=chunks, admits=admits)).rows)]
     for step in range(1, steps):
         live = [n for n in reversed(range(rows)) if n or step < 3 or rows == 1]
         chunks = tuple(
-            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, samples=True) for n in live
+            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, ends="sample") for n in live
         )
         results.append(list(runner.execute(StepPlan(step=step, chunks=chunks)).rows))
     runner.execute(StepPlan(step=steps, chunks=(), releases=tuple(range(rows))))

@@ -1,0 +1,99 @@
+"""`Vectors`: the service's requests whose answers are vectors. They pass the same gate as those that generate."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import struct
+import time
+from contextlib import aclosing
+
+from ferrule.callers import CALLER
+from ferrule.config import Resolved
+from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed, UnavailableError
+from ferrule.frontend.admission.admit import PromptReader
+from ferrule.frontend.admission.ledger import Account, Reservation
+from ferrule.frontend.admission.validate import (
+    check_count,
+    check_pooled,
+    check_priority,
+    check_salt,
+    check_task,
+    scoped,
+)
+from ferrule.frontend.operations import Operations
+from ferrule.interfaces.service import ChatPrompt, Pool, Pooled, Prompt, Service
+from ferrule.types import EngineRequest, FinishReason, Pooling, RequestDelta
+
+
+class Vectors(Operations, Service):
+    """Part of a service, which has these."""
+
+    _config: Resolved
+    _reader: PromptReader
+
+    async def pool(self, request: Pool) -> list[Pooled]:
+        """See `ferrule.interfaces.service.Service.pool`."""
+        arrival = time.monotonic()
+        self._check_available()
+        check_task("embed", self.model)
+        self.resolve(request.model)
+        check_count(len(request.prompts), 1, self._config.limits.max_prompts)
+        priority, caller = check_priority(request.priority), CALLER.get()
+        salt = scoped(check_salt(request.cache_salt), caller, self._config.cache.cache_scope)
+        with self.ledger.reserve(len(request.prompts)) as reservation:
+            prompts = [await self._pooled_ids(prompt, reservation) for prompt in request.prompts]
+            self._check_available()
+            asked = [
+                EngineRequest(
+                    id=secrets.token_hex(16),
+                    prompt_ids=ids,
+                    work=Pooling(normalize=request.normalize),
+                    arrival=arrival,
+                    priority=priority,
+                    cache_salt=salt,
+                    key_name="" if caller is None else caller.name,
+                )
+                for ids in prompts
+            ]
+            accounts = [self._account(one, reservation) for one in asked]
+        try:
+            async with asyncio.TaskGroup() as group:
+                parts = zip(asked, accounts, strict=True)
+                tasks = [group.create_task(self._vector(one, account)) for one, account in parts]
+        except* FerruleError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _pooled_ids(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> tuple[int, ...]:
+        if isinstance(prompt, Prompt) and prompt.embeds is not None:
+            raise RequestError("Vectors are computed of texts and token ids, not of prompt_embeds.", "prompt_embeds")
+        ids = (await self._reader.read(prompt)).ids
+        check_pooled(ids, self._reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        reservation.add_tokens(len(ids))
+        return ids
+
+    def _account(self, request: EngineRequest, reservation: Reservation) -> Account:
+        prompt = len(request.prompt_ids)
+        account = Account(request.arrival, prompt, 0, 1, weight=prompt, id=request.id, caller=CALLER.get())
+        reservation.turn(account)
+        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None)
+        return account
+
+    async def _vector(self, request: EngineRequest, account: Account) -> Pooled:
+        last: RequestDelta | None = None
+        try:
+            async with aclosing(self._client.generate(request)) as stream:  # type: ignore[type-var]
+                last = await anext(stream)  # there is one delta
+            if last.vector is not None:
+                account.cached = last.cached
+                self.ledger.pooled(account)
+        except EngineDead:
+            raise UnavailableError("The engine is not running.") from None
+        finally:
+            self.ledger.settle(account, (last and last.finish) or FinishReason.ABORT, last)
+        if last.vector is None:
+            said = last.error or "The request ended without a vector."
+            raise RequestError(said) if last.invalid else RequestFailed(said)
+        vector = struct.unpack(f"<{len(last.vector) // 4}f", last.vector)
+        return Pooled(vector=vector, prompt_ids=request.prompt_ids, cached_tokens=last.cached)

@@ -1,4 +1,4 @@
-"""An executor whose device is a `FakeDevice`."""
+"""An executor without a model: plans run on a `FakeDevice`, and have ended when they were submitted."""
 
 from __future__ import annotations
 

@@ -349,9 +349,9 @@ class Report:
     cached_tokens: int = 0
     restored: int = 0  # lives that began with saved states
     preemptions: int = 0
+    vectors: int = 0
     right_guesses: int = 0
     wrong_guesses: int = 0
-    vectors: int = 0
 
 
 def simulate(
@@ -378,9 +378,9 @@ def simulate(
             report.cached_tokens += world.ledger.hits
             report.restored += world.ledger.restored
             report.preemptions += world.ledger.preemptions
+            report.vectors += world.ledger.vectors
             report.right_guesses += world.device.right_guesses
             report.wrong_guesses += world.device.wrong_guesses
-            report.vectors += world.ledger.vectors
             episode += 1
     except Exception as error:
         line = f"python -m ferrule_testkit.simulate --seed {seed} --steps {steps}"

@@ -194,10 +194,8 @@ class Ledger:
         known = track.request.prompt_ids + tuple(track.solo.token_ids[: track.num_tokens])
         require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
         require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
-        require(
-            (admit.work, admit.adapter) == (track.request.work, track.request.adapter),
-            f"I9: {admit.id} is admitted as somebody else",
-        )
+        same = (admit.work, admit.adapter) == (track.request.work, track.request.adapter)
+        require(same, f"I9: {admit.id} is admitted as somebody else")
         self._overtakes(track)
         track.prefilling = True
         self._epoch = track.epoch = admit.epoch

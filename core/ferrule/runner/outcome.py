@@ -53,7 +53,7 @@ class Outcome(Step):
         self.tensors.append(vectors)
 
     def add_tokens(self, rows: Sequence[int], sampled: Sampled) -> None:
-        """One token for each of `rows`, where one with guesses comes several times. Behind prompts and vectors."""
+        """Take a token for each of `rows`; one with guesses comes several times. Comes behind prompts and vectors."""
         places = range(len(rows) - 1, -1, -1)
         self._places, self._errors = dict(zip(reversed(rows), places, strict=True)), dict(sampled.errors)
         self._tokens = len(self.tensors)

@@ -32,7 +32,7 @@ from ferrule.llm.outputs import RequestOutput
 from ferrule.log import flush
 from ferrule.wire.messages import Call, ToEngine
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.checkpoints import SIZES, write_tokenizer
+from ferrule_testkit.checkpoints import SIZES, tiny_checkpoint, write_tokenizer
 from tools import ROOT
 
 
@@ -559,9 +559,10 @@ def test_hooks_are_told_and_notices_are_logged(
 def test_the_code_of_the_page_runs(tiny_llama: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
-    assert len(blocks) == 11
-    script = tmp_path / "page.py"
-    script.write_text("".join(blocks).replace("path/to/model", str(tiny_llama)), encoding="utf-8")
+    assert len(blocks) == 12
+    script, encoder = tmp_path / "page.py", tiny_checkpoint("bert", tmp_path / "bert")
+    text = "".join(blocks).replace("path/to/model", str(tiny_llama)).replace("path/to/encoder", str(encoder))
+    script.write_text(text, encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.05"}
     done = subprocess.run(
         [sys.executable, script], env=env, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False

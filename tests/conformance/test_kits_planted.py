@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -835,6 +835,18 @@ class CoversUpAFailure(EchoInOwnWords):
         return EventStream(covered())
 
 
+class ClosesOnlyWhatHasBegun(EchoInOwnWords):
+    async def answer(self, ctx, body):
+        stream = await super().answer(ctx, body)
+
+        async def pieces():
+            async with aclosing(stream.events):
+                async for output in stream.events:
+                    yield output
+
+        return EventStream(pieces())
+
+
 class LeavesRequestsRunning(Echo):
     async def answer(self, ctx, body):
         params = SamplingParams(max_tokens=4)
@@ -1084,6 +1096,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", NoWordForOverload, "test_its_dialect_words_every_error"
     yield "router", AnswersInTheWordsOfAnother, "test_what_the_service_raises_is_answered"
     yield "router", CoversUpAFailure, "test_a_failure_in_the_middle_is_told"
+    yield "router", ClosesOnlyWhatHasBegun, "test_a_client_that_leaves_is_noticed"
     yield "router", LeavesRequestsRunning, "test_a_client_that_leaves_is_noticed"
     yield "router", OpenToEverybody, "test_only_probes_are_public"
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"

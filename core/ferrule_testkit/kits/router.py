@@ -219,12 +219,14 @@ class RouterKit(Kit):
             self._fine(answer, f"{_name(route)} before the start")
 
     def test_a_client_that_leaves_is_noticed(self) -> None:
-        """When the client leaves, what was generated for it is cancelled, and nothing is left running."""
-        for method, path, body in self._calls():
-            site = self.site()
-            site.service.pace = lambda: asyncio.sleep(0.001)
-            site.call(method, path, body, leave=True)
-            promise(site.service.open == 0, f"{method} {path} goes on though the client has left")
+        """When the client leaves, what was generated for it is cancelled, and nothing is left running: in the middle of
+        an answer, and when not one event of a stream was asked for."""
+        for leave in ("start", "body"):
+            for method, path, body in self._calls():
+                site = self.site()
+                site.service.pace = lambda: asyncio.sleep(0.001)
+                site.call(method, path, body, leave=leave)
+                promise(site.service.open == 0, f"{method} {path} goes on though the client left at its {leave}")
 
     def test_parameters_of_paths(self) -> None:
         """Odd values in a path are a success or a 4xx, and no page repeats them raw."""

@@ -115,7 +115,7 @@ class Site:
             "raw_path": raw,
             "query_string": b"",
             "root_path": "",
-            "headers": [(key.encode(), value.encode()) for key, value in given.items()],
+            "headers": [(key.lower().encode(), value.encode()) for key, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "state": {},

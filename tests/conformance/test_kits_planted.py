@@ -777,7 +777,7 @@ class OwnErrorShape(Echo):
             return JSON({"detail": str(error)}, status_code=500)
 
 
-class OwnWords(Dialect):
+class OwnForm(Dialect):
     paths = ("/echo/",)
     key_headers = ("x-echo-key",)
     media_type = "application/x-ndjson"
@@ -790,10 +790,10 @@ class OwnWords(Dialect):
         return encode(content) + b"\n"
 
 
-class EchoInOwnWords(Echo):
+class EchoInOwnForm(Echo):
     """Good: a dialect of its own, JSON lines."""
 
-    words: Dialect = OwnWords()
+    words: Dialect = OwnForm()
 
     def dialect(self, ctx: RouterContext) -> Dialect:
         return self.words
@@ -804,8 +804,8 @@ class EchoInOwnWords(Echo):
         return EventStream(outputs)
 
 
-class NoWordForOverload(EchoInOwnWords):
-    class words(OwnWords):
+class SaysNothingOfOverload(EchoInOwnForm):
+    class words(OwnForm):
         def error(self, failure):
             return {"oh": "" if failure.status == 429 else failure.message, "no": failure.status}
 
@@ -813,7 +813,7 @@ class NoWordForOverload(EchoInOwnWords):
         return self.words()
 
 
-class AnswersInTheWordsOfAnother(EchoInOwnWords):
+class AnswersInAnotherForm(EchoInOwnForm):
     async def answer(self, ctx, body):
         try:
             return await super().answer(ctx, body)
@@ -821,7 +821,7 @@ class AnswersInTheWordsOfAnother(EchoInOwnWords):
             return JSON({"error": {"message": str(error), "code": 503}}, status_code=503)
 
 
-class CoversUpAFailure(EchoInOwnWords):
+class CoversUpAFailure(EchoInOwnForm):
     async def answer(self, ctx, body):
         stream = await super().answer(ctx, body)
 
@@ -835,7 +835,7 @@ class CoversUpAFailure(EchoInOwnWords):
         return EventStream(covered())
 
 
-class ClosesOnlyWhatHasBegun(EchoInOwnWords):
+class ClosesOnlyWhatHasBegun(EchoInOwnForm):
     async def answer(self, ctx, body):
         stream = await super().answer(ctx, body)
 
@@ -1093,8 +1093,8 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
     yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
     yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
-    yield "router", NoWordForOverload, "test_its_dialect_words_every_error"
-    yield "router", AnswersInTheWordsOfAnother, "test_what_the_service_raises_is_answered"
+    yield "router", SaysNothingOfOverload, "test_errors_have_the_form_of_its_dialect"
+    yield "router", AnswersInAnotherForm, "test_what_the_service_raises_is_answered"
     yield "router", CoversUpAFailure, "test_a_failure_in_the_middle_is_told"
     yield "router", ClosesOnlyWhatHasBegun, "test_a_client_that_leaves_is_noticed"
     yield "router", LeavesRequestsRunning, "test_a_client_that_leaves_is_noticed"
@@ -1158,7 +1158,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("logits_processor", PushChecked),
         ("logits_processor", CountsTheGenerated),
         ("router", Echo),
-        ("router", EchoInOwnWords),
+        ("router", EchoInOwnForm),
         ("executor", WithAWorker),
         ("hooks", Hooks),
         ("command", planted_commands.OnSubCommands),

@@ -73,7 +73,7 @@ def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:
     faults = fault_logger(plugins, partial(log_fault, plugins.title("router", name)))
     with plugins.blamed("router", name):
         dialect = router.dialect(context)
-        encode(dialect.error(_TRIAL))  # one that cannot word an error is found out now
+        encode(dialect.error(_TRIAL))  # one that fails to do so stops the start
         entries = list(entries_of(router.router(context), faults, dialect))
         whats = router.probes(context)
         probes = {

@@ -44,7 +44,7 @@ WRONG_VALUES: Sequence[Any] = (-1, 0, 2**63, 1.5, True, "x", "", [], [[]], {}, {
 
 
 class RouterKit(Kit):
-    """A router's routes are well formed and guarded; every call is answered once, and in the words of its dialect when
+    """A router's routes are well formed and guarded; every call is answered once, and in the form of its dialect when
     it fails.
 
     Settings: `calls`, valid calls as (method, path, body), which must succeed. Without them bodies are guessed.
@@ -116,8 +116,8 @@ class RouterKit(Kit):
                 answer = site.call(route.method, _path(route), _body(route), {name: value})
                 promise(answer.status != 401, f"{_name(route)} refuses the right key in {name}")
 
-    def test_its_dialect_words_every_error(self) -> None:
-        """The dialect has words for every status, with the message; wrong paths, methods and sizes are told in them."""
+    def test_errors_have_the_form_of_its_dialect(self) -> None:
+        """Errors of every status have the form of the dialect: wrong paths, methods and sizes, too."""
         site, small = self.site(), self.site(max_body_bytes=1)
         for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503):
             for failure in _failures(status):

@@ -34,7 +34,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     problems: list[str] = field(default_factory=list)
-    dialect: Dialect = OPENAI  # in which errors are worded
+    dialect: Dialect = OPENAI  # of errors
 
 
 class Asked(ScriptedService):

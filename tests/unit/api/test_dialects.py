@@ -1,4 +1,4 @@
-"""Dialects of routers in the frame: which one words an answer, and what stops the start."""
+"""Dialects of routers in the frame: which one an answer has, and what stops the start."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ async def failing(request: Request, call_next: Callable[[Request], Awaitable[Res
         ("POST", "/short/count?most=x", {"short": 400}),
     ],
 )
-async def test_the_nearest_place_words_an_error(method: str, path: str, told: dict[str, int]) -> None:
+async def test_an_error_has_the_dialect_of_the_nearest_place(method: str, path: str, told: dict[str, int]) -> None:
     site = Site(plugins=FakePlugins(one=Speaking, two=SpeakingDeeper))
     answer = await site.http.request(method, f"http://test{path}")
     assert (answer.json(), answer.status_code) == (told, *told.values())
@@ -106,7 +106,7 @@ async def test_its_stream_is_framed_by_it() -> None:
     assert (answer.text, answer.headers["content-type"]) == ("<0><1>end", "text/short")
 
 
-async def test_it_words_the_failure_of_a_middleware() -> None:
+async def test_the_failure_of_a_middleware_has_it_too() -> None:
     site = Site(plugins=FakePlugins(one=Speaking), middleware=(f"{__name__}.failing",))
     for path, told in (("/short/count", b'{"short":500}'), ("/v1/models", b'"code":500}}')):
         messages: list[Any] = []
@@ -138,7 +138,7 @@ def _into(messages: list[Any]) -> Callable[[Any], Awaitable[None]]:
     return send
 
 
-async def test_a_dialect_without_words_stops_the_start_and_is_named() -> None:
+async def test_a_dialect_that_fails_stops_the_start_and_is_named() -> None:
     with pytest.raises(PluginError, match="Plugin router:wordless of ferrule 1.* failed: KeyError"):
         Site(plugins=FakePlugins(wordless=Wordless))
 

@@ -23,7 +23,6 @@ from ferrule.types import (
     StepPlan,
     StepResult,
     TokenLogprobs,
-    TokenSampling,
 )
 
 if TYPE_CHECKING:
@@ -346,17 +345,6 @@ class FakeDevice:
             prompt_logprobs=tuple(prompt_logprobs),
             vector=vector,
         )
-
-    def _visible(self, state: SlotState, end: int) -> list[int]:
-        """Return what the last of `end` positions sees, in all groups."""
-        visible: list[int] = []
-        for g, group in enumerate(self.model.groups):
-            visible += self._read_range(state, g, group.dead_before(end - 1), end)
-        return visible
-
-    def _pool(self, state: SlotState, work: Pooling, cells: Sequence[int], end: int, recurrent: int) -> bytes:
-        seen = self._visible(state, end) if self.model.all_groups else cells
-        return self.model.pool(work.normalize, seen, recurrent)
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
         right = 0

@@ -247,7 +247,9 @@ class Ledger:
         if not self.limits.chunked_prefill:
             require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")
         elif threshold:
-            require(chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count}, over the threshold")
+            require(
+                chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold"
+            )
         track.next_start = end
         track.guessed = chunk.drafts > 0
         size = self.limits.groups[0].block_size if self._states else 1

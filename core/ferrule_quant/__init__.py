@@ -11,6 +11,9 @@ Fp8                   numbers of 8 bits in floating point, with scales of rows o
 Tables                places in tables
 Wide                  floats, where no kernel multiplies fewer bits
 CodedScheme         a scheme of `Coded`: codes of 4 bits, each a place in a table of 16, with scales of groups
+Float4Scheme        a scheme of nvfp4 and mxfp4, as compressed-tensors, ModelOpt and Quark write them
+Int8Scheme          a scheme of integers of 8 bits, as these write them
+Grouped             a scheme of words of few bits in groups, whose parameters a format names; Settings: of one layer
 Smoothed            a scheme of layers whose inputs are scaled
 side_by_side        the scheme of a merged layer whose projections are quantized in different ways
 scale_parameter, decoded_parameter  parameters whose tensors are spread or decoded as they load
@@ -21,6 +24,9 @@ from ferrule_quant.apart import Apart, side_by_side
 from ferrule_quant.chunks import in_chunks
 from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_quant.decoded import DecodedParameter, decoded_parameter
+from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.groupwise import Grouped, Settings
+from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod, OneOf, check_cache_scheme
 from ferrule_quant.names import chosen, listed, matches, means, names_of, spellings, targeted
 from ferrule_quant.products import (
@@ -61,13 +67,17 @@ __all__ = [
     "Coded",
     "CodedScheme",
     "DecodedParameter",
+    "Float4Scheme",
     "Floats",
     "Fp8",
+    "Grouped",
+    "Int8Scheme",
     "Integers",
     "Levelled",
     "OneOf",
     "Quantized",
     "Rounded",
+    "Settings",
     "Shared",
     "Smoothed",
     "Tables",

@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -803,7 +803,7 @@ class OwnErrorShape(Echo):
             return JSON({"detail": str(error)}, status_code=500)
 
 
-class OwnWords(Dialect):
+class OwnForm(Dialect):
     paths = ("/echo/",)
     key_headers = ("x-echo-key",)
     media_type = "application/x-ndjson"
@@ -816,10 +816,10 @@ class OwnWords(Dialect):
         return encode(content) + b"\n"
 
 
-class EchoInOwnWords(Echo):
+class EchoInOwnForm(Echo):
     """Good: a dialect of its own, JSON lines."""
 
-    words: Dialect = OwnWords()
+    words: Dialect = OwnForm()
 
     def dialect(self, ctx: RouterContext) -> Dialect:
         return self.words
@@ -830,8 +830,8 @@ class EchoInOwnWords(Echo):
         return EventStream(outputs)
 
 
-class NoWordForOverload(EchoInOwnWords):
-    class words(OwnWords):
+class SaysNothingOfOverload(EchoInOwnForm):
+    class words(OwnForm):
         def error(self, failure):
             return {"oh": "" if failure.status == 429 else failure.message, "no": failure.status}
 
@@ -839,7 +839,7 @@ class NoWordForOverload(EchoInOwnWords):
         return self.words()
 
 
-class AnswersInTheWordsOfAnother(EchoInOwnWords):
+class AnswersInAnotherForm(EchoInOwnForm):
     async def answer(self, ctx, body):
         try:
             return await super().answer(ctx, body)
@@ -847,7 +847,7 @@ class AnswersInTheWordsOfAnother(EchoInOwnWords):
             return JSON({"error": {"message": str(error), "code": 503}}, status_code=503)
 
 
-class CoversUpAFailure(EchoInOwnWords):
+class CoversUpAFailure(EchoInOwnForm):
     async def answer(self, ctx, body):
         stream = await super().answer(ctx, body)
 
@@ -859,6 +859,18 @@ class CoversUpAFailure(EchoInOwnWords):
                 yield {"done": True}
 
         return EventStream(covered())
+
+
+class ClosesOnlyWhatHasBegun(EchoInOwnForm):
+    async def answer(self, ctx, body):
+        stream = await super().answer(ctx, body)
+
+        async def pieces():
+            async with aclosing(stream.events):
+                async for output in stream.events:
+                    yield output
+
+        return EventStream(pieces())
 
 
 class LeavesRequestsRunning(Echo):
@@ -1112,9 +1124,10 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "logits_processor", AppendsToTheIds, "test_the_history_is_left_alone"
     yield "logits_processor", GivesDoubles, "test_the_row_keeps_its_form"
     yield "router", OwnErrorShape, "test_what_the_service_raises_is_answered"
-    yield "router", NoWordForOverload, "test_its_dialect_words_every_error"
-    yield "router", AnswersInTheWordsOfAnother, "test_what_the_service_raises_is_answered"
+    yield "router", SaysNothingOfOverload, "test_errors_have_the_form_of_its_dialect"
+    yield "router", AnswersInAnotherForm, "test_what_the_service_raises_is_answered"
     yield "router", CoversUpAFailure, "test_a_failure_in_the_middle_is_told"
+    yield "router", ClosesOnlyWhatHasBegun, "test_a_client_that_leaves_is_noticed"
     yield "router", LeavesRequestsRunning, "test_a_client_that_leaves_is_noticed"
     yield "router", OpenToEverybody, "test_only_probes_are_public"
     yield "router", TakesAnothersRoute, "test_no_route_of_another_router_is_taken"
@@ -1177,7 +1190,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("logits_processor", PushChecked),
         ("logits_processor", CountsTheGenerated),
         ("router", Echo),
-        ("router", EchoInOwnWords),
+        ("router", EchoInOwnForm),
         ("executor", WithAWorker),
         ("hooks", Hooks),
         ("command", planted_commands.OnSubCommands),

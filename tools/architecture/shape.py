@@ -50,7 +50,7 @@ BUDGETS = MappingProxyType(
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 250,
-        "ferrule_quant": 1_100,  # names of layers, words of bits, and what each device multiplies
+        "ferrule_quant": 1_300,  # names of layers, words of bits, schemes that several formats have
     }
 )
 

@@ -29,7 +29,7 @@ _READABLE = ("x-request-id", "x-ferrule-ignored-fields", "retry-after")  # by sc
 def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dialect]) -> ASGIApp:
     """The application as it is served; the last --middleware is the outermost. Raises ConfigError.
 
-    `dialect` returns what errors of a path are worded in.
+    `dialect` returns the dialect of a path.
     """
     if front.allowed_origins:
         allowed = front.allowed_origins, front.allowed_methods, front.allowed_headers, front.allow_credentials

@@ -95,7 +95,7 @@ class PathTable:
         return {}, {}
 
     def dialect(self, method: str, path: str) -> Dialect:
-        """Return what answers to a call are worded in, whether there is such a route or not."""
+        """Return the dialect of answers to a call, whether there is such a route or not."""
         found, _ = self.methods(path)
         if entry := found.get(method) or next(iter(found.values()), None):
             return entry.dialect

@@ -1,4 +1,4 @@
-"""The way back: what every answer gets, errors, and streams of events, in the words of a protocol."""
+"""The way back: what every answer gets, errors, and streams of events, in the dialect of a protocol."""
 
 from __future__ import annotations
 

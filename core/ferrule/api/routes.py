@@ -20,8 +20,8 @@ from ferrule.api.errors import log_unexpected
 from ferrule.api.fields import Shape
 from ferrule.api.paths import Entry, PathTable, routes_of
 from ferrule.config import Config
-from ferrule.errors import StartupError
-from ferrule.interfaces.dialect import OPENAI, Dialect
+from ferrule.errors import NotFoundError, StartupError
+from ferrule.interfaces.dialect import OPENAI, Dialect, Failure, encode
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, RouterContext, needs_of
 from ferrule.plugin import Component, check_plugins
@@ -29,6 +29,7 @@ from ferrule.plugin.faults import fault_logger, log_fault
 from ferrule.wire.doorway import Probe
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
+_TRIAL = Failure(status=404, kind=NotFoundError.kind, message="There is no such route.")
 _COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
 
 
@@ -72,6 +73,7 @@ def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:
     faults = fault_logger(plugins, partial(log_fault, plugins.title("router", name)))
     with plugins.blamed("router", name):
         dialect = router.dialect(context)
+        encode(dialect.error(_TRIAL))  # one that fails to do so stops the start
         entries = list(entries_of(router.router(context), faults, dialect))
         whats = router.probes(context)
         probes = {

@@ -1,4 +1,4 @@
-"""How a protocol words what the frame sends in its name: errors, streams, and the headers that carry the key."""
+"""What differs between protocols outside their routes: the form of errors and of streams, and headers with the key."""
 
 from __future__ import annotations
 

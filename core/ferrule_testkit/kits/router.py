@@ -44,7 +44,7 @@ WRONG_VALUES: Sequence[Any] = (-1, 0, 2**63, 1.5, True, "x", "", [], [[]], {}, {
 
 
 class RouterKit(Kit):
-    """A router's routes are well formed and guarded; every call is answered once, and in the words of its dialect when
+    """A router's routes are well formed and guarded; every call is answered once, and in the form of its dialect when
     it fails.
 
     Settings: `calls`, valid calls as (method, path, body), which must succeed. Without them bodies are guessed.
@@ -116,8 +116,8 @@ class RouterKit(Kit):
                 answer = site.call(route.method, _path(route), _body(route), {name: value})
                 promise(answer.status != 401, f"{_name(route)} refuses the right key in {name}")
 
-    def test_its_dialect_words_every_error(self) -> None:
-        """The dialect has words for every status, with the message; wrong paths, methods and sizes are told in them."""
+    def test_errors_have_the_form_of_its_dialect(self) -> None:
+        """Errors of every status have the form of the dialect: wrong paths, methods and sizes, too."""
         site, small = self.site(), self.site(max_body_bytes=1)
         for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503):
             for failure in _failures(status):
@@ -219,12 +219,14 @@ class RouterKit(Kit):
             self._fine(answer, f"{_name(route)} before the start")
 
     def test_a_client_that_leaves_is_noticed(self) -> None:
-        """When the client leaves, what was generated for it is cancelled, and nothing is left running."""
-        for method, path, body in self._calls():
-            site = self.site()
-            site.service.pace = lambda: asyncio.sleep(0.001)
-            site.call(method, path, body, leave=True)
-            promise(site.service.open == 0, f"{method} {path} goes on though the client has left")
+        """When the client leaves, what was generated for it is cancelled, and nothing is left running: in the middle of
+        an answer, and when not one event of a stream was asked for."""
+        for leave in ("start", "body"):
+            for method, path, body in self._calls():
+                site = self.site()
+                site.service.pace = lambda: asyncio.sleep(0.001)
+                site.call(method, path, body, leave=leave)
+                promise(site.service.open == 0, f"{method} {path} goes on though the client left at its {leave}")
 
     def test_parameters_of_paths(self) -> None:
         """Odd values in a path are a success or a 4xx, and no page repeats them raw."""

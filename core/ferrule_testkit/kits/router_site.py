@@ -34,7 +34,7 @@ class Answer:
     headers: dict[str, str] = field(default_factory=dict)
     body: bytes = b""
     problems: list[str] = field(default_factory=list)
-    dialect: Dialect = OPENAI  # in which errors are worded
+    dialect: Dialect = OPENAI  # of errors
 
 
 class Asked(ScriptedService):
@@ -71,12 +71,12 @@ class Site:
         body: bytes = b"",
         headers: Mapping[str, str] | None = None,
         *,
-        leave: bool = False,
+        leave: str = "",
     ) -> Answer:
-        """With `leave` the client goes as soon as the first piece of the answer has come."""
+        """With `leave` the client goes once it has the "start" of the answer, or the first piece of its "body"."""
         return asyncio.run(self._call(method, path, body, headers or {}, leave))
 
-    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: bool) -> Answer:
+    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> Answer:
         if self._ready:
             self._lifecycle.ready(self.service)
         answer, gone = Answer(dialect=self.dialect), asyncio.Event()
@@ -90,6 +90,8 @@ class Site:
             return {"type": "http.disconnect"}
 
         async def send(message: Mapping[str, Any]) -> None:
+            if leave and message["type"] == f"http.response.{leave}":
+                gone.set()
             if message["type"] == "http.response.start":
                 if answer.status:
                     answer.problems.append("the answer starts twice")
@@ -100,8 +102,6 @@ class Site:
                     answer.problems.append("a body comes before the start, or after the end")
                 answer.body += message.get("body", b"")
                 sent[1] = not message.get("more_body", False)
-                if leave:
-                    gone.set()
 
         given = {"content-type": "application/json", "content-length": str(len(body)), "host": "kit", **headers}
         raw = path.encode("latin-1", "replace")
@@ -115,7 +115,7 @@ class Site:
             "raw_path": raw,
             "query_string": b"",
             "root_path": "",
-            "headers": [(key.encode(), value.encode()) for key, value in given.items()],
+            "headers": [(key.lower().encode(), value.encode()) for key, value in given.items()],
             "client": ("127.0.0.1", 1),
             "server": ("127.0.0.1", 80),
             "state": {},

@@ -14,7 +14,8 @@ from typing import Any
 import torch
 
 from ferrule.interfaces.quantization import LinearScheme
-from ferrule_plugins.quantization.groupwise import AwqScheme, GptqScheme, Groupwise, Settings
+from ferrule_plugins.quantization.groupwise import AwqScheme, GptqScheme, Groupwise
+from ferrule_quant.groupwise import Settings
 from ferrule_quant.names import matches, spellings
 
 _FLOATS = 16  # bits

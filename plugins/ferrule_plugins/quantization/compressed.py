@@ -29,12 +29,13 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.fp8 import MX, Fp8Scheme, block_of
-from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
-from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.groupwise import Grouped, Settings
+from ferrule_quant.integers import UNUSED, Int8Scheme
 from ferrule_quant.method import CheckedMethod, check_cache_scheme
 from ferrule_quant.names import chosen, listed, targeted
-from ferrule_quant.products import Integers, Quantized, Shared, Wide, checked
+from ferrule_quant.products import Integers, Quantized, Shared, Wide
 from ferrule_quant.scales import check_groups, scale_parameter
 from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
@@ -52,8 +53,6 @@ _WHY_NOT = {
 _LARGEST = 1 << 20  # inputs of a group
 # Values of "actorder": whether inputs of a group may be anywhere.
 _ORDERED = {None: False, False: False, "weight": False, "static": False, True: True, "group": True, "dynamic": True}
-
-_EXTRA = ("input_scale", "input_zero_point", "weight_shape")  # tensors that are not used
 
 
 @dataclass(frozen=True)
@@ -183,35 +182,6 @@ class CompressedTensors(CheckedMethod):
         return Int8Scheme(self.shared, dtype, group.wide, group.size, group.symmetric)
 
 
-class Int8Scheme(Quantized):
-    """Parameters `weight` int8 and `weight_scale`, one or [n, groups]; `weight_zero_point` where not symmetric."""
-
-    def __init__(
-        self, shared: Shared, dtype: torch.dtype | None, wide: bool, size: int = 0, symmetric: bool = True
-    ) -> None:
-        super().__init__(shared, dtype, wide)
-        self._size, self._symmetric = size, symmetric
-
-    def units(self, layer: Any) -> tuple[int, int]:
-        return 1, self._size or 1
-
-    def allocate(self, layer: Any) -> None:
-        self.given, groups = layer.weight.dtype, 1
-        if self._size:
-            check_groups(layer.in_features, self._size)
-            groups = layer.in_features // self._size
-        unused = ("weight_zero_point", "weight_g_idx") if self._symmetric else ("weight_g_idx",)
-        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA, *unused)
-        layer.weight_scale = checkpoint_parameter(layer, (-1, groups), torch.float32, broadcast=groups == 1)
-        if not self._symmetric:
-            layer.weight_zero_point = checkpoint_parameter(layer, (-1, groups), torch.int8, broadcast=groups == 1)
-        layer.weight = checkpoint_parameter(layer, (-1, layer.in_features), torch.int8)
-
-    def weights(self, layer: Any) -> Integers:
-        zeros = None if self._symmetric else layer.weight_zero_point.detach()
-        return Integers(layer.weight.detach(), layer.weight_scale.detach(), zeros, 8, self._size)
-
-
 class PackedIntScheme(Grouped):
     """Parameters `weight_packed`, `weight_scale`; `weight_zero_point` where groups are not symmetric, `weight_g_idx`
     where they are out of order."""
@@ -229,7 +199,7 @@ class PackedIntScheme(Grouped):
         ignored = layer.ignored_tensors
         super().allocate(layer)
         unused = [name for name in ("weight_zero_point", "weight_g_idx") if not hasattr(layer, name)]
-        layer.ignored_tensors = (*ignored, *_EXTRA, *unused)
+        layer.ignored_tensors = (*ignored, *UNUSED, *unused)
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -276,7 +246,7 @@ class Float6Scheme(Quantized):
         packed = checkpoint_parameter(layer, (-1, k // 4 * 3), torch.uint8)
         layer.weight_scale = scale_parameter(layer, k // MX[1])
         layer.weight, layer.weight_packed = None, packed
-        layer.ignored_tensors = (*layer.ignored_tensors, *_EXTRA)
+        layer.ignored_tensors = (*layer.ignored_tensors, *UNUSED)
 
     def weights(self, layer: Any) -> Integers:
         first, second, third = layer.weight_packed.detach().unflatten(1, (-1, 3)).unbind(2)
@@ -286,35 +256,3 @@ class Float6Scheme(Quantized):
         whole = torch.where(exponent == 0, mantissa, (8 + mantissa) << (exponent.clamp(min=1) - 1)).to(torch.int8)
         numbers = torch.where(codes >= 32, -whole, whole)
         return Integers(numbers, layer.weight_scale.detach() / 8, None, 8, MX[1])
-
-
-class Float4Scheme(CodedScheme):
-    """Parameters `numbers` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
-
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str, numbers: str = "weight_packed") -> None:
-        super().__init__(shared, dtype)
-        self.kind, self._numbers = kind, numbers
-        self.group = 16 if kind == "nvfp4" else 32
-
-    def units(self, layer: Any) -> tuple[int, int]:
-        return 1, self.group
-
-    def allocate(self, layer: Any) -> None:
-        self.given, k = layer.weight.dtype, layer.in_features
-        check_groups(k, self.group)
-        kept = torch.float8_e4m3fn if self.kind == "nvfp4" else torch.uint8
-        packed = checkpoint_parameter(layer, (-1, k // 2), torch.uint8)
-        scale = checkpoint_parameter(layer, (-1, k // self.group), kept)
-        layer.ignored_tensors = (*layer.ignored_tensors, "input_global_scale", *_EXTRA)
-        if self.kind == "nvfp4":
-            layer.weight_global_scale = checkpoint_parameter(layer, (-1, 1), torch.float32, broadcast=True)
-        layer.weight, layer.weight_scale = None, scale
-        setattr(layer, self._numbers, packed)
-
-    def coded(self, layer: Any) -> Coded:
-        scales = layer.weight_scale.detach()
-        if self.kind == "nvfp4":
-            scales = checked(scales).float() / layer.weight_global_scale.detach()
-        else:
-            scales = powers_of_two(scales)
-        return Coded(halves(getattr(layer, self._numbers).detach()), E2M1, scales, self.group)

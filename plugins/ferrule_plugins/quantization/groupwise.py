@@ -19,10 +19,9 @@ AWQ (https://arxiv.org/abs/2306.00978) has these layouts (https://github.com/cas
 
 from __future__ import annotations
 
-import math
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,14 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import bitblas
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
 from ferrule_quant.apart import side_by_side
+from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.method import CheckedMethod, OneOf
 from ferrule_quant.names import listed, matches, means, names_of, spellings
-from ferrule_quant.products import Integers, Quantized, Shared, Wide, has_room, kept
+from ferrule_quant.products import Integers, Shared, Wide
 from ferrule_quant.words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
-    outputs,
-    per_words,
     unpacked,
     unpacked_planes,
 )
@@ -59,33 +57,6 @@ _GPTQ_NAMES = ("gptq", "auto_gptq", "gptq_marlin", "gptq_bitblas", "marlin", "gp
 _AWQ_FORMATS = ("gemm", "gemv", "gemv_fast", "marlin", "bitblas")
 _AWQ_BITS = {**dict.fromkeys((4, 5, 6, 7), AWQ_ORDER), 8: AWQ_ORDER_8}  # of 5 to 7 by AutoRound
 _ONLY = "modules_in_block_to_quantize"
-_APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
-
-
-@dataclass(frozen=True)
-class Settings:
-    """Of one layer. Groups of 0 are all inputs; `ordered` says that inputs of a group are not neighbours."""
-
-    bits: int
-    group: int
-    ordered: bool = False
-    symmetric: bool = False
-
-    @classmethod
-    def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(1, 9))) -> Settings:
-        """Raises ValueError with what is not read."""
-        stated = config.get("bits", config.get("w_bit"))
-        group = config.get("group_size", config.get("q_group_size"))
-        ordered = config.get("desc_act") or False
-        if type(stated) is not int or stated not in bits:
-            raise ValueError(f"reads {', '.join(map(str, bits))} bits, and the checkpoint has {stated!r}")
-        if group is not None and (type(group) is not int or group < -1 or group == 0):
-            raise ValueError(f"takes groups of 1 input or more, and the group size is {group!r}")
-        if not isinstance(ordered, bool):
-            raise ValueError(f"finds a desc_act that is not true or false: {ordered!r}")
-        size = 0 if group in (None, -1) else int(group)
-        symmetric = config.get("sym") is True or config.get("zero_point") is False
-        return cls(stated, size, ordered and size > 0, symmetric)
 
 
 class Groupwise(CheckedMethod):
@@ -210,69 +181,6 @@ class Either(OneOf):
     methods = (Awq, Gptq)
     usual = Gptq
     formats = (*Gptq.formats, *Awq.formats)
-
-
-class Grouped(Quantized):
-    """Parameters `qweight`, `qzeros`, `scales`; activations keep their precision where they are `wide`."""
-
-    def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool = True) -> None:
-        super().__init__(shared, dtype, wide)
-        self.bits, self.group, self.ordered = settings.bits, settings.group, settings.ordered
-        self.per = per_words(settings.bits)[0]  # numbers that fill whole words
-        offsets = not settings.symmetric and not has_room(settings.bits, settings.group)
-        self.form = kept(settings.bits, settings.group, self.wide, offsets)
-
-    def groups(self, layer: Any) -> int:
-        """How many there are along the inputs."""
-        return -(-layer.in_features // self.group) if self.group else 1
-
-    def units(self, layer: Any) -> tuple[int, int] | None:
-        """None where inputs are out of order: which group each belongs to counts those of the whole layer."""
-        return None if self.ordered else (self.per, math.lcm(self.per, self.group or 1))
-
-    def allocate(self, layer: Any) -> None:
-        check_words((layer.in_features, *outputs(layer)), self.per)
-        self.given = layer.weight.dtype
-        made = self.parameters(layer)
-        extra = () if self.ordered else ("g_idx",)
-        if layer.bias is None:  # old files have biases of zero
-            extra = (*extra, "bias")
-        layer.ignored_tensors = (*layer.ignored_tensors, *extra)
-        layer.weight = None
-        for name, parameter in made.items():
-            setattr(layer, name, parameter)
-
-    @abstractmethod
-    def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
-        """Those that the checkpoint fills."""
-
-    def along_outputs(self, layer: Any, rows: int) -> torch.nn.Parameter:
-        """Words [rows, ...] of numbers for each output."""
-        return checkpoint_parameter(layer, (rows, -1), torch.int32, count=lambda n: n * self.bits // 32)
-
-    def integers(
-        self, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, index: torch.Tensor | None = None
-    ) -> Integers:
-        """From unsigned numbers [n, k], zero points and scales [n, groups]."""
-        if self.bits == 8:
-            numbers, zeros = (numbers.to(torch.int16) - 128).to(torch.int8), zeros.to(torch.int16) - 128
-        return Integers(numbers, scales.contiguous(), zeros.contiguous(), self.bits, self.group, index=index)
-
-    def ordered_integers(
-        self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, orders: torch.Tensor | None
-    ) -> Integers | Wide:
-        """The same, where `orders` [projections, k] say which group an input belongs to; None or zeros: neighbours."""
-        if orders is None or not bool(orders.any()):
-            return self.integers(numbers, zeros, scales)
-        if bool((orders == orders[:1]).all()):
-            return self.integers(numbers, zeros, scales, orders[0])
-        split = (torch.split(each, list(outputs(layer))) for each in (numbers, zeros, scales))
-        parts = [self.integers(*part) for part in zip(*split, orders, strict=True)]
-        return Wide(torch.cat([part.widened(self.given) for part in parts]), _APART)
-
-    def order(self, layer: Any) -> torch.nn.Parameter:
-        """A parameter for `orders`."""
-        return checkpoint_parameter(layer, (-1, layer.in_features), torch.int32, count=lambda _: 1, broadcast=True)
 
 
 class GptqScheme(Grouped):

@@ -20,10 +20,11 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.compressed import Float4Scheme, Int8Scheme
 from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
-from ferrule_plugins.quantization.groupwise import Grouped, Settings
 from ferrule_quant.apart import side_by_side
+from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.groupwise import Grouped, Settings
+from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import globbed, listed, means, names_of
 from ferrule_quant.products import Integers, Shared

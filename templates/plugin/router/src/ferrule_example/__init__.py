@@ -31,9 +31,9 @@ class Continued(BaseModel):
 
 
 class ExampleDialect(Dialect):
-    """How streams and errors look, and where keys are. Without it all of that is as in OpenAI's API."""
+    """The form of streams and errors, and where keys are. Without a dialect all of that is as in OpenAI's API."""
 
-    paths = ("/example/",)  # errors below it are worded in the same way
+    paths = ("/example/",)  # errors below it have the same form
     key_headers = ("x-example-key",)
     media_type = "application/x-ndjson"
     ping = last = b""

@@ -8,19 +8,19 @@ A live answer is events {"say": …}, {"do": …, "with": {…}} and at last {"d
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncIterator
 from contextlib import aclosing
-from typing import Any, cast
+from typing import Any
 
 from fastapi import APIRouter, Response
 from pydantic import Field
 
-from ferrule.errors import RequestFailed
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
 from ferrule.interfaces.router import JSON, EventStream, Router, RouterContext, streams
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
+from ferrule_protocol import Closing
 
 
 class Ability(Body):
@@ -54,7 +54,8 @@ class Acme(Router):
 
         @routes.post("/acme/v1/ask", summary="Ask a question.", responses=streams(dict[str, Any]))
         async def ask(body: Ask) -> Response:
-            events = _Events(await service.generate(await _request(body, service)))
+            outputs = await service.generate(await _request(body, service))
+            events = Closing(_events(outputs), outputs)
             if body.live:
                 return EventStream(events)
             answer: dict[str, Any] = {"answer": "", "actions": []}
@@ -86,38 +87,22 @@ async def _request(body: Ask, service: Service) -> Generate:
     )
 
 
-class _Events:
-    """Acme's events of one choice. It lets go of its source even when it was never begun."""
-
-    def __init__(self, outputs: AsyncIterator[Output]) -> None:
-        self._outputs = cast("AsyncGenerator[Output, None]", outputs)
-        self._events = self._read()
-
-    def __aiter__(self) -> AsyncIterator[dict[str, Any]]:
-        return self._events
-
-    async def __anext__(self) -> dict[str, Any]:
-        return await anext(self._events)
-
-    async def aclose(self) -> None:
-        await self._events.aclose()
-        await self._outputs.aclose()
-
-    async def _read(self) -> AsyncGenerator[dict[str, Any], None]:
-        names: dict[int, str] = {}
-        arguments: dict[int, str] = {}
-        async for output in self._outputs:
-            for event in output.events:
-                match event:
-                    case Content(text):
-                        yield {"say": text}
-                    case CallStart(index, _, name):
-                        names[index], arguments[index] = name, ""
-                    case CallArguments(index, fragment):
-                        arguments[index] += fragment
-                    case CallEnd(index):
-                        yield {"do": names[index], "with": json.loads(arguments[index])}
-            if output.error is not None:
-                raise RequestFailed(output.error)
-            if output.finish is not None:
-                yield {"done": str(output.finish), "tokens": output.usage.completion_tokens}
+async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any]]:
+    """Acme's events of one choice."""
+    names: dict[int, str] = {}
+    arguments: dict[int, str] = {}
+    async for output in outputs:
+        for event in output.events:
+            match event:
+                case Content(text):
+                    yield {"say": text}
+                case CallStart(index, _, name):
+                    names[index], arguments[index] = name, ""
+                case CallArguments(index, fragment):
+                    arguments[index] += fragment
+                case CallEnd(index):
+                    yield {"do": names[index], "with": json.loads(arguments[index])}
+        if output.error is not None:
+            raise output.failure()
+        if output.finish is not None:
+            yield {"done": str(output.finish), "tokens": output.usage.completion_tokens}

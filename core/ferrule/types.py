@@ -350,11 +350,6 @@ class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     error: str | None = None
     invalid: bool = False
 
-    @property
-    def ends(self) -> Literal["sample", "pool", ""]:
-        """What came of the chunk's last position."""
-        return "sample" if self.token_ids else "" if self.vector is None else "pool"
-
 
 class StepResult(Struct, frozen=True, gc=False):
     """Rows in the order of the plan's chunks."""

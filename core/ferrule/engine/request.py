@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from array import array
 from dataclasses import dataclass, field
+from typing import Literal
 
 from msgspec.structs import replace
 
@@ -48,6 +49,7 @@ class Request:
     num_prompt: int = field(init=False)
     min_length: int = field(init=False)
     stops: frozenset[int] = field(init=False)
+    ends: Literal["sample", "pool"] = field(init=False)  # what becomes of the last position that is known
     known: int = field(init=False)
     sent: int = 0
     prefill: int = 0  # tokens that were known when this life began, up to the last border at which it stops
@@ -71,6 +73,7 @@ class Request:
         self.num_prompt = self.known = len(self.ids)
         self.min_length = self.num_prompt + spec.work.min_tokens
         self.stops = frozenset(spec.work.stop_token_ids)
+        self.ends = spec.work.ends
 
     @property
     def running(self) -> bool:
@@ -174,7 +177,7 @@ class Request:
             epoch=self.epoch,
             start=start,
             count=count,
-            ends=self.spec.work.ends if ends else "",
+            ends=self.ends if ends else "",
             new_blocks=blocks,
             save=save,
         )
@@ -192,7 +195,6 @@ class Request:
             token_ids=row.token_ids[:count],
             logprobs=row.logprobs[:count],
             prompt_logprobs=prompt_logprobs,
-            vector=row.vector,
             stop_reason=stop,
             cached=self.cached,
         )

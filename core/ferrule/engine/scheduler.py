@@ -266,16 +266,15 @@ class DefaultScheduler(Scheduler):
             request = self._requests.get(chunk.id)
             if request is None or request.epoch != row.epoch:
                 continue
-            delta = self._credit(request, chunk, row, now)
-            if delta is not None:
+            if (delta := self._credit(request, chunk, row, now)) is not None:
                 deltas.append(delta)
         self.counters.steps += 1
         return deltas
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
-        error, told = row.error, len(row.token_ids)
-        if error is None and (chunk.ends != row.ends or told > 1 + chunk.drafts):
-            error = "the runner did not return the tokens or the vector that it was asked for"
+        error, told, vector, ends = row.error, len(row.token_ids), row.vector, chunk.ends
+        if error is None and (told != 1 or ends != "sample" or vector is not None):
+            error = _not_asked(chunk, row)
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
             delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
@@ -286,14 +285,17 @@ class DefaultScheduler(Scheduler):
             request.settle(chunk.drafts, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
-        if not chunk.ends:
+        if not ends:
             self.cache.confirm(request.id, request.ids, request.confirmed)
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
             self.counters.prompt_tokens += request.num_prompt
             self.counters.prompt_cached += max(0, request.cached)
-        count, finish, stop = request.append(row.token_ids) if row.vector is None else (0, FinishReason.STOP, None)
+        if vector is not None:
+            self.cache.confirm(request.id, request.ids, request.confirmed)
+            return self._end(request, RequestDelta(id=request.id, vector=vector), FinishReason.STOP, now)
+        count, finish, stop = request.append(row.token_ids)
         computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
         self.cache.confirm(request.id, request.ids, computed)
         self.counters.generation_tokens += count
@@ -351,6 +353,14 @@ def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, sha
     if all(view.id != id for view in candidates):
         raise ValueError(f"{type(policy).__name__}.victim named a request that is not a candidate")
     return running[id]
+
+
+def _not_asked(chunk: Chunk, row: RowResult) -> str | None:
+    """What is wrong with what a row ends with; None when that is what its chunk was to end with."""
+    samples, pools = chunk.ends == "sample", chunk.ends == "pool"
+    if samples <= len(row.token_ids) <= samples * (1 + chunk.drafts) and pools == (row.vector is not None):
+        return None
+    return "the runner did not return the tokens, or the vector, that it was asked for"
 
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:

@@ -69,7 +69,7 @@ class SimulatedExecutor(Executor):
     runs_model = False
 
     def __init__(self) -> None:
-        self._live: dict[int, Admit] = {}  # by slot
+        self._live: dict[int, tuple[Admit, TokenSampling]] = {}  # by slot
         self._room: dict[int, int] = {}  # tokens that a slot's tables have blocks for
         self._info: ModelInfo | None = None
         self._dead: EngineDead | None = EngineDead("the executor is not started")
@@ -107,7 +107,7 @@ class SimulatedExecutor(Executor):
         for slot in plan.releases:
             del self._live[slot], self._room[slot]
         for admit in plan.admits:
-            self._live[admit.slot], self._room[admit.slot] = admit, 0
+            self._live[admit.slot], self._room[admit.slot] = (admit, _sampling(admit)), 0
         try:
             rows = tuple([self._row(chunk) for chunk in plan.chunks])
         except EngineDead as error:
@@ -125,10 +125,7 @@ class SimulatedExecutor(Executor):
             self._room[chunk.slot] += len(chunk.new_blocks[0]) * self._info.groups[0].block_size
         if end > self._room[chunk.slot]:
             raise EngineDead(f"slot {chunk.slot} has no block for position {end - 1}")
-        admit = self._live[chunk.slot]
-        sampling = admit.work
-        if not isinstance(sampling, TokenSampling):
-            raise EngineDead(f"request {admit.id} is to be pooled, and there is no model that does")
+        admit, sampling = self._live[chunk.slot]
         ids = (self._token(sampling, end),) if chunk.ends == "sample" else ()
         prompt: tuple[TokenLogprobs, ...] = ()
         if sampling.prompt_logprobs is not None:
@@ -174,3 +171,10 @@ def _seconds(options: dict[str, Any]) -> tuple[float, float]:
 def _logprob(token: int, count: int) -> TokenLogprobs:
     """Made up like the token: it is the most likely one, its neighbours follow."""
     return TokenLogprobs(token, -1.0, 1, tuple([(token + rank, -1.0 - rank) for rank in range(max(count, 0))]))
+
+
+def _sampling(admit: Admit) -> TokenSampling:
+    """Raises EngineDead for a request that is to be pooled: the gate lets none in."""
+    if not isinstance(admit.work, TokenSampling):
+        raise EngineDead(f"request {admit.id} is to be pooled, and there is no model that does")
+    return admit.work

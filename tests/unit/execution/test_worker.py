@@ -31,6 +31,7 @@ def test_a_device_that_works_gets_its_memory_back(device: str, failed: bool, cal
     worker._runner, worker._shortage, worker._asleep = runner, SimpleNamespace(runner=runner), None
     del runner
     worker.grammars = SimpleNamespace(close=lambda: seen.append("grammars"))
+    worker._loader = SimpleNamespace(shutdown=lambda **how: None)
 
     def trim() -> None:
         assert alive() is None

@@ -71,7 +71,7 @@ def vector(row: RowResult) -> list[float]:
 def test_vectors_and_tokens_come_of_one_step_each_to_its_row() -> None:
     asking = TokenSampling(seed=0, max_tokens=4, temperature=0.0, logprobs=1)
     rows = run(Both(), ((1, 2), Pooling()), ((3,), asking), ((4, 5, 6), Pooling()), ((7, 7), GREEDY))
-    assert [row.ends for row in rows] == ["pool", "sample", "pool", "sample"]
+    assert [(len(row.token_ids), row.vector is None) for row in rows] == [(0, False), (1, True)] * 2
     assert [vector(rows[0]), vector(rows[2])] == [[3.0, 1.0], [15.0, 3.0]]
     assert [rows[1].token_ids, rows[3].token_ids] == [(4,), (8,)]
     assert rows[1].logprobs[0].token_id == 4
@@ -91,7 +91,7 @@ def test_a_vector_that_is_not_finite_ends_its_request_and_no_other() -> None:
 
 def test_a_prompt_in_pieces_of_which_none_ends_gives_nothing() -> None:
     (row,) = run(Encoder(), ((1, 2), Pooling()), ends="")
-    assert (row.ends, row.error) == ("", None)
+    assert (row.token_ids, row.vector, row.error) == ((), None, None)
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,6 @@ BUDGETS = MappingProxyType(
         "ferrule.log": 220,
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 300,  # reads two forms of configuration, names what neither can have, refuses pipes
-        "ferrule.mistral_params": 140,
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.small_files": 50,
         "ferrule.unread": 120,  # half of it a table

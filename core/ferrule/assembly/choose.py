@@ -115,7 +115,7 @@ class Chooser:
     def before_build(self, config: Resolved, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
-        stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
+        stated = checkpoints.configured(config.model, self._plugins)
         architecture, name = self._implementation(config, stated)
         model: type[Model] = self._plugins.load("model", name)
         for note in getattr(stated, "notes", ()) if not model.any_architecture else ():  # that one may read them

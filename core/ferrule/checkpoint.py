@@ -26,7 +26,17 @@ if TYPE_CHECKING:
     from ferrule.config import ResolvedModel
     from ferrule.plugin import Plugins
 
-__all__ = ["Values", "architectures", "changed", "completed", "configured", "eos_ids", "positive", "read", "remote_code"]
+__all__ = [
+    "Values",
+    "architectures",
+    "changed",
+    "completed",
+    "configured",
+    "eos_ids",
+    "positive",
+    "read",
+    "remote_code",
+]
 
 # Where composite models keep the text part.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain, product
 from pathlib import Path
 from typing import Any, TypeVar
@@ -41,6 +41,11 @@ def allocated(module: Module) -> Module:
             for name, _ in list(layer.named_parameters(recurse=False)):
                 layer.materialize(name)
     return module
+
+
+def some(values: Iterable[Any], every: int = 3) -> list[Any]:
+    """Return the values of a parameter: one in `every` is tested in `make test`, the others in `make test-slow`."""
+    return [pytest.param(value, marks=pytest.mark.slow if at % every else ()) for at, value in enumerate(values)]
 
 
 def grid(axes: Mapping[str, Sequence[Any]]) -> pytest.MarkDecorator:

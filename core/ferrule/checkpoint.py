@@ -1,4 +1,7 @@
-"""A checkpoint's ``config.json``, or ``params.json``, and ``generation_config.json``, read without transformers.
+"""A checkpoint's ``config.json`` and ``generation_config.json``, read without transformers.
+
+Plugins may know other files: a load format one that takes the place of ``config.json``, a quantization method one that
+says how weights are quantized. Their classes state the names, which are read without an import.
 
 `read` gives the text part of the configuration in one form, whatever version of transformers wrote it: rotary settings
 are in ``rope_parameters`` and nowhere else, the type of the weights is in ``dtype``, and a key that a model asks for
@@ -8,16 +11,32 @@ and the file does not have is a CheckpointError that names both.
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
-from ferrule import mistral_params, rotary
+from ferrule import rotary
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.rotary import is_positive
 from ferrule.small_files import read_json as read_json
 
-__all__ = ["Values", "architectures", "changed", "completed", "eos_ids", "positive", "read", "remote_code"]
+if TYPE_CHECKING:
+    from ferrule.config import ResolvedModel
+    from ferrule.plugin import Plugins
+
+__all__ = [
+    "Values",
+    "architectures",
+    "changed",
+    "completed",
+    "configured",
+    "eos_ids",
+    "positive",
+    "read",
+    "remote_code",
+]
 
 # Where composite models keep the text part.
 _TEXT_SECTIONS = ("text_config", "llm_config", "language_config", "thinker_config")
@@ -31,7 +50,7 @@ _SHARED = (
     "eos_token_id",
 )
 _OUTER = (*_SHARED, "model_type")  # keys whose overrides are not meant for the text part in a composite file
-_MODELOPT = "hf_quant_config.json"
+_SETTINGS = re.compile("quant|compress")  # in names of keys and files that are about quantization
 _LENGTHS = (
     "max_position_embeddings",
     "n_positions",
@@ -52,12 +71,21 @@ class Values(dict[str, Any]):
 
     `raw` is the same part as the file (and the overrides) have it, before rotary settings and types were unified;
     `outer` is the whole file, different from `raw` for a composite model. `notes` say which settings nothing reads.
+    `names` are the file's own names of common keys, where it is not a ``config.json``.
     """
 
     notes: tuple[str, ...] = ()
 
-    def __init__(self, values: Mapping[str, Any], file: Path, raw: Mapping[str, Any], outer: Mapping[str, Any]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        file: Path,
+        raw: Mapping[str, Any],
+        outer: Mapping[str, Any],
+        names: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         super().__init__(values)
+        self.names = names
         self.file = file
         self.raw = raw
         self.outer = outer
@@ -87,33 +115,60 @@ def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Map
     return complete
 
 
-def config_file(folder: Path | str, form: str = "auto") -> Path:
-    """The file that describes the model. `form`: hf, mistral, or auto, which is mistral where that is all there is."""
-    file, other = Path(folder) / "config.json", Path(folder) / mistral_params.FILE
-    return other if form == "mistral" or (form == "auto" and other.is_file() and not file.is_file()) else file
+def other_files(plugins: Plugins | None) -> dict[str, str]:
+    """Files that may take the place of ``config.json``, by the load formats that read them."""
+    names = () if plugins is None else plugins.names("load_format")
+    stated = ((name, plugins.stated("load_format", name, "config_file")) for name in names if plugins is not None)
+    return {name: file for name, file in stated if isinstance(file, str)}
 
 
-def read(folder: Path | str, overrides: Mapping[str, Any] | None = None, form: str = "auto") -> Values:
+def config_file(folder: Path | str, form: str = "auto", plugins: Plugins | None = None) -> Path:
+    """The file that describes the model. `form`: hf, a load format that reads a file of its own, or auto, which takes
+    such a file where there is no ``config.json``. Raises ConfigError for another form."""
+    file = Path(folder) / "config.json"
+    if form == "hf" or form == "auto" and file.is_file():
+        return file
+    others = {name: file.with_name(other) for name, other in other_files(plugins).items()}
+    if form == "auto":
+        return next((other for other in others.values() if other.is_file()), file)
+    if form not in others:
+        raise ConfigError(f"--config-format {form}: no load format of this name reads a configuration of its own.")
+    return others[form]
+
+
+def read(
+    folder: Path | str,
+    overrides: Mapping[str, Any] | None = None,
+    form: str = "auto",
+    plugins: Plugins | None = None,
+) -> Values:
     """The text part of a folder's configuration with `overrides` (``--hf-overrides``) applied.
 
     An override of ``text_config`` and its like is merged into it; any other value replaces the file's, in the text part
-    too. `form` is that of `config_file`; what is in Mistral's comes out as a ``config.json`` would. Raises
-    CheckpointError.
+    too. `form` is that of `config_file`; whatever file that is comes out as a ``config.json`` would. Without `plugins`
+    no other files are known. Raises CheckpointError, ConfigError.
     """
     try:
-        return _read(config_file(folder, form), dict(overrides or {}))
+        return _read(config_file(folder, form, plugins), dict(overrides or {}), plugins)
     except CheckpointError as error:
         if overrides:
             raise CheckpointError(f"With --hf-overrides: {error.message}", error.hint) from None
         raise
 
 
-def _read(file: Path, changes: Mapping[str, Any]) -> Values:
-    outer = read_json(file)
-    if file.name == mistral_params.FILE:
-        outer = mistral_params.translated(outer, file)
-    elif not outer.get("quantization_config"):
-        outer.update(_older_settings(outer) or _modelopt_settings(file.with_name(_MODELOPT)))
+def configured(section: ResolvedModel, plugins: Plugins, folder: Path | str | None = None) -> Values:
+    """As `read`, with what the model's section of the options says. Without a `folder`, of the one that it names."""
+    return read(folder or section.hf_config_path, section.hf_overrides, section.config_format, plugins)
+
+
+def _read(file: Path, changes: Mapping[str, Any], plugins: Plugins | None) -> Values:
+    outer, names = read_json(file), MappingProxyType[str, str]({})
+    if plugins is not None and (form := _form_of(file, plugins)) is not None:
+        source = plugins.load("load_format", form)
+        with plugins.blamed("load_format", form):
+            outer, names = dict(source.configuration(outer, file)), source.config_names
+    elif plugins is not None and not outer.get("quantization_config"):
+        outer.update(_settings_elsewhere(outer, file.parent, plugins))
     _override(outer, changes)
     raw = _text_part(outer)
     if raw is not outer:
@@ -123,13 +178,38 @@ def _read(file: Path, changes: Mapping[str, Any]) -> Values:
             "architectures": outer.get("architectures"),
         }
         raw.update((key, value) for key, value in changes.items() if key not in (*_TEXT_SECTIONS, *rotary.KEYS))
-    values = Values(raw, file, raw, outer)
+    values = Values(raw, file, raw, outer, names)
     values["architectures"] = list(architectures(values))
     values["dtype"] = _dtype(values)
     values.pop("torch_dtype", None)
     values.notes = rotary.unify(values, file)
-    check_sizes(values, mistral_params.NAMES if file.name == mistral_params.FILE else {})
+    check_sizes(values, names)
     return values
+
+
+def _form_of(file: Path, plugins: Plugins) -> str | None:
+    """The load format that reads a file in the place of ``config.json``."""
+    if file.name == "config.json":
+        return None
+    return next((name for name, other in other_files(plugins).items() if other == file.name), None)
+
+
+def _settings_elsewhere(outer: Mapping[str, Any], folder: Path, plugins: Plugins) -> dict[str, Any]:
+    """How weights are quantized, from another key or file that a method states. Raises CheckpointError.
+
+    Sources of methods are looked at only where there are such keys or files, which have "quant" or "compress" in their
+    names.
+    """
+    keys = [key for key, value in outer.items() if isinstance(value, dict) and _SETTINGS.search(key)]
+    files = [file for file in sorted(folder.glob("*.json")) if _SETTINGS.search(file.name)]
+    found: dict[str, Path | None] = {**{file.name: file for file in files}, **dict.fromkeys(keys)}
+    for name in plugins.names("quantization") if found else ():
+        stated = plugins.stated("quantization", name, "settings_elsewhere")
+        for place, method in (stated if isinstance(stated, dict) else {}).items():
+            if place in found:
+                file = found[place]
+                return {"quantization_config": {"quant_method": method, **(read_json(file) if file else outer[place])}}
+    return {}
 
 
 def _override(part: dict[str, Any], changes: Mapping[str, Any]) -> None:
@@ -145,26 +225,6 @@ def _override(part: dict[str, Any], changes: Mapping[str, Any]) -> None:
         _override(part[inner], {**shared, **own} if isinstance(own, dict) else shared)
         changes = {key: value for key, value in changes.items() if not (key == inner and isinstance(own, dict))}
     part.update((key, value) for key, value in changes.items() if key not in rotary.KEYS)
-
-
-def _older_settings(outer: Mapping[str, Any]) -> dict[str, Any]:
-    """How weights are quantized, under the name that compressed-tensors gave it at first."""
-    stated = outer.get("compression_config")
-    if not stated:
-        return {}
-    settings = {"quant_method": "compressed-tensors", **stated} if isinstance(stated, dict) else stated
-    return {"quantization_config": settings}
-
-
-def _modelopt_settings(file: Path) -> dict[str, Any]:
-    """What ModelOpt wrote in a file of its own, before it wrote it into ``config.json`` too. Raises CheckpointError."""
-    if not file.is_file():
-        return {}
-    stated = read_json(file)
-    producer = stated.get("producer")
-    if not isinstance(producer, dict) or producer.get("name") != "modelopt":
-        raise CheckpointError(f"{file} is not by ModelOpt: its 'producer' is {producer!r:.80}.")
-    return {"quantization_config": {"quant_method": "modelopt", **stated}}
 
 
 def _text_part(outer: dict[str, Any]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from ferrule.config import ServerSettings
 from ferrule.errors import PluginError
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.plugins import Plugins
@@ -66,7 +67,7 @@ class HookRunner:
         return any(hasattr(guard, name) for guard in self._guards)
 
     def process_started(self, process: str, config: Resolved) -> None:
-        self._manager.hook.process_started(process=process, config=config)
+        self._manager.hook.process_started(process=process, config=ServerSettings.of(config))
 
     def process_stopping(self, process: str, status: int) -> None:
         self._manager.hook.process_stopping(process=process, status=status)
@@ -96,7 +97,7 @@ class HookRunner:
         return "".join(guard.metrics() for guard in self._guards)
 
     def report_header(self, config: Resolved) -> Sequence[str]:
-        return [line for lines in self._manager.hook.report_header(config=config) for line in lines]
+        return [line for lines in self._manager.hook.report_header(config=ServerSettings.of(config)) for line in lines]
 
 
 def open_hooks(plugins: Plugins) -> HookRunner:

@@ -93,7 +93,7 @@ class Watched(Values):
     """
 
     def __init__(self, values: Values) -> None:
-        super().__init__(values, values.file, values.raw, values.outer)
+        super().__init__(values, values.file, values.raw, values.outer, values.names)
         self._asked: set[str] = set()
 
     @property

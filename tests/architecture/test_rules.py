@@ -96,6 +96,8 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "budgets", "core/ferrule/config/x.py", "x = 1\n" * (BUDGETS["ferrule.config"] + 1), 1
     yield "budgets", "core/ferrule_nn/x.py", "x = 1\n" * (BUDGETS["ferrule_nn"] + 1), 1
     yield "module-docstring", engine, "x = 1\n", 1
+    yield "core-names-no-plugin", engine, "FIRST = ('xgrammar',)\n", 1
+    yield "core-names-no-plugin", "core/ferrule/assembly/x.py", "def f(x):\n    return x == 'transformers'\n", 2
     yield "no-global", "plugins/ferrule_plugins/x.py", "def f():\n    global x\n", 2
     for value in ("[]", "{}", "{1}", "dict(a=1)", "collections.defaultdict(list)", "[x for x in y]"):
         yield "no-module-state", engine, f"_seen = {value}\n", 1

@@ -116,11 +116,17 @@ PARSERS = ("tool_parser", "reasoning_parser")
 SYNTAXES = ("hermes", "deepseek_v31", "qwen3_coder", "pythonic", "qwen3", "openai_gptoss")  # one for each way to write
 # One for each kind of cache and loading; test_models.py compares every model with a reference.
 MODELS = ("LlamaForCausalLM", "GPT2LMHeadModel", "FalconForCausalLM", "Gemma4ForCausalLM", "transformers")
+WEIGHTS = ("int8", "int4", "gptq", "awq", "fp8", "bitsandbytes", "mxfp4", "gguf")  # one for each way to multiply
 # Of a promise that takes long, the plugins that keep it in `make test`; the others share the code that it is about.
 IN_DEPTH = {
     "test_work_is_linear": (PARSERS, SYNTAXES),
     "test_short_texts_in_every_cut": (PARSERS, SYNTAXES),
+    "test_truncation_loses_nothing": (PARSERS, SYNTAXES),
+    "test_truncation_never_raises_and_closes_every_call": (PARSERS, SYNTAXES),
     "test_any_cut_gives_the_same": (PARSERS, SYNTAXES),  # test_published.py streams outputs of every parser
+    # Of the others, tests/unit/plugins/quantization compares the products.
+    "test_zeros_are_zeros": (("quantization",), WEIGHTS),
+    "test_a_row_is_as_it_is_alone": (("quantization",), WEIGHTS),
     # Of the others, test_models.py compares every token with that of transformers.
     "test_a_change_of_any_weight_changes_the_answer": (("model",), ("LlamaForCausalLM", "GPT2LMHeadModel")),
 }

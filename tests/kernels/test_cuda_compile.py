@@ -91,7 +91,7 @@ if target >= 90:
 @pytest.mark.parametrize(
     ("target", "most", "modules"),
     [
-        (80, 1, ()),
+        pytest.param(80, 1, (), marks=pytest.mark.slow),  # tests of the modules here run them in the interpreter
         (90, 1, ("fp8",)),  # which 80 does not have
         pytest.param(80, 1000, (), marks=pytest.mark.slow),
         pytest.param(90, 1000, (), marks=pytest.mark.slow),

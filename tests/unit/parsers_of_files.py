@@ -20,6 +20,7 @@ from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.text.template import compile_template
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.tokenizer import Tokenizer
+from ferrule.plugin import discover
 from ferrule_nn import Linear
 from ferrule_plugins.load_format.gguf import Gguf
 from ferrule_plugins.quantization.packed import FerrulePacked
@@ -32,6 +33,7 @@ from tests.mutations import Mutation, mutated, rewritten
 from tests.unit.plugins.gguf.files import entry, file, tensor
 from tests.unit.plugins.tokenizer import test_kimi
 
+PLUGINS = discover()
 CPU = DeviceCaps("cpu", "a processor", 1 << 30)
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
@@ -111,7 +113,7 @@ def written(name: str, content: Any) -> Callable[[Path], object]:
 
 def read_config(place: Path) -> None:
     """What is asked of a configuration before there is a model."""
-    values = checkpoint.read(place.parent)
+    values = checkpoint.read(place.parent, plugins=PLUGINS)
     names = {"dim": "hidden_size"}
     completed = checkpoint.completed(values, names, {"num_hidden_layers": 1})
     checkpoint.check_sizes(completed, names)
@@ -270,7 +272,7 @@ PARSERS: dict[str, Parser] = {
     "hf_quant_config.json": Parser(
         "hf_quant_config.json",
         lambda folder: [written("config.json", CONFIG)(folder), written("hf_quant_config.json", MODELOPT)(folder)],
-        lambda place: checkpoint.read(place.parent),
+        lambda place: checkpoint.read(place.parent, plugins=PLUGINS),
     ),
     "--quantization-param-path": Parser(
         "scales.json", written("scales.json", SCALES), read_scales, refusals=(CheckpointError, ConfigError)

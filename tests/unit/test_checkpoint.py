@@ -6,6 +6,7 @@ import pytest
 
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
+from ferrule.plugin import discover
 
 LLAMA = {"architectures": ["LlamaForCausalLM"], "model_type": "llama", "max_position_embeddings": 128}
 
@@ -125,10 +126,10 @@ def test_rotary_settings_that_nothing_reads_are_named(write):
 
 def test_the_first_name_of_the_settings_of_compressed_tensors_is_read(write):
     stated = {"config_groups": {}}
-    values = checkpoint.read(write({**LLAMA, "compression_config": stated}))
+    values = checkpoint.read(write({**LLAMA, "compression_config": stated}), plugins=discover())
     assert values["quantization_config"] == {"quant_method": "compressed-tensors", **stated}
     both = {**LLAMA, "compression_config": stated, "quantization_config": {"quant_method": "fp8"}}
-    assert checkpoint.read(write(both))["quantization_config"] == {"quant_method": "fp8"}
+    assert checkpoint.read(write(both), plugins=discover())["quantization_config"] == {"quant_method": "fp8"}
 
 
 @pytest.mark.parametrize(("key", "name"), [("torch_dtype", "float16"), ("dtype", "torch.float16")])

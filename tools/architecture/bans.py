@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from collections.abc import Callable, Iterator, Sequence
+from functools import cache
+from pathlib import Path
 
 from tools.architecture.source import Module, Rule, Violation, calls, dotted, functions
 
@@ -20,7 +23,40 @@ MUTATORS = frozenset(
 _CONSTANT = re.compile(r"_{0,2}[A-Z][A-Z0-9_]*|__all__|__path__")
 _ALL_INTERFACES = re.compile(r"0\.0\.0\.0|://\*|^::$|\[::\]")
 
+# Names of built-in plugins that are words of options, protocols or types as well.
+WORDS = frozenset(
+    {
+        *("auto", "default", "none", "priority", "health", "docs", "admin", "tokenize", "plugins", "openai", "cpu"),
+        *("fp8", "dummy", "hf"),
+    }
+)
+# Where core names built-in plugins, and why.
+NAMING = (
+    "core/ferrule/config/",  # defaults and documented values of options
+    "core/ferrule/frontend/families.py",  # advice for people: which parsers suit which models
+    "core/ferrule/frontend/admission/processors.py",  # the processor that core itself makes, of a function
+    "core/ferrule/locate/weights.py",  # which files each built-in format fetches
+)
+
 Check = Callable[[Module], Iterator[Violation]]
+
+
+@cache
+def builtin_names() -> frozenset[str]:
+    """Names of the plugins that come with the server."""
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
+    groups = project["entry-points"].items()
+    return frozenset(name for group, names in groups if group.startswith("ferrule.v") for name in names)
+
+
+def core_names_no_plugin(module: Module) -> Iterator[Violation]:
+    """A built-in plugin has no privilege: what core has to know of one, its class states."""
+    if not module.core or module.path.startswith(NAMING):
+        return
+    texts = (node for node in module.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
+    for text in texts:
+        if text.value in builtin_names() - WORDS and id(text) not in module.docstrings:
+            yield module.violation(text, f"names the built-in plugin {text.value!r}")
 
 
 def no_global(module: Module) -> Iterator[Violation]:
@@ -149,6 +185,7 @@ def _rule(check: Check) -> Rule:
 
 
 BANS: dict[str, Rule] = {
+    "core-names-no-plugin": _rule(core_names_no_plugin),
     "no-global": _rule(no_global),
     "no-module-state": _rule(no_module_state),
     "no-pickle-or-eval": _rule(no_pickle_or_eval),

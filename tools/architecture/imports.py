@@ -11,7 +11,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 LAYERS = (
     ("types", "alike", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
-    ("config", "checkpoint", "mistral_params", "rotary", "small_files", "unread", "yaml_text"),
+    ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
     ("sampling_params", "structured_outputs"),
     ("interfaces",),
@@ -42,7 +42,6 @@ NO_TORCH = frozenset(
         "waiting",
         "config",
         "checkpoint",
-        "mistral_params",
         "rotary",
         "small_files",
         "unread",

@@ -28,8 +28,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 2_400,
-        "ferrule.checkpoint": 300,  # reads two forms of configuration, names what neither can have, refuses pipes
-        "ferrule.mistral_params": 140,
+        "ferrule.checkpoint": 340,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.small_files": 50,
         "ferrule.unread": 120,  # half of it a table

@@ -14,7 +14,7 @@ from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
-from ferrule.config import LoadConfig, Resolved
+from ferrule.config import DeviceSettings, LoadConfig, Resolved
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
@@ -110,12 +110,12 @@ class Chooser:
             title = self._plugins.title("platform", name)
             _log.warning("the platform is a plugin of another distribution", plugin=title)
         with self._plugins.blamed("platform", name):
-            return Device(platform, platform.prepare(config))
+            return Device(platform, platform.prepare(DeviceSettings.of(config)))
 
     def before_build(self, config: Resolved, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
-        stated = checkpoints.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
+        stated = checkpoints.configured(config.model, self._plugins)
         architecture, name = self._implementation(config, stated)
         model: type[Model] = self._plugins.load("model", name)
         for note in getattr(stated, "notes", ()) if not model.any_architecture else ():  # that one may read them

@@ -6,7 +6,6 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ferrule import mistral_params
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError, PluginError
@@ -36,7 +35,7 @@ def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
         return
     stated = context.config
     file = getattr(stated, "file", Path("config.json"))
-    names = mistral_params.NAMES if file.name == mistral_params.FILE else choice.model_names
+    names = getattr(stated, "names", {}) or choice.model_names
     own = {common: name for name, common in names.items() if stated.get(name) is not None}
     passes = _PASSES if choice.any_architecture else 1
     for key, what in _contradictions(stated, shapes, passes):

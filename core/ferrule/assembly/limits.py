@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings, Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import ConfigError
@@ -15,7 +15,7 @@ from ferrule.types import ModelInfo, Targets
 
 def cache_bytes(config: Resolved, memory: DeviceMemory) -> int:
     """Bytes for the KV cache: as the user says, else as the device gives. Raises ConfigError where it has none."""
-    return config.cache.kv_cache_memory_bytes or memory.cache_bytes(config)
+    return config.cache.kv_cache_memory_bytes or memory.cache_bytes(DeviceSettings.of(config))
 
 
 def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:

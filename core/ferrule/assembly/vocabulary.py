@@ -27,10 +27,10 @@ def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenize
     return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
 
 
-def eos_ids(config: Resolved, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+def eos_ids(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
     """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
     own = tokenizer.eos_token_id if tokenizer is not None else None
-    settings = checkpoint.read(folder, config.model.hf_overrides, config.model.config_format)
+    settings = checkpoint.configured(config.model, plugins, folder)
     stated = checkpoint.eos_ids(settings, generation_folder(config, folder))
     return tuple(dict.fromkeys((() if own is None else (own,)) + stated))
 
@@ -76,7 +76,7 @@ def open_backend(
     tokenizer = open_tokenizer()
     if tokenizer is None:
         raise ConfigError("Guided decoding needs a tokenizer (--skip-tokenizer-init is set).")
-    stop_ids = tuple(id for id in eos_ids(config, tokenizer, Path(config.model.model)) if id < size)
+    stop_ids = tuple(id for id in eos_ids(config, plugins, tokenizer, Path(config.model.model)) if id < size)
     vocabulary = read_vocabulary(tokenizer, size, stop_ids, special_ids(tokenizer, format_tokens(config, plugins)))
     backend: GrammarBackend = plugins.make("guided_decoding", name, vocabulary)
     return backend

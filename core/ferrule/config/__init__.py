@@ -1,4 +1,4 @@
-"""Configuration: frozen sections as given, and `Resolved`, which is what components get."""
+"""Configuration: frozen sections as given, `Resolved`, which is what components get, and views of it for plugins."""
 
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.sections import (
@@ -15,12 +15,14 @@ from ferrule.config.sections import (
     PluginConfig,
     SchedulerConfig,
 )
+from ferrule.config.views import DeviceSettings, ServerSettings, StatSettings
 
 __all__ = [
     "CacheConfig",
     "Config",
     "DecodingConfig",
     "DeviceConfig",
+    "DeviceSettings",
     "FrontendConfig",
     "LimitsConfig",
     "LoadConfig",
@@ -33,4 +35,6 @@ __all__ = [
     "ResolvedModel",
     "ResolvedScheduler",
     "SchedulerConfig",
+    "ServerSettings",
+    "StatSettings",
 ]

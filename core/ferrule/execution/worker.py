@@ -17,7 +17,7 @@ from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings, Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
@@ -115,7 +115,7 @@ class Worker:
             loaded = dataclasses.replace(loaded, info=replace(loaded.info, notes=loaded.info.notes + notes))
         execution = self.platform.execution()
         self.depth = execution.depth()
-        execution.optimise(loaded.model, self.config)
+        execution.optimise(loaded.model, DeviceSettings.of(self.config))
         tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
         backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
         self.grammars = Grammars(backend, tokenizer)
@@ -126,7 +126,7 @@ class Worker:
             sampler=sampler,
             limits=limits,
             transfers=execution.transfers(),
-            recorder=execution.recorder(self.config),
+            recorder=execution.recorder(DeviceSettings.of(self.config)),
             tokenizer=tokenizer,
             grammars=self.grammars,
             adapters=self._adapters,
@@ -173,7 +173,8 @@ class Worker:
         self._num_snapshots = snapshots
         info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
         info = replace(info, groups=layers.groups, page_bytes=page_bytes, max_blocks=max_blocks)
-        spares = page_bytes and not (self.config.cache.kv_cache_memory_bytes or memory.keeps_more(self.config))
+        keeps = self.config.cache.kv_cache_memory_bytes or memory.keeps_more(DeviceSettings.of(self.config))
+        spares = page_bytes and not keeps
         return replace(info, max_blocks=min(max_blocks, _usable(self.config, info))) if spares else info
 
     def init_cache(self, num_blocks: int) -> None:
@@ -292,7 +293,7 @@ class Worker:
         """The model that sleeps, awake; else one that is loaded again."""
         if self._asleep is None:
             model = self._reload()
-            self.platform.execution().optimise(model, self.config)
+            self.platform.execution().optimise(model, DeviceSettings.of(self.config))
             return model
         model, copy = self._asleep
         copy.restore()

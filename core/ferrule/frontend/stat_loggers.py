@@ -8,7 +8,7 @@ from pathlib import Path
 
 from ferrule import log
 from ferrule.client.base import EngineClient
-from ferrule.config import Resolved
+from ferrule.config import Resolved, StatSettings
 from ferrule.errors import StartupError
 from ferrule.frontend.admission.ledger import Loggers
 from ferrule.interfaces.plugins import Plugins
@@ -23,7 +23,7 @@ def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> li
     loggers: list[tuple[str, StatLogger]] = []
     for name in plugins.defaults("stat_logger"):
         with _optional(plugins, name):
-            logger: StatLogger = plugins.make("stat_logger", name, config, client.info)
+            logger: StatLogger = plugins.make("stat_logger", name, StatSettings.of(config), client.info)
             if client.board.shared is not None:
                 with plugins.blamed("stat_logger", name):
                     logger.share(*client.board.shared)
@@ -48,7 +48,7 @@ def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: 
     loggers: list[tuple[str, StatLogger]] = []
     for name in shown:
         with _optional(plugins, name):
-            logger = plugins.make("stat_logger", name, config, info)
+            logger = plugins.make("stat_logger", name, StatSettings.of(config), info)
             with plugins.blamed("stat_logger", name):
                 logger.follow(folder)
             loggers.append((plugins.title("stat_logger", name), logger))

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
+    from ferrule.config import ServerSettings
     from ferrule.interfaces.stats import RequestStats
     from ferrule.sampling_params import SamplingParams
     from ferrule.types import EngineStats
@@ -33,7 +33,7 @@ class AccessRequest:
 class Hooks:
     """All hooks, each doing nothing. None has to be overridden: a plugin has the methods that it wants to be called."""
 
-    def process_started(self, process: str, config: Resolved) -> None:
+    def process_started(self, process: str, config: ServerSettings) -> None:
         """A process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0 …"""
 
     def process_stopping(self, process: str, status: int) -> None:
@@ -65,6 +65,6 @@ class Hooks:
         Its text follows the server's at ``/metrics``; names must not be those of the server or of another plugin.
         """
 
-    def report_header(self, config: Resolved) -> Sequence[str]:
+    def report_header(self, config: ServerSettings) -> Sequence[str]:
         """Lines for the log's first screen (API process, once)."""
         return ()

@@ -6,7 +6,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 if TYPE_CHECKING:
     import torch
@@ -31,11 +32,18 @@ class WeightSource(ABC):
     `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
     the last one. Error messages about a tensor name it and this place.
 
+    `config_file` is the name of a file that may take the place of ``config.json``, and `config_names` maps its own
+    names to the common ones there (`n_heads` to `num_attention_heads`), for messages. `--config-format` with the
+    format's name chooses it, and so does `auto` where there is no ``config.json``. The former is a literal of the class
+    itself, because it is read without an import.
+
     `quantization` is the method that the format is made for: `--quantization` is that where it names none, and naming
     another is an error.
     """
 
     patterns: tuple[str, ...] = ()
+    config_file: ClassVar[str | None] = None
+    config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     place: str = ""
     quantization: str | None = None
 
@@ -55,6 +63,14 @@ class WeightSource(ABC):
         CheckpointError. Called in the launcher: imports neither torch nor what takes as long.
         """
         return None
+
+    @classmethod
+    def configuration(cls, stated: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+        """What the file `config_file` states, in the terms of a ``config.json``. Raises CheckpointError.
+
+        Called in all processes: imports neither torch nor what takes as long.
+        """
+        raise NotImplementedError(f"{cls.__name__} states a config_file and does not read it")
 
     @abstractmethod
     def tensors(

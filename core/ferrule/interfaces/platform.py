@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import torch
 
-    from ferrule.config import Resolved
+    from ferrule.config import DeviceSettings
     from ferrule.interfaces.model import Model
 
 
@@ -117,7 +117,7 @@ class DeviceMemory(ABC):
     """The memory of a device: what of it the cache gets, and what to do where it does not suffice."""
 
     @abstractmethod
-    def cache_bytes(self, config: Resolved) -> int:
+    def cache_bytes(self, config: DeviceSettings) -> int:
         """Bytes for the KV cache, called after the weights are loaded. Raises ConfigError where none are left."""
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
@@ -136,7 +136,7 @@ class DeviceMemory(ABC):
         `--dry-run` calls it, when no weights are in the memory. The default checks nothing.
         """
 
-    def keeps_more(self, config: Resolved) -> bool:
+    def keeps_more(self, config: DeviceSettings) -> bool:
         """Whether the cache is to have all of `cache_bytes`, also what running requests cannot fill: it keeps prefixes.
 
         False: it has no more than the requests that run at a time can fill.
@@ -181,14 +181,14 @@ class Execution:
         """
         return 0
 
-    def optimise(self, model: Model, config: Resolved) -> None:
+    def optimise(self, model: Model, config: DeviceSettings) -> None:
         """Change how parts of a model compute, in place, once its weights are there."""
 
     def transfers(self) -> Transfers:
         """How a step's inputs come to the device, and its results from there."""
         return Transfers()
 
-    def recorder(self, config: Resolved) -> Recorder | None:
+    def recorder(self, config: DeviceSettings) -> Recorder | None:
         """What can launch recorded steps; None where steps are launched as they are.
 
         Called before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
@@ -215,7 +215,7 @@ class Platform(ABC):
         """Say why this platform is not usable on this machine, or return None. Must be cheap."""
 
     @abstractmethod
-    def prepare(self, config: Resolved) -> DeviceCaps:
+    def prepare(self, config: DeviceSettings) -> DeviceCaps:
         """Set up the device for this process (threads, allocator) and describe it."""
 
     @abstractmethod

@@ -9,7 +9,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 if TYPE_CHECKING:
     import torch
@@ -89,9 +90,15 @@ class LinearScheme(ABC):
 
 
 class QuantizationMethod(ABC):
-    """Made once for a model. `config` is the checkpoint's ``quantization_config``, empty where it is not quantized."""
+    """Made once for a model. `config` is the checkpoint's ``quantization_config``, empty where it is not quantized.
+
+    `settings_elsewhere` maps another key of ``config.json``, or another JSON file beside it, that takes its place to
+    the `quant_method` of what is there, unless that says it. Such names have "quant" or "compress" in them. It is a
+    literal of the class itself, because it is read without an import.
+    """
 
     formats: tuple[str, ...] = ()  # values of `quant_method` that it reads
+    settings_elsewhere: ClassVar[Mapping[str, str]] = MappingProxyType({})
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         self.config = config

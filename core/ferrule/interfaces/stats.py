@@ -11,7 +11,7 @@ from msgspec import Struct
 from ferrule.types import EngineStats, FinishReason, ModelInfo
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
+    from ferrule.config import StatSettings
 
 
 class RequestStats(Struct, frozen=True, kw_only=True):
@@ -48,7 +48,7 @@ class HttpStats(Struct, frozen=True, kw_only=True):
 
 
 class StatLogger(ABC):
-    def __init__(self, config: Resolved, model: ModelInfo) -> None:
+    def __init__(self, config: StatSettings, model: ModelInfo) -> None:
         self.config = config
         self.model = model
 

@@ -113,7 +113,7 @@ async def _serve(
             if board.leads:
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
-                announce(config, client, listener, hooks)
+                announce(config, plugins, client, listener, hooks)
             asyncio.get_running_loop().call_soon(board.put, READY, 1.0)  # once the service that is returned is in use
             return service
 
@@ -130,11 +130,11 @@ async def _beat(board: Board) -> None:
         await asyncio.sleep(1.0)
 
 
-def suggestions(config: Resolved) -> list[str]:
+def suggestions(config: Resolved, plugins: Plugins) -> list[str]:
     """Options for parsers that suit the model, where there are some and none was given."""
     given = config.frontend.tool_call_parser or config.frontend.reasoning_parser
     family = find_family(
-        checkpoint.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format),
+        checkpoint.configured(config.model, plugins),
         (*config.model.served_model_name, config.model.model),
     )
     if given or family is None or not family.flags:
@@ -142,7 +142,9 @@ def suggestions(config: Resolved) -> list[str]:
     return [f"this looks like a model of the family {family.title}, for which there are {' '.join(family.flags)}"]
 
 
-def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
+def announce(
+    config: Resolved, plugins: Plugins, client: EngineClient, listener: socket.socket, hooks: HookRunner
+) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
     _logger.info(
@@ -170,7 +172,7 @@ def announce(config: Resolved, client: EngineClient, listener: socket.socket, ho
         _logger.warning(
             "%s is for %s, which no route gives yet: use LLM.embed", info.architecture, ", ".join(info.tasks)
         )
-    for line in (*suggestions(config), *hooks.report_header(config)):
+    for line in (*suggestions(config, plugins), *hooks.report_header(config)):
         _logger.info("%s", line)
     if warning := exposure(listener, config):
         _logger.warning("%s", warning)

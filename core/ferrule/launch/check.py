@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 from ferrule import checkpoint, log
 from ferrule.api.server import Front, open_front
 from ferrule.assembly.engine import open_executor
@@ -46,7 +44,7 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
     hooks = open_hooks(plugins)
     if is_path(config.model.model) and is_path(config.model.tokenizer):
         local = localise(config, plugins)
-        checkpoint.read(Path(local.model.hf_config_path), local.model.hf_overrides, local.model.config_format)
+        checkpoint.configured(local.model, plugins)
         open_api(local, plugins, hooks=hooks)
         open_executor(local, plugins).check(local, plugins)
         return

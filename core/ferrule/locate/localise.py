@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from ferrule.alike import alike
-from ferrule.checkpoint import config_file, read
+from ferrule.checkpoint import config_file, configured, other_files
 from ferrule.config import Resolved
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
@@ -21,7 +21,6 @@ from ferrule.locate.weights import WeightFiles, without
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
-_CONFIGS = ("config.json", "params.json")
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 
@@ -39,7 +38,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
 
     find = partial(_find, config, plugins)
     place = find("model", model.model, model.revision, weights)
-    folder = _checked(_folder(config, plugins, "model", place), model.config_format)
+    folder = _checked(_folder(config, plugins, "model", place), model.config_format, plugins)
     name, revision = model.tokenizer, model.tokenizer_revision
     if name == model.model and (revision == model.revision or Path(name).expanduser().exists()):
         tokenizer = folder
@@ -47,7 +46,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
         tokenizer = find("tokenizer", name, revision, lambda names: (*_COMMON, *code))
         tokenizer = described("tokenizer", tokenizer, "auto", plugins) if tokenizer.is_file() else tokenizer
     settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
-    read(Path(settings), model.hf_overrides, model.config_format)  # what no model has is told before anything is loaded
+    configured(model, plugins, settings)  # what no model has is told before anything is loaded
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
     return replace(config, model=found)
 
@@ -56,8 +55,9 @@ def find_settings(config: Resolved, plugins: Plugins) -> Path:
     """The folder with the model's configuration, of which nothing else is fetched. Raises as `localise` does."""
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
-    place = _find(config, plugins, "model", model.model, model.revision, lambda _: (*_CONFIGS, *code))
-    return _checked(_folder(config, plugins, "model", place), model.config_format)
+    files = ("config.json", *other_files(plugins).values())
+    place = _find(config, plugins, "model", model.model, model.revision, lambda _: (*files, *code))
+    return _checked(_folder(config, plugins, "model", place), model.config_format, plugins)
 
 
 def _folder(config: Resolved, plugins: Plugins, what: str, place: Path) -> Path:
@@ -76,7 +76,7 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
         folder = _local(what, name)
         if folder is not None:
             if what == "model":
-                _checked(_folder(config, plugins, what, folder), model.config_format)
+                _checked(_folder(config, plugins, what, folder), model.config_format, plugins)
             continue
         hub, repository, kind = _remote(config, plugins, what, name, revision)
         with _paths_meant(name):
@@ -92,7 +92,8 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
 
 def _check_listing(repository: Repository, files: Sequence[str], config: Resolved, plugins: Plugins) -> None:
     """Raises CheckpointError for a repository that is not a model that can be loaded."""
-    configs = {"hf": _CONFIGS[:1], "mistral": _CONFIGS[1:]}.get(config.model.config_format, _CONFIGS)
+    others, form = other_files(plugins), config.model.config_format
+    configs = {"hf": ("config.json",), "auto": ("config.json", *others.values())}.get(form) or (others[form],)
     weights, kept = WeightFiles.of(config.load, plugins), without(files, repository.ignore)
     wanted = weights.patterns(kept)
     found = len(without(kept, wanted)) < len(kept)
@@ -172,8 +173,8 @@ def _paths_meant(name: str) -> Iterator[None]:
         raise CheckpointError(error.message, f"{error.hint} {_meant(Path(name).expanduser())}".strip()) from error
 
 
-def _checked(folder: Path, form: str) -> Path:
-    file = config_file(folder, form)
+def _checked(folder: Path, form: str, plugins: Plugins) -> Path:
+    file = config_file(folder, form, plugins)
     if file.is_file():
         return folder
     if (folder / "model_index.json").is_file():

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Config, Resolved
+from ferrule.config import Config, DeviceSettings
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
@@ -184,5 +184,5 @@ class PlatformKit(Kit):
 
     # ------------------------------------------------------------------------------------ parts
 
-    def _config(self, **variables: Any) -> Resolved:
-        return resolve(Config(env=Environment(**{"cpu_kvcache_space": 0.01, **variables})))
+    def _config(self, **variables: Any) -> DeviceSettings:
+        return DeviceSettings.of(resolve(Config(env=Environment(**{"cpu_kvcache_space": 0.01, **variables}))))

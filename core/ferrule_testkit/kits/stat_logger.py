@@ -9,7 +9,7 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from ferrule.config import Config, ModelConfig, ObservabilityConfig
+from ferrule.config import Config, ModelConfig, ObservabilityConfig, StatSettings
 from ferrule.config.resolve import resolve
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineStats, FinishReason
@@ -43,7 +43,7 @@ class StatLoggerKit(Kit):
                 observability=ObservabilityConfig(**observability),
             )
         )
-        logger: StatLogger = self.new(config, fake_model())
+        logger: StatLogger = self.new(StatSettings.of(config), fake_model())
         return logger
 
     # ------------------------------------------------------------------------------------ promises

@@ -8,7 +8,6 @@ checkpoint's configuration and tokenizer, without weights, and without torch. ``
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from ferrule import checkpoint
@@ -77,7 +76,7 @@ class SimulatedExecutor(Executor):
         self._free_at = 0.0  # when the last step submitted is done
 
     def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
-        values = checkpoint.read(Path(config.model.model), config.model.hf_overrides, config.model.config_format)
+        values = checkpoint.configured(config.model, plugins, config.model.model)
         self._seconds = _seconds(config.load.model_loader_extra_config)
         length = config.model.max_model_len or checkpoint.max_length(values)
         size = config.cache.block_size

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ferrule import checkpoint
 from ferrule.interfaces.model import Model
+from ferrule_plugins.load_format import mistral_params
 from ferrule_plugins.load_format.pt import PyTorchFiles
 from ferrule_plugins.load_format.safetensors import Safetensors
 
@@ -46,6 +47,12 @@ class MistralFiles(Safetensors):
     patterns = ("consolidated*.safetensors", "consolidated*.safetensors.index.json")
     single = "consolidated.safetensors"
     start = "consolidated"
+    config_file = "params.json"
+    config_names = mistral_params.NAMES
+
+    @classmethod
+    def configuration(cls, stated: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
+        return mistral_params.translated(stated, file)
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
@@ -68,7 +75,8 @@ class MistralFiles(Safetensors):
 
 def _heads(folder: Path) -> dict[str, int]:
     """How many heads queries and keys have, as the folder says. Raises CheckpointError."""
-    stated = checkpoint.read(folder, form="mistral")
+    file = folder / "params.json"
+    stated = mistral_params.translated(checkpoint.read_json(file), file)
     return {"q": int(stated["num_attention_heads"]), "k": int(stated["num_key_value_heads"])}
 
 

@@ -68,7 +68,8 @@ class ShardedState(Safetensors):
         if folder is None:
             raise CheckpointError("The model has no folder.")
         found = _files(folder, _expression(pattern), pattern, options.get("ignore_patterns", ()))
-        if (folder / "config.json").is_file() and checkpoint.read(folder).get("quantization_config"):
+        stated = checkpoint.read(folder) if (folder / "config.json").is_file() else {}
+        if stated.get("quantization_config") or stated.get("compression_config"):
             raise CheckpointError(
                 f"{folder} has the state of a quantized model, which is laid out for vLLM's kernels.",
                 "Serve the checkpoint that it was made from.",

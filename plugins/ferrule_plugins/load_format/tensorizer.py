@@ -111,7 +111,8 @@ def _state(folder: Path | None, model: Model, names: Sequence[str]) -> WorkerSta
     """
     from ferrule_plugins.sharded.names import WorkerState
 
-    if folder and (folder / "config.json").is_file() and checkpoint.read(folder).get("quantization_config"):
+    stated = checkpoint.read(folder) if folder and (folder / "config.json").is_file() else {}
+    if stated.get("quantization_config") or stated.get("compression_config"):
         raise CheckpointError(
             f"{folder} is a quantized model, whose weights vLLM has laid out for vLLM's kernels.",
             "Serve the checkpoint that they were made from.",

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import CacheConfig, Resolved, SchedulerConfig
+from ferrule.config import CacheConfig, DeviceSettings, SchedulerConfig
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorder
 from ferrule.log import Log
@@ -46,7 +46,7 @@ class CpuExecution(Execution):
         """A prompt's token costs about what a decoded one does: few of them keep a step short."""
         return 2
 
-    def recorder(self, config: Resolved) -> Recorder | None:
+    def recorder(self, config: DeviceSettings) -> Recorder | None:
         return step_recorder(config)
 
     def profile(self, file: Path) -> Callable[[], None]:
@@ -75,7 +75,7 @@ class CpuPlatform(Platform):
         self._memory = CpuMemory(self._caps.memory_bytes)
         self._execution = CpuExecution()
 
-    def prepare(self, config: Resolved) -> DeviceCaps:
+    def prepare(self, config: DeviceSettings) -> DeviceCaps:
         """Bind this thread and size torch's pool: one thread for each physical core that this process may use.
 
         torch starts with OMP_NUM_THREADS, where that is set, or with all logical cores: more than that is never taken.
@@ -113,7 +113,7 @@ class CpuPlatform(Platform):
         return self._execution
 
 
-def without_effect(config: Resolved) -> list[str]:
+def without_effect(config: DeviceSettings) -> list[str]:
     """What to say of options that are set and concern graphs for a GPU."""
     compilation = config.device.compilation_config
     found = []

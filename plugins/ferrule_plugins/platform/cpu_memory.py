@@ -26,7 +26,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
@@ -57,7 +57,7 @@ class CpuMemory(DeviceMemory):
     def __init__(self, total: int) -> None:
         self._total = total
 
-    def cache_bytes(self, config: Resolved) -> int:
+    def cache_bytes(self, config: DeviceSettings) -> int:
         wanted = int(config.env.cpu_kvcache_space * 2**30)
         if wanted > self._total:
             there = self._total / 2**30
@@ -67,7 +67,7 @@ class CpuMemory(DeviceMemory):
             )
         return wanted
 
-    def keeps_more(self, config: Resolved) -> bool:
+    def keeps_more(self, config: DeviceSettings) -> bool:
         """Where the size was not named, memory that running requests cannot fill is left to others."""
         return config.env.cpu_kvcache_space != Environment().cpu_kvcache_space
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.log import Log
 from ferrule_kernels.cpu.recording import Arena, Function, NotRecordableError, Recording
@@ -82,11 +82,11 @@ class StepRecorder(Recorder):
         return recording.output
 
 
-def step_recorder(config: Resolved) -> Recorder | None:
+def step_recorder(config: DeviceSettings) -> Recorder | None:
     """None where the options say that steps are launched as they are. Raises ConfigError."""
     if optimization_level(config) == 0 or not config.device.compilation_config.get("use_cudagraph", True):
         return None
-    return StepRecorder(config.model.max_seq_len_to_capture)
+    return StepRecorder(config.max_seq_len_to_capture)
 
 
 def _no_states() -> PutBack:

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform, Recorder, Transfers
@@ -47,7 +47,7 @@ class CudaMemory(DeviceMemory):
         self._budget = budget
         self._offloaded = 0  # bytes of weights that the host keeps
 
-    def begin(self, config: Resolved) -> Reading:
+    def begin(self, config: DeviceSettings) -> Reading:
         """Nothing is loaded yet. Raises ConfigError where the host is to keep more weights than it has memory for."""
         now = self._budget.begin(config)
         memory = describe().memory_bytes
@@ -74,7 +74,7 @@ class CudaMemory(DeviceMemory):
         self._budget.learn(weights)
         self._device.give_back()
 
-    def cache_bytes(self, config: Resolved) -> int:
+    def cache_bytes(self, config: DeviceSettings) -> int:
         given = self._budget.cache()
         now = self._device.read()
         _log.info(
@@ -110,14 +110,14 @@ class CudaExecution(Execution):
     def depth(self) -> int:
         return 2
 
-    def optimise(self, model: Model, config: Resolved) -> None:
+    def optimise(self, model: Model, config: DeviceSettings) -> None:
         if optimization_level(config) == 3:
             compile_parts(model)
 
     def transfers(self) -> Transfers:
         return self._transfers
 
-    def recorder(self, config: Resolved) -> Recorder | None:
+    def recorder(self, config: DeviceSettings) -> Recorder | None:
         """Graphs, where the options do not forbid them; the cache leaves them their memory."""
         limits = GraphLimits.of(config)
         self._budget.graphs = 0 if limits is None else limits.budget_bytes
@@ -156,7 +156,7 @@ class CudaPlatform(Platform):
         self._execution = CudaExecution(self._device, budget)
         self._capability = (0, 0)
 
-    def prepare(self, config: Resolved) -> DeviceCaps:
+    def prepare(self, config: DeviceSettings) -> DeviceCaps:
         """Start CUDA in this process. Raises ConfigError for a GPU that is too old."""
         name, self._capability = self._device.name(), self._device.capability()
         version = ".".join(map(str, self._capability))

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.log import Log
@@ -45,7 +45,7 @@ class GraphLimits:
     warm_seconds: float = WARM_SECONDS
 
     @classmethod
-    def of(cls, config: Resolved) -> GraphLimits | None:
+    def of(cls, config: DeviceSettings) -> GraphLimits | None:
         """What the options ask for; None where steps are to be launched as they are. Raises ConfigError."""
         given = config.device.compilation_config
         if optimization_level(config) == 0 or not given.get("use_cudagraph", True):
@@ -57,7 +57,7 @@ class GraphLimits:
         sizes = _sizes(config.scheduler.cuda_graph_sizes, given)
         useful = sizes[: bisect_left(sizes, rows) + 1]
         budget = POOL_BYTES + GRAPH_BYTES * len(useful)
-        max_len = config.model.max_seq_len_to_capture
+        max_len = config.max_seq_len_to_capture
         return cls(useful, max_len, budget) if useful and max_len else None
 
 

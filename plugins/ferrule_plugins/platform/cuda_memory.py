@@ -15,7 +15,7 @@ from typing import Protocol
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError, StepTooLarge
 
 _GIB = 2**30
@@ -134,13 +134,13 @@ class Budget:
     """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
 
     device: Device
-    config: Resolved = field(init=False)  # once it has begun
+    config: DeviceSettings = field(init=False)  # once it has begun
     total: int = 0
     others: int = 0  # bytes used elsewhere when this instance began
     step: int = 0  # that the largest step needs beside the weights
     graphs: int = 0  # that recorded graphs may take
 
-    def begin(self, config: Resolved) -> Reading:
+    def begin(self, config: DeviceSettings) -> Reading:
         now = self.device.read()
         self.config, self.total, self.others = config, now.total, now.elsewhere
         return now
@@ -201,7 +201,7 @@ class Budget:
     def _load_advice(self, now: Reading) -> str:
         if now.elsewhere > now.total // 10:
             return "End the other processes on this GPU, or choose another one with CUDA_VISIBLE_DEVICES."
-        if self.config.model.dtype in ("float", "float32"):
+        if self.config.dtype in ("float", "float32"):
             return "Set --dtype bfloat16, which halves the weights."
         return (
             "Serve quantized weights (--quantization), leave some GiB of them with the host (--cpu-offload-gb), or use "

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 
 
-def optimization_level(config: Resolved) -> int:
+def optimization_level(config: DeviceSettings) -> int:
     """0 eager, 1 and 2 graphs, 3 compiled parts and graphs; 2 by default. Other values do not pass `resolve`."""
     given = config.device.compilation_config
     level: int = given.get("level", given.get("mode", 2))
-    return 0 if config.model.enforce_eager else level
+    return 0 if config.enforce_eager else level

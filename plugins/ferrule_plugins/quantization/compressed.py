@@ -152,6 +152,7 @@ def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
 
 class CompressedTensors(CheckedMethod):
     formats = ("compressed-tensors",)
+    settings_elsewhere = {"compression_config": "compressed-tensors"}  # its first name
     left_keys = ("ignore",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -45,6 +45,7 @@ _NVFP4 = ("NVFP4", "NVFP4_AWQ", "W4A16_NVFP4", "W4A8_NVFP4_FP8")
 _MXFP4 = ("MXFP4", "W4A8_MXFP4_FP8")
 _MIXED = "MIXED_PRECISION"
 _SMOOTHED = ("NVFP4_AWQ", "W8A8_SQ_PER_CHANNEL", *_INT4)
+_PRODUCER = {"name": "modelopt"}
 _GROUPS = {  # inputs of a group: the usual number, and all that are read
     **dict.fromkeys(_NVFP4, (16, (16, 32))),
     "W4A8_NVFP4_FP8": (32, (16, 32)),
@@ -78,6 +79,7 @@ class Stored:
 
 class ModelOpt(CheckedMethod):
     formats = ("modelopt", "modelopt_fp4", "modelopt_mxfp8", "modelopt_mixed", "nvfp4")
+    settings_elsewhere = {"hf_quant_config.json": "modelopt"}  # before ModelOpt wrote them into config.json too
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -87,6 +89,9 @@ class ModelOpt(CheckedMethod):
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
+        producer = config.get("producer", _PRODUCER)
+        if not isinstance(producer, dict) or producer.get("name") != _PRODUCER["name"]:
+            raise ValueError(f"reads what is by ModelOpt, and 'producer' is {producer!r:.80}")
         stated = _stated(config)
         _schemes(stated)
         cache = stated.get("kv_cache_quant_algo")

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from ferrule import log
-from ferrule.config import Resolved
+from ferrule.config import StatSettings
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.types import EngineStats, ModelInfo
 
@@ -18,7 +18,7 @@ _logger = log.get("stats")
 class Console(StatLogger):
     """`clock` counts seconds, monotonic."""
 
-    def __init__(self, config: Resolved, model: ModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, config: StatSettings, model: ModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config, model)
         self._clock = clock
         self._last: dict[int, tuple[float, EngineStats]] = {}  # engine → when and what the last line said

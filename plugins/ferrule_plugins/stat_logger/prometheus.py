@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.utils import floatToGoString
 
-from ferrule.config import Resolved
+from ferrule.config import StatSettings
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineStats, ModelInfo
 from ferrule_plugins.stat_logger import catalog
@@ -38,9 +38,9 @@ class Prometheus(StatLogger):
     With several API processes each shows the sum over all of them; see `series`.
     """
 
-    def __init__(self, config: Resolved, model: ModelInfo) -> None:
+    def __init__(self, config: StatSettings, model: ModelInfo) -> None:
         super().__init__(config, model)
-        self._name = (config.model.served_model_name or (config.model.model,))[0]
+        self._name = config.model_names[0]
         self._tokens = one_two_five(model.max_model_len)
         self._engines: dict[int, EngineStats] = {}
         version = config.observability.show_hidden_metrics_for_version

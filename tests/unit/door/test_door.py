@@ -17,7 +17,7 @@ import pytest
 
 from ferrule.api.arrivals import Arrivals
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config, FrontendConfig, LimitsConfig
+from ferrule.config import Config, FrontendConfig, LimitsConfig, StatSettings
 from ferrule.config.resolve import resolve
 from ferrule.door.door import Door
 from ferrule.interfaces.stats import HttpStats
@@ -206,7 +206,7 @@ def test_metrics_are_shown_though_the_process_does_nothing(tmp_path: Path) -> No
     with running(tmp_path) as server:
         server.ready()
         (api,) = server.apis
-        logger = Prometheus(server.config, fake_model())
+        logger = Prometheus(StatSettings.of(server.config), fake_model())
         logger.share(tmp_path, 0)
         api.doorway.send(Loaded(fake_model()))
         logger.on_http(HttpStats(route="/x", method="GET", status=200, seconds=0.1, received=0, sent=1))
@@ -222,7 +222,7 @@ def test_metrics_are_the_newest_of_a_process_that_answers(tmp_path: Path) -> Non
     with running(tmp_path) as server:
         server.ready()
         (api,) = server.apis
-        logger = Prometheus(server.config, fake_model())
+        logger = Prometheus(StatSettings.of(server.config), fake_model())
         logger.share(tmp_path, 0)
         api.doorway.send(Loaded(fake_model()))
         api.refresh = lambda: logger.on_stall(0.3)

@@ -479,7 +479,7 @@ def test_tile_registers_compute_the_same(
         with monkeypatch.context() as patch:
             patch.setattr(matmul, "_kernels", _functions(emulated_kernels))
             tiles = PackedMatrix(weight, form, bias, Workspace())
-        for m in (1, 4, 5, 8, 9, 16, 17, 25, 32, 33, 70, 250):
+        for m in (1, 4, 9, 16, 17, 33, 70):
             x = torch.randn(m, k, generator=torch.Generator().manual_seed(m))
             torch.testing.assert_close(tiles.multiply(x), vectors.multiply(x), rtol=allowed, atol=allowed)
 

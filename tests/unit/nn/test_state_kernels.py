@@ -15,6 +15,7 @@ from torch import nn
 from ferrule.assembly.model import pack
 from ferrule_kernels.cpu import library
 from ferrule_nn import DeltaSpec, GatedDelta, GatedRMSNorm, Mamba2Mixer, Mamba2Spec, ShortConv
+from tests.shared import grid
 from tests.unit.nn.test_states import HIDDEN, LENGTH, Context, fill, text
 
 CUTS = [(1, 16, 17, 116), (150,), (64, 1, 1, 1, 83)]
@@ -77,8 +78,7 @@ def _pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.usefixtures("kernels")
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("name", LAYERS)
+@grid({"name": tuple(LAYERS), "dtype": (torch.float32, torch.bfloat16)})
 def test_kernels_compute_what_torch_does(name: str, dtype: torch.dtype) -> None:
     limit = 2e-5 if dtype == torch.float32 else 0.05
     plain, fused = _pair(name, dtype)

@@ -15,6 +15,7 @@ from ferrule_parsing import CallWriter, ObjectReader, Reader, Tags
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.kits import ToolParserKit
 from ferrule_testkit.kits.count import work
+from tests.shared import grid
 
 Result = tuple[str, list[tuple[str, str]]]  # content, and (name, arguments) of each call
 
@@ -259,8 +260,7 @@ ADVERSE = (
 
 
 @pytest.mark.advisory("CVE-2025-48887")
-@pytest.mark.parametrize("unit", ADVERSE)
-@pytest.mark.parametrize("prefix", ["", '<tool_call>{"name": "f", "arguments": {"a": "', '<tool_call>{"a": {"'])
+@grid({"unit": ADVERSE, "prefix": ("", '<tool_call>{"name": "f", "arguments": {"a": "', '<tool_call>{"a": {"')})
 def test_work_grows_with_the_text_and_no_faster(unit: str, prefix: str) -> None:
     def cost(size: int, step: int) -> int:
         text = prefix + unit * (size // len(unit))

@@ -172,7 +172,7 @@ def read_rules(
         context=capacity(scheduler_limits(config, info, client.num_blocks)),
         max_logprobs=config.model.max_logprobs,
         logits_mode=mode if (mode := config.model.logprobs_mode).endswith("_logits") else None,
-        eos_ids=tuple(token for token in eos_ids(config, tokenizer, folder) if token < info.vocab_size),
+        eos_ids=tuple(token for token in eos_ids(config, plugins, tokenizer, folder) if token < info.vocab_size),
         has_tokenizer=tokenizer is not None,
         processor_pattern=config.model.logits_processor_pattern,
         processors=find_processors(config, plugins, tokenizer),

@@ -6,7 +6,7 @@ import asyncio
 import hashlib
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import msgspec
@@ -124,9 +124,14 @@ class GrammarCompiler:
             raise RequestError(f"The constraint cannot be used: {wrong[0]}", param)
         raise RequestError(f"The constraint cannot be enforced here. {'; '.join(refusals)}.", param)
 
+    @cached_property
+    def _every(self) -> Sequence[str]:
+        """The backends that `auto` asks, in order, which is read from their source."""
+        return self._plugins.defaults("guided_decoding")
+
     def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:
         """Backends in the order in which they are asked. Raises RequestError for an unknown one."""
-        every = self._plugins.defaults("guided_decoding")
+        every = self._every
         if asked == "auto":
             return every
         if asked not in self._plugins.names("guided_decoding"):

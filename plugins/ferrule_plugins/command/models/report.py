@@ -86,7 +86,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     from ferrule import checkpoint
 
     report = Report(named)
-    values = checkpoint.read(config.model.hf_config_path, config.model.hf_overrides, config.model.config_format)
+    values = checkpoint.configured(config.model, plugins)
     report.architecture = checkpoint.architectures(values)[0]
     family = find_family(values, (named, config.model.model))
     if family is not None:

@@ -86,11 +86,11 @@ def test_the_list_has_native_and_other_architectures(capsys: pytest.CaptureFixtu
 def test_a_server_without_parsers_names_those_that_suit(tmp_path: Path) -> None:
     folder = written(tmp_path / "qwen3-tiny", QWEN)
     plain = resolve(Config(model=ModelConfig(model=folder)))
-    (line,) = suggestions(plain)
+    (line,) = suggestions(plain, discover())
     assert "Qwen 3" in line
     assert "--tool-call-parser hermes" in line
     given = resolve(Config(model=ModelConfig(model=folder), frontend=FrontendConfig(reasoning_parser="qwen3")))
-    assert not suggestions(given)
+    assert not suggestions(given, discover())
 
 
 def test_the_table_names_what_is_there() -> None:

@@ -18,6 +18,7 @@ from ferrule.interfaces.model import BuildContext
 from ferrule.plugin import discover
 from ferrule_nn import Decoder, Rope, building
 from ferrule_testkit.checkpoints import NATIVE, RECIPES, tiny_config
+from tests.shared import some
 
 PLUGINS = discover()
 ELSEWHERE = {"use_cache", "max_position_embeddings", "n_positions", "max_seq_len", "vocab_size_per_layer_input"}
@@ -53,7 +54,7 @@ def rotation(rope: Rope) -> tuple[Any, ...]:
     return rope.config.kind, rope.config.theta, rope.interleaved, rope.factor, rope.inv_freq.tolist()
 
 
-@pytest.mark.parametrize("name", [name for name in NATIVE if "-" not in name and name != "opt"])
+@pytest.mark.parametrize("name", some(name for name in NATIVE if "-" not in name and name != "opt"))
 def test_a_missing_key_means_what_it_means_in_transformers(name: str, tmp_path: Path) -> None:
     cls = PLUGINS.load("model", architecture(name))
     config = tiny_config(name)

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
-from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from ferrule.config import Config, DeviceConfig, DeviceSettings, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule_kernels.cpu import dense
 from ferrule_plugins.platform import cpu
 from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, parse_cores, without_effect
+
+
+def settings(**sections: Any) -> DeviceSettings:
+    """What a plugin is given of a configuration with these sections."""
+    return DeviceSettings.of(resolve(Config(**sections)))
 
 
 def _platform(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, flags: str) -> CpuPlatform:
@@ -78,12 +84,12 @@ def test_an_unknown_dtype_is_named() -> None:
 
 
 def test_cache_bytes_come_from_the_environment() -> None:
-    assert CpuPlatform().memory().cache_bytes(resolve(Config(env=Environment(cpu_kvcache_space=0.5)))) == 1 << 29
+    assert CpuPlatform().memory().cache_bytes(settings(env=Environment(cpu_kvcache_space=0.5))) == 1 << 29
 
 
 def test_a_cache_larger_than_memory_is_refused() -> None:
     with pytest.raises(ConfigError, match="GiB of memory"):
-        CpuPlatform().memory().cache_bytes(resolve(Config(env=Environment(cpu_kvcache_space=1e6))))
+        CpuPlatform().memory().cache_bytes(settings(env=Environment(cpu_kvcache_space=1e6)))
 
 
 @pytest.mark.parametrize(("spec", "cores"), [("0", {0}), ("0-3,8", {0, 1, 2, 3, 8}), ("5,5", {5})])
@@ -121,15 +127,17 @@ def test_it_never_refuses() -> None:
 
 
 def test_options_of_graphs_for_a_gpu_are_said_to_have_no_effect() -> None:
-    graphs = resolve(
-        Config(
-            model=ModelConfig(max_seq_len_to_capture=100),
-            scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
-            device=DeviceConfig(compilation_config={"level": 2, "cudagraph_capture_sizes": [1]}),
+    graphs = DeviceSettings.of(
+        resolve(
+            Config(
+                model=ModelConfig(max_seq_len_to_capture=100),
+                scheduler=SchedulerConfig(cuda_graph_sizes=(1, 2)),
+                device=DeviceConfig(compilation_config={"level": 2, "cudagraph_capture_sizes": [1]}),
+            )
         )
     )
     said = [notice.partition(" has no effect")[0] for notice in without_effect(graphs)]
     assert said == ["--cuda-graph-sizes", "--compilation-config: cudagraph_capture_sizes"]
     for level, count in ((0, 0), (2, 0), (3, 1)):
-        assert len(without_effect(resolve(Config(device=DeviceConfig(compilation_config={"level": level}))))) == count
-    assert without_effect(resolve(Config())) == []
+        assert len(without_effect(settings(device=DeviceConfig(compilation_config={"level": level})))) == count
+    assert without_effect(settings()) == []

@@ -11,13 +11,19 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import Config, DeviceConfig, ModelConfig
+from ferrule.config import Config, DeviceConfig, DeviceSettings, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.interfaces.platform import StepInput
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.platform.cpu_steps import MOST_ROWS, StepRecorder
 from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
+
+
+def settings(**sections: Any) -> DeviceSettings:
+    """What a plugin is given of a configuration with these sections."""
+    return DeviceSettings.of(resolve(Config(**sections)))
+
 
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17, 16, 1)]
 
@@ -224,5 +230,5 @@ def test_one_failure_may_be_a_chance() -> None:
     ],
 )
 def test_options(model: dict[str, Any], compilation: dict[str, Any], recorded: bool) -> None:
-    config = resolve(Config(model=ModelConfig(**model), device=DeviceConfig(compilation_config=compilation)))
+    config = settings(model=ModelConfig(**model), device=DeviceConfig(compilation_config=compilation))
     assert (CpuPlatform().execution().recorder(config) is not None) == recorded

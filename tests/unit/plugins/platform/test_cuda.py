@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import CacheConfig, Config, ModelConfig, SchedulerConfig
+from ferrule.config import CacheConfig, Config, DeviceSettings, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 from ferrule_plugins.platform.cuda import CudaPlatform
@@ -58,14 +58,16 @@ class Numbers:
         self.most = max(self.most, self.held)
 
 
-def _config(**changes: Any) -> Config:
+def _config(**changes: Any) -> DeviceSettings:
     """`changes` are fields of the sections for the cache, the scheduler and the model."""
     cache, scheduler = CacheConfig.__dataclass_fields__, SchedulerConfig.__dataclass_fields__
-    return resolve(
-        Config(
-            cache=CacheConfig(**{name: value for name, value in changes.items() if name in cache}),
-            scheduler=SchedulerConfig(**{name: value for name, value in changes.items() if name in scheduler}),
-            model=ModelConfig(**{n: v for n, v in changes.items() if n not in cache and n not in scheduler}),
+    return DeviceSettings.of(
+        resolve(
+            Config(
+                cache=CacheConfig(**{name: value for name, value in changes.items() if name in cache}),
+                scheduler=SchedulerConfig(**{name: value for name, value in changes.items() if name in scheduler}),
+                model=ModelConfig(**{n: v for n, v in changes.items() if n not in cache and n not in scheduler}),
+            )
         )
     )
 
@@ -277,8 +279,10 @@ def test_the_cache_leaves_room_for_graphs() -> None:
     for eager in (True, False):
         device = Numbers(total=24)
         platform = CudaPlatform(device)
-        config = resolve(
-            Config(model=ModelConfig(model="none", enforce_eager=eager), scheduler=SchedulerConfig(max_num_seqs=8))
+        config = DeviceSettings.of(
+            resolve(
+                Config(model=ModelConfig(model="none", enforce_eager=eager), scheduler=SchedulerConfig(max_num_seqs=8))
+            )
         )
         platform.prepare(config)
         recorder = platform.execution().recorder(config)

@@ -8,13 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from ferrule.config import Config, DeviceConfig
+from ferrule.config import Config, DeviceConfig, DeviceSettings
 from ferrule.config.resolve import resolve
 from ferrule.interfaces.model import BuildContext
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_compile import compile_parts, parts_beside_attention
 from ferrule_testkit.checkpoints import tiny_config, tiny_model
+
+
+def settings(**sections: Any) -> DeviceSettings:
+    """What a plugin is given of a configuration with these sections."""
+    return DeviceSettings.of(resolve(Config(**sections)))
 
 
 @pytest.fixture(autouse=True)
@@ -58,8 +63,6 @@ def test_parts_with_kernels_are_left_alone(level: int, caplog: pytest.LogCapture
         config=config, dtype=torch.float32, device=torch.device("cpu"), block_size=16, max_model_len=64
     )
     model = Llama(context)
-    CudaPlatform().execution().optimise(
-        model, resolve(Config(device=DeviceConfig(compilation_config={"level": level})))
-    )
+    CudaPlatform().execution().optimise(model, settings(device=DeviceConfig(compilation_config={"level": level})))
     assert all(part._compiled_call_impl is None for part in model.modules() if isinstance(part, nn.Module))
     assert len(caplog.records) <= (level == 3)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import Config, DeviceConfig, ModelConfig, SchedulerConfig
+from ferrule.config import Config, DeviceConfig, DeviceSettings, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import BuildContext
@@ -299,11 +299,13 @@ def _limits(
     **compilation: Any,
 ) -> GraphLimits | None:
     return GraphLimits.of(
-        resolve(
-            Config(
-                model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
-                scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
-                device=DeviceConfig(compilation_config=compilation),
+        DeviceSettings.of(
+            resolve(
+                Config(
+                    model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
+                    scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
+                    device=DeviceConfig(compilation_config=compilation),
+                )
             )
         )
     )

@@ -13,7 +13,7 @@ import torch
 
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, load_model
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
+from ferrule.config import CacheConfig, Config, DeviceSettings, LoadConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.execution.host_copy import HostCopy
@@ -24,6 +24,12 @@ from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_memory import Reading, TorchDevice
 from ferrule_plugins.platform.cuda_offload import HostWeights
 from ferrule_testkit.checkpoints import tiny_checkpoint
+
+
+def settings(**sections: Any) -> DeviceSettings:
+    """What a plugin is given of a configuration with these sections."""
+    return DeviceSettings.of(resolve(Config(**sections)))
+
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -140,7 +146,8 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
 def _open(folder: Path, **options: Any) -> Loaded:
     config = resolve(
         Config(
-            model=ModelConfig(model=str(folder), dtype="float32", **options), load=LoadConfig(use_tqdm_on_load=False)
+            model=ModelConfig(model=str(folder), dtype="float32", **options),
+            load=LoadConfig(use_tqdm_on_load=False),
         )
     )
     return load_model(config, discover())
@@ -168,7 +175,7 @@ def test_a_model_that_is_loaded_through_it_is_the_same(
 
 def test_the_option_decides_and_more_than_the_host_has_is_refused() -> None:
     platform, weights = CudaPlatform(Abacus()), iter(())
-    config = resolve(Config())
+    config = settings()
     platform.prepare(config)
     assert platform.memory().loading(object(), weights) is weights  # type: ignore[arg-type]
     platform.prepare(replace(config, cache=CacheConfig(cpu_offload_gb=0.5)))

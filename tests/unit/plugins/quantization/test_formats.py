@@ -255,7 +255,7 @@ def test_settings_may_be_in_the_file_of_modelopt(folder: Path, plugins: Plugins,
     beside.write_text(json.dumps({"producer": {"name": "modelopt", "version": "0.29.0"}, **settings}))
     assert load_folder(made, plugins).info == expected.info
     beside.write_text(json.dumps({"producer": ["another"], **settings}))
-    with pytest.raises(CheckpointError, match="is not by ModelOpt"):
+    with pytest.raises(PluginError, match="modelopt .*: reads what is by ModelOpt, and 'producer' is"):
         load_folder(made, plugins)
 
 

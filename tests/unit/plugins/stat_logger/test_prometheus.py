@@ -12,7 +12,7 @@ import pytest
 from prometheus_client import Metric as Family
 from prometheus_client.parser import text_string_to_metric_families
 
-from ferrule.config import Config, ModelConfig, ObservabilityConfig
+from ferrule.config import Config, ModelConfig, ObservabilityConfig, StatSettings
 from ferrule.config.resolve import resolve
 from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.output.parse import ParseChain
@@ -26,7 +26,13 @@ from ferrule_plugins.stat_logger.series import Histogram, Store, one_two_five
 from ferrule_testkit.fakes import VirtualClock
 from ferrule_testkit.service import fake_model
 
-CONFIG = resolve(Config(model=ModelConfig(model="m", served_model_name=("served", "alias"))))
+
+def settings(**sections: Any) -> StatSettings:
+    """What a plugin is given of a configuration with these sections."""
+    return StatSettings.of(resolve(Config(**sections)))
+
+
+CONFIG = settings(model=ModelConfig(model="m", served_model_name=("served", "alias")))
 
 
 def request_stats(**values: float) -> RequestStats:
@@ -233,7 +239,7 @@ def test_two_loggers_share_nothing() -> None:
 
 
 def test_no_engine_figures_when_switched_off() -> None:
-    logger = Prometheus(resolve(Config(observability=ObservabilityConfig(disable_log_stats=True))), fake_model())
+    logger = Prometheus(settings(observability=ObservabilityConfig(disable_log_stats=True)), fake_model())
     text = logger.exposition()[1]
     assert "vllm:" not in text
     assert "process_resident_memory_bytes" in text
@@ -277,7 +283,7 @@ def test_console_says_rates_every_ten_seconds(caplog: pytest.LogCaptureFixture) 
 
 def test_console_is_silent_when_switched_off(caplog: pytest.LogCaptureFixture) -> None:
     clock = VirtualClock()
-    console = Console(resolve(Config(observability=ObservabilityConfig(disable_log_stats=True))), fake_model(), clock)
+    console = Console(settings(observability=ObservabilityConfig(disable_log_stats=True)), fake_model(), clock)
     with caplog.at_level(logging.INFO, "ferrule.stats"):
         for steps in range(5):
             console.on_engine(EngineStats(steps=steps, running=1), 0)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from prometheus_client import CollectorRegistry, Counter
 
-from ferrule.config import Resolved
+from ferrule.config import ServerSettings
 from ferrule.interfaces.hooks import Hooks
 from ferrule.interfaces.stats import RequestStats
 
@@ -27,5 +27,5 @@ class ExampleHooks(Hooks):
             self._answers.labels(str(stats.finish)).inc()
             self._tokens.labels(str(stats.finish)).inc(stats.generation_tokens)
 
-    def report_header(self, config: Resolved) -> Sequence[str]:
+    def report_header(self, config: ServerSettings) -> Sequence[str]:
         return ["answers are counted by how they ended"]

@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Platform
 
 
 class ExampleMemory(DeviceMemory):
-    def cache_bytes(self, config: Resolved) -> int:
+    def cache_bytes(self, config: DeviceSettings) -> int:
         return min(int(config.env.cpu_kvcache_space * 2**30), memory_bytes())
 
 
@@ -26,7 +26,7 @@ class ExamplePlatform(Platform):
     def refuses(cls) -> str | None:
         return None
 
-    def prepare(self, config: Resolved) -> DeviceCaps:
+    def prepare(self, config: DeviceSettings) -> DeviceCaps:
         torch.set_num_threads(1)
         return DeviceCaps("cpu", "one thread in float32", memory_bytes())
 

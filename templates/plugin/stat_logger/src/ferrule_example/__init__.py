@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ferrule.config import Resolved
+from ferrule.config import StatSettings
 from ferrule.interfaces.stats import RequestStats, StatLogger
 from ferrule.types import EngineStats, ModelInfo
 
@@ -13,7 +13,7 @@ _FIGURES = (
 
 
 class ExampleLogger(StatLogger):
-    def __init__(self, config: Resolved, model: ModelInfo) -> None:
+    def __init__(self, config: StatSettings, model: ModelInfo) -> None:
         super().__init__(config, model)
         self._longest = [0.0, 0.0]  # as in _FIGURES
 

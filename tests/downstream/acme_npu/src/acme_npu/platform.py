@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
@@ -18,7 +18,7 @@ _MEMORY = 64 << 20
 
 
 class AcmeMemory(DeviceMemory):
-    def cache_bytes(self, config: Resolved) -> int:
+    def cache_bytes(self, config: DeviceSettings) -> int:
         return int(_MEMORY * config.cache.gpu_memory_utilization)
 
 
@@ -36,7 +36,7 @@ class AcmeNpu(Platform):
     def refuses(cls) -> str | None:
         return "no NPU is plugged in" if os.environ.get("ACME_NPU_COUNT") == "0" else None
 
-    def prepare(self, config: Resolved) -> DeviceCaps:
+    def prepare(self, config: DeviceSettings) -> DeviceCaps:
         _log.info("npu ready", memory=_MEMORY)
         return DeviceCaps("acme_npu", "Acme NPU 3", _MEMORY, frozenset({"matrices"}))
 

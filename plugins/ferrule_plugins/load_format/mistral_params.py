@@ -11,7 +11,6 @@ from typing import Any
 
 from ferrule.errors import CheckpointError
 
-FILE = "params.json"
 NAMES = {
     "dim": "hidden_size",
     "n_layers": "num_hidden_layers",

@@ -77,7 +77,7 @@ async def check_request(request: Generate, rules: Rules, remote: bool) -> Checke
         checked = check_beam(request.beam, request, checked, rules)
     check_count(len(request.prompts), checked.width, rules.limits.max_prompts)
     check_output_cells(len(request.prompts), checked, rules, request.streamed)
-    base = replace(checked.base, processors=processors)
+    base = replace(checked.base, processors=processors) if processors else checked.base
     return replace(checked, base=base, priority=priority, cache_salt=salt)
 
 

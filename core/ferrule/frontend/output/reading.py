@@ -47,23 +47,23 @@ class OutputReader:
         self._special_ids = lru_cache(maxsize=8)(special_ids)
 
     def reading(self, request: Generate, asked: Prompt | ChatPrompt, prompt: Prepared, checked: Checked) -> Reading:
-        """Decide how the choices of one of the request's prompts are constrained and read. `asked` is the prompt as it
-        came.
+        """Decide how the choices of one of the request's prompts, `asked`, are constrained and read.
 
-        Raises RequestError for a constraint or a limit that cannot be kept, and for two that exclude each other.
+        The text of a raw request is not parsed: its parsers only say where thoughts end, if it demands something of
+        what follows. Raises RequestError for a constraint or a limit that cannot be kept, or that excludes another.
         """
         raw, reasons = request.raw, self.parsers.reasoning is not None
         demands = not raw or _form_of(request) is not None or request.params.thinking_token_budget is not None
         context = self._context(request, asked, prompt) if demands else ChoiceContext()
         stops = None if checked.stops is None else StopMatcher(checked.stops, checked.include_stop)
         in_answer = reasons and not raw and checked.detokenize and not request.stop_in_reasoning
-        new = partial(ParseChain, self.parsers, request.tools, context, stops if in_answer else None)
+        new_chain = partial(ParseChain, self.parsers, request.tools, context, stops if in_answer else None)
         if raw:
-            new = partial(ParseChain, Parsers())
-        chains = tuple(new() for _ in range(checked.best_of))
-        told = ParseChain(self.parsers, None, context) if raw and demands else chains[0]
-        thoughts = self.thought_limit(request, told)
-        constraint, param = self.constraint(request, told, context)
+            new_chain = partial(ParseChain, Parsers())
+        chains = tuple(new_chain() for _ in range(checked.best_of))
+        first = ParseChain(self.parsers, None, context) if raw and demands else chains[0]
+        thoughts = self.thought_limit(request, first)
+        constraint, param = self.constraint(request, first, context)
         return Reading(
             checked=checked,
             chains=chains,

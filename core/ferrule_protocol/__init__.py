@@ -2,14 +2,14 @@
 
 Conversation, Tools, Documents  fields of a body that holds a conversation, and the messages' own type, ChatMessage
 TemplateFields      the fields that shape its text besides its messages
-chat_prompt         a conversation and these fields, as `Service.generate` takes them
+chat_prompt         a conversation and these fields, as `Service.admit` takes them
 sampling            a body's sampling parameters, over the model's defaults
 Notes               fields of a request that do nothing: in the answer, in a header, in the log, or refused
 unread_by_template  which parts of a conversation the server's chat template does not show
 Closing             a stream of events that lets go of its source even when it was never begun
 Meter               the usage of all choices
-name_in_answers     what an answer calls the model; fingerprint: what changes with the model and how it runs
-constraint_named    names the field that stated a constraint where one is refused
+spelling            how a body names the fields that the service refuses under other names
+fingerprint         what changes with the model and how it runs
 finite              a log-probability that JSON has
 
 Notes and usage are values: each protocol writes them in its own form.
@@ -24,10 +24,10 @@ from ferrule.frontend.text.messages import (
     chat_prompt,
 )
 from ferrule.frontend.text.render import choose_templates
-from ferrule_protocol.answers import constraint_named, fingerprint, finite, name_in_answers
+from ferrule_protocol.answers import fingerprint, finite
 from ferrule_protocol.closing import Closing
 from ferrule_protocol.notes import MAX_NOTES, NOTES_HEADER, Extension, Notes, extended, unread_by_template
-from ferrule_protocol.sampling import Meter, sampling
+from ferrule_protocol.sampling import Meter, sampling, spelling
 
 __all__ = [
     "MAX_NOTES",
@@ -43,11 +43,10 @@ __all__ = [
     "Tools",
     "chat_prompt",
     "choose_templates",
-    "constraint_named",
     "extended",
     "fingerprint",
     "finite",
-    "name_in_answers",
     "sampling",
+    "spelling",
     "unread_by_template",
 ]

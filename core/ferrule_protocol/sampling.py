@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrule.interfaces.service import Output, Service, Usage
 from ferrule.sampling_params import SamplingFields, SamplingParams
+from ferrule.structured_outputs import ConstraintFields, constraint_of
 
 _FIELDS = frozenset(SamplingFields.model_fields)
 
@@ -15,6 +16,12 @@ def sampling(body: SamplingFields, service: Service, given: Mapping[str, Any]) -
     """Return the request's values over the model's defaults over the documented ones. `given` wins over the body."""
     own = {name: getattr(body, name) for name in body.model_fields_set & _FIELDS}
     return SamplingParams(**{**service.sampling_defaults(), **own, **given})
+
+
+def spelling(body: ConstraintFields, **names: str) -> dict[str, str]:
+    """Return `Generate.names`: those given, and the field of the body that states a form of the output, if one does."""
+    field = constraint_of(body)
+    return {**names, "structured_outputs": field} if field else names
 
 
 class Meter:

@@ -111,7 +111,7 @@ async def serving(
 
 async def outputs(service: FrontendService, request: Generate) -> list[Output]:
     """Generate, and read to the end."""
-    return [output async for output in await service.generate(request)]
+    return [output async for output in (await service.admit(request)).outputs()]
 
 
 async def until(holds: Callable[[], object]) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
+
+from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
@@ -12,10 +14,12 @@ from ferrule.frontend.admission.processors import check_processors
 from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.service import (
+    Admitted,
     ChatPrompt,
     Generate,
     Health,
     Output,
+    Outputs,
     Pool,
     Pooled,
     Prompt,
@@ -71,7 +75,7 @@ def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence
 
 
 class ScriptedService(Service):
-    """`pace`: awaited before each output, so that a test decides when it comes. `admit` may raise."""
+    """`pace`: awaited before each output, so that a test decides when it comes."""
 
     def __init__(self, script: Script = echo_script, max_model_len: int = 256) -> None:
         self.model = fake_model(max_model_len)
@@ -94,7 +98,7 @@ class ScriptedService(Service):
         self.calls: list[HttpStats] = []
         self.open = 0  # requests whose iterator was neither exhausted nor closed
         self.failure: BaseException | None = None  # raised after the first output
-        self.refusal: FerruleError | None = None  # raised by generate
+        self.refusal: FerruleError | None = None  # raised by `admit`
         self.defaults: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()  # of every prompt that is read
         self.pace: Callable[[], Any] = lambda: asyncio.sleep(0)
@@ -121,7 +125,14 @@ class ScriptedService(Service):
     def token_text(self, token_id: int) -> str:
         return chr(token_id)
 
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
+    async def admit(self, request: Generate) -> Admitted:
+        try:
+            return self._admit(request)
+        except RequestError as error:
+            error.param = request.spelt(error.param)
+            raise
+
+    def _admit(self, request: Generate) -> Admitted:
         if self.refusal is not None:
             raise self.refusal
         self.resolve(request.model)
@@ -129,9 +140,13 @@ class ScriptedService(Service):
         check_processors(request.logits_processors, self.rules)
         if request.beam is not None:
             check_beam(request.beam, request, checked, self.rules)
-        prompts = [fit(checked, self._ids(prompt), self.rules, "prompt")[0] for prompt in request.prompts]
+        prompts = []
+        for prompt in request.prompts:
+            ids = fit(checked, self._ids(prompt), self.rules, "prompt")[0]
+            text = None if isinstance(prompt, Prompt) and prompt.text is None else "".join(map(chr, ids))
+            prompts.append(ReadPrompt(ids, text, self.notes))
         self.requests.append(request)
-        return _Outputs(self, request, prompts)
+        return Admitted(model=self.names[0], prompts=tuple(prompts), stream=_Outputs(self, request, prompts))
 
     async def pool(self, request: Pool) -> list[Pooled]:
         """A vector is how often each of the first four letters is in the prompt."""
@@ -158,10 +173,10 @@ class ScriptedService(Service):
         return "text/plain; version=0.0.4; charset=utf-8", "vllm:num_requests_running 0\n"
 
 
-class _Outputs(AsyncIterator[Output]):
+class _Outputs(Outputs):
     """All choices' outputs, interleaved. Counts as open until it ends or is closed."""
 
-    def __init__(self, service: ScriptedService, request: Generate, prompts: list[tuple[int, ...]]) -> None:
+    def __init__(self, service: ScriptedService, request: Generate, prompts: list[ReadPrompt]) -> None:
         self._service = service
         self._queue = _interleave(service, request, prompts)
         self._sent = 0
@@ -185,19 +200,16 @@ class _Outputs(AsyncIterator[Output]):
             self._service.open -= 1
 
 
-def _interleave(service: ScriptedService, request: Generate, prompts: list[tuple[int, ...]]) -> list[Output]:
+def _interleave(service: ScriptedService, request: Generate, prompts: list[ReadPrompt]) -> list[Output]:
     rows = []
     for index in range(len(prompts) * request.params.n):
-        ids = prompts[index // request.params.n]
-        prompt = request.prompts[index // request.params.n]
-        outputs = list(service.script(request, index, ids))
+        ids = prompts[index // request.params.n].ids
+        scripted = service.script(request, index, ids)
+        outputs = [replace(output, param=request.spelt(output.param)) for output in scripted]
         logprobs = None
         if request.params.prompt_logprobs is not None:
             logprobs = (None, *(TokenLogprobs(token, -1.0, 2, ((65, -0.1),)) for token in ids[1:]))
-        first = outputs[0]
-        text = None if isinstance(prompt, Prompt) and prompt.text is None else "".join(map(chr, ids))
-        kept = {name: getattr(first, name) for name in Output.__struct_fields__}
-        outputs[0] = Output(**{**kept, "prompt_ids": ids, "prompt_text": text, "prompt_logprobs": logprobs})
+        outputs[0] = replace(outputs[0], prompt_logprobs=logprobs)
         rows.append(outputs)
     longest = max(map(len, rows))
     return [row[place] for place in range(longest) for row in rows if place < len(row)]

@@ -31,7 +31,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs
 from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
-from ferrule.interfaces.service import Generate, Prompt
+from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Pooling, StepPlan
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
@@ -767,6 +767,10 @@ class Body(schema.Body):
     count: schema.Int = 1
 
 
+async def admitted(ctx: RouterContext, request: Generate) -> Outputs:
+    return (await ctx.service.admit(request)).outputs()
+
+
 class Echo(Router):
     """Good: one route that generates, and one with a parameter."""
 
@@ -788,7 +792,7 @@ class Echo(Router):
 
     async def answer(self, ctx: RouterContext, body: Body) -> JSON:
         params = SamplingParams(max_tokens=4)
-        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
+        outputs = await admitted(ctx, Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
         try:
             return JSON([output.token_ids async for output in outputs])
         finally:
@@ -826,7 +830,7 @@ class EchoInOwnForm(Echo):
 
     async def answer(self, ctx: RouterContext, body: Body) -> EventStream:
         params = SamplingParams(max_tokens=4)
-        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
+        outputs = await admitted(ctx, Generate(prompts=(Prompt(text=body.prompt or "x"),), params=params))
         return EventStream(outputs)
 
 
@@ -876,7 +880,7 @@ class ClosesOnlyWhatHasBegun(EchoInOwnForm):
 class LeavesRequestsRunning(Echo):
     async def answer(self, ctx, body):
         params = SamplingParams(max_tokens=4)
-        outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="hello"),), params=params))
+        outputs = await admitted(ctx, Generate(prompts=(Prompt(text="hello"),), params=params))
         self.kept = outputs
         return JSON([await anext(outputs)])
 
@@ -917,7 +921,7 @@ class NullIsTheMost(Echo):
         @routes.post("/echo", summary="Echo.")
         async def echo(body: Limited) -> JSON:
             params = SamplingParams(max_tokens=100 if body.count is None else body.count)
-            outputs = await ctx.service.generate(Generate(prompts=(Prompt(text="x"),), params=params))
+            outputs = await admitted(ctx, Generate(prompts=(Prompt(text="x"),), params=params))
             return JSON([output.token_ids async for output in outputs])
 
         return routes

@@ -111,7 +111,7 @@ class World:
     async def begin_client(self) -> None:
         request = self.draw()
         with suppress(UnavailableError):
-            stream = await self.service.generate(request)
+            stream = (await self.service.admit(request)).outputs()
             width = max(request.params.n or 1, request.params.best_of or 1)
             self.choices += len(request.prompts) * width
             task = asyncio.create_task(self.read(stream, self.rng.choice((0, 1, 3, 999, 999, 999))))
@@ -143,7 +143,7 @@ class World:
                         break
                     count += 1
             finally:
-                await stream.aclose()  # type: ignore[attr-defined]
+                await stream.aclose()
 
 
 def figures(service: FrontendService) -> Counter[str]:

@@ -13,8 +13,7 @@ from ferrule.assembly.vocabulary import special_ids
 from ferrule.config import FrontendConfig
 from ferrule.errors import FerruleError, OverloadedError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import PromptReader
-from ferrule.frontend.guided.constraint import Parsers
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.text.builtin import fitting
 from ferrule.frontend.text.detokenize import decode
 from ferrule.frontend.text.render import Renderer

@@ -15,9 +15,8 @@ from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.admission.ledger import Account, Reservation
 from ferrule.frontend.admission.validate import (
     check_count,
+    check_labels,
     check_pooled,
-    check_priority,
-    check_salt,
     check_task,
     scoped,
 )
@@ -39,8 +38,9 @@ class Vectors(Operations, Service):
         check_task("embed", self.model)
         self.resolve(request.model)
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
-        priority, caller = check_priority(request.priority), CALLER.get()
-        salt = scoped(check_salt(request.cache_salt), caller, self._config.cache.cache_scope)
+        priority, salt = check_labels(request.priority, request.cache_salt)
+        caller = CALLER.get()
+        salt = scoped(salt, caller, self._config.cache.cache_scope)
         with self.ledger.reserve(len(request.prompts)) as reservation:
             prompts = [await self._pooled_ids(prompt, reservation) for prompt in request.prompts]
             self._check_available()

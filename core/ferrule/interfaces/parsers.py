@@ -31,7 +31,7 @@ class ChoiceContext(Struct, frozen=True, kw_only=True):
     templated: bool = True  # False: the client wrote the whole prompt, so no chat template opened thoughts
     streamed: bool = True  # False: nobody reads the events before the last one is there
     tokenizer: Tokenizer | None = None
-    new_tool_parser: Callable[..., ToolParser] | None = None  # for the reasoning parser: makes what reads the calls
+    new_tool_parser: Callable[[], ToolParser] | None = None  # for the reasoning parser: makes what reads the calls
     dropped_tags: DroppedTags = ()  # for the tool parser: those of the reasoning parser
     closing_tags: tuple[str, ...] = ()  # for the tool parser: that end thoughts, so they are markup behind a call
 
@@ -117,7 +117,7 @@ class ToolParser(ABC):
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
     special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
 
-    call_tags: tuple[str, ...] = ()  # with which calls begin, and which end thoughts that were not closed
+    call_tags: tuple[str, ...] = ()  # with which calls begin, and which end open thoughts; set before `begin`
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         self.tools = tools

@@ -6,7 +6,7 @@ Every method that takes client data validates it and raises `RequestError` that 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,10 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
 
 
 class ReadPrompt(Struct, frozen=True):
-    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show."""
+    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show.
+
+    Each embedding of a prompt has the id 0.
+    """
 
     ids: tuple[int, ...]
     text: str | None = None
@@ -80,6 +83,11 @@ class Generate(Struct, frozen=True, kw_only=True):
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
     stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
+    names: Mapping[str, str] = {}  # fields that the protocol spells in another way than this class and its params
+
+    def spelt(self, param: str | None) -> str | None:
+        """Return the name that the protocol has for a field."""
+        return None if param is None else self.names.get(param, param)
 
 
 class Usage(Struct, frozen=True, kw_only=True, gc=False):
@@ -92,8 +100,8 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
 class Output(Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
 
-    `prompt_ids` is set on a choice's first output; `finish` on its last. With finish ERROR, `error` says why, and
-    `invalid` whether the request is to blame (400) or the server (500).
+    `finish` is set on a choice's last output. With finish ERROR, `error` says why, and `invalid` whether the request is
+    to blame (400) or the server (500).
     """
 
     index: int  # choice: prompt index x n + number
@@ -101,21 +109,38 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     token_offsets: tuple[int, ...] = ()  # characters of the choice's text before each new token
-    prompt_ids: tuple[int, ...] | None = None
-    prompt_text: str | None = None  # set with prompt_ids when the prompt was text or a conversation
-    prompt_notes: tuple[str, ...] = ()  # set with prompt_ids: what of a conversation its text does not show
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # whole, first is None; with the first tokens
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # whole, first is None; with the first output
     finish: FinishReason | None = None
     stop_reason: int | str | None = None  # stop token id or stop string
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
     invalid: bool = False
-    param: str | None = None  # with `invalid`: the field that is to blame, where one is known
+    param: str | None = None  # with `invalid`: the field to blame, as the protocol spells it
 
     def failure(self) -> RequestError | RequestFailed:
         """What to raise when `finish` is ERROR."""
         message = self.error or "The request failed."
         return RequestError(message, self.param) if self.invalid else RequestFailed(message)
+
+
+class Outputs(AsyncIterator[Output], ABC):
+    """The outputs of one request, each choice's in order and choices interleaved. Raises EngineDead."""
+
+    @abstractmethod
+    async def aclose(self) -> None:
+        """Cancel what still runs. Idempotent."""
+
+
+class Admitted(Struct, frozen=True, kw_only=True):
+    """A request that was checked, read and given to the engine. Whoever admits it reads its outputs or closes them."""
+
+    model: str  # what answers call the model, whichever of its names was asked for
+    prompts: tuple[ReadPrompt, ...]  # as they were given to the engine: truncated
+    stream: Outputs
+
+    def outputs(self) -> Outputs:
+        """Return what comes of the request: the same iterator, however often it is asked for."""
+        return self.stream
 
 
 class Pool(Struct, frozen=True, kw_only=True):
@@ -223,11 +248,10 @@ class Service(Tokens, Administration):
         """Default sampling values of the model's generation config, by field name of `SamplingParams`."""
 
     @abstractmethod
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
-        """Admit a request and return its outputs, every choice's in order, choices interleaved.
+    async def admit(self, request: Generate) -> Admitted:
+        """Check a request, read its prompts, and give it to the engine.
 
-        Raises RequestError or UnavailableError here, before anything was generated. Closing the iterator
-        (`aclose`) cancels what still runs. Engine death raises EngineDead from the iterator.
+        Raises RequestError, which names fields as the protocol does, or UnavailableError. Nothing was generated then.
         """
 
     @abstractmethod

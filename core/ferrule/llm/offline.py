@@ -266,8 +266,10 @@ class LLM(EngineCalls):
 
     async def _complete(self, request: Generate, text: str | None, request_id: str) -> RequestOutput:
         service, found = self._backend.service, None
-        async with aclosing(await service.generate(request)) as stream:  # type: ignore[type-var]
-            progress = Progress(request_id, request.params.n, RequestOutputKind.FINAL_ONLY, service, text)
+        admitted = await service.admit(request)
+        kind, prompt = RequestOutputKind.FINAL_ONLY, admitted.prompts[0]
+        progress = Progress(request_id, request.params.n, kind, service, prompt, text)
+        async with aclosing(admitted.outputs()) as stream:
             async for output in stream:
                 found = progress.take(output)
         if found is None:

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import Output, Tokens
+from ferrule.interfaces.service import Output, ReadPrompt, Tokens
 from ferrule.llm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from ferrule.sampling_params import RequestOutputKind
 from ferrule.types import FinishReason, TokenLogprobs
 
 
 class Progress:
-    """What a request has brought so far. `prompt` is shown as its text where the service was given ids."""
+    """What a request has brought so far. `text` is shown as the prompt's where the service was given ids."""
 
     def __init__(
-        self, request_id: str, num_choices: int, kind: RequestOutputKind, tokens: Tokens, prompt: str | None = None
+        self,
+        request_id: str,
+        num_choices: int,
+        kind: RequestOutputKind,
+        tokens: Tokens,
+        prompt: ReadPrompt,
+        text: str | None = None,
     ) -> None:
         self._id = request_id
         self._kind = kind
         self._tokens = tokens
         self._choices = [_ChoiceSoFar(index) for index in range(num_choices)]
-        self._prompt = prompt
-        self._prompt_ids: list[int] = []
+        self._prompt = text if prompt.text is None else prompt.text
+        self._prompt_ids = list(prompt.ids)
         self._prompt_logprobs: list[PositionLogprobs | None] | None = None
         self._cached = 0
 
@@ -32,8 +38,9 @@ class Progress:
         """What is to be told now; None before the end with FINAL_ONLY. Raises what a failed choice failed with."""
         if output.finish is FinishReason.ERROR:
             raise output.failure()
-        if output.prompt_ids is not None and not self._prompt_ids:
-            self._begin(output)
+        if output.prompt_logprobs is not None and self._prompt_logprobs is None:
+            found = output.prompt_logprobs
+            self._prompt_logprobs = [None if one is None else _position(one, self._tokens) for one in found]
         choice = self._choices[output.index]
         if output.index == 0:
             self._cached = output.usage.cached_tokens
@@ -52,12 +59,6 @@ class Progress:
         if self._kind is RequestOutputKind.DELTA:
             return self._told([choice.nothing() for choice in running])
         return self._told([choice.whole() for choice in self._choices])
-
-    def _begin(self, first: Output) -> None:
-        self._prompt = first.prompt_text if first.prompt_text is not None else self._prompt
-        self._prompt_ids = list(first.prompt_ids or ())
-        if first.prompt_logprobs is not None:
-            self._prompt_logprobs = [None if p is None else _position(p, self._tokens) for p in first.prompt_logprobs]
 
     def _told(self, outputs: list[CompletionOutput]) -> RequestOutput:
         return RequestOutput(

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import Callable, Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
 from ferrule.errors import EngineDead, RequestError
-from ferrule.interfaces.service import Generate, Output, Service
+from ferrule.interfaces.service import Generate, Outputs, Service
 from ferrule.llm.outputs import RequestOutput
 from ferrule.llm.progress import Progress
 
@@ -44,12 +44,14 @@ class Requests:
             raise RequestError(f"The request_id {name!r:.80} is in use.", "request_id")
         self._running[name] = running
         try:
-            stream = await self._service.generate(running.request)
+            admitted = await self._service.admit(running.request)
         except BaseException:
             self._forget(running)
             raise
-        running.progress = Progress(name, params.n, params.output_kind, self._service, running.prompt)
-        running.task = asyncio.get_running_loop().create_task(self._run(running, running.progress, stream))
+        running.progress = Progress(
+            name, params.n, params.output_kind, self._service, admitted.prompts[0], running.prompt
+        )
+        running.task = asyncio.get_running_loop().create_task(self._run(running, running.progress, admitted.outputs()))
         if running.aborted:
             self.abort([name])
 
@@ -83,9 +85,9 @@ class Requests:
         if self._running.get(running.request_id) is running:
             del self._running[running.request_id]
 
-    async def _run(self, running: Running, progress: Progress, stream: AsyncIterator[Output]) -> None:
+    async def _run(self, running: Running, progress: Progress, stream: Outputs) -> None:
         try:
-            async with aclosing(stream):  # type: ignore[type-var]
+            async with aclosing(stream):
                 running.reading = True
                 if running.dropped:
                     return

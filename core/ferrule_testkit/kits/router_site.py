@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import RouterContext
-from ferrule.interfaces.service import Generate, Output
+from ferrule.interfaces.service import Admitted, Generate
 from ferrule.plugin import Plugins
 from ferrule_testkit.kits.base import installed_plugins
 from ferrule_testkit.service import ScriptedService
@@ -42,9 +42,9 @@ class Asked(ScriptedService):
 
     asked = 0
 
-    async def generate(self, request: Generate) -> AsyncIterator[Output]:
+    async def admit(self, request: Generate) -> Admitted:
         self.asked += 1
-        return await super().generate(request)
+        return await super().admit(request)
 
 
 class Site:

@@ -12,7 +12,7 @@ from ferrule.config import Config
 from ferrule.errors import RequestError, nearest
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Generate, Output
+from ferrule.interfaces.service import Generate, Output, ReadPrompt
 from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import (
@@ -26,7 +26,7 @@ from ferrule_plugins.router.openai_answers import (
 from ferrule_plugins.router.openai_fields import EFFORT, echo_of, role_of
 from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
-from ferrule_protocol import Closing, Meter, chat_prompt, constraint_named, extended, finite, sampling
+from ferrule_protocol import Closing, Meter, chat_prompt, extended, finite, sampling, spelling
 
 
 class Chat:
@@ -36,31 +36,23 @@ class Chat:
         self._ctx = ctx
 
     async def __call__(self, body: ChatBody, info: RequestInfo) -> JSON | EventStream:
-        config, service = self._ctx.config, self._ctx.service
+        config = self._ctx.config
         check(body, config)
         _check_tools(body, config)
         _check_logprobs(body, config)
         request = self._request(body)
-        asked = Asked.of("chatcmpl", body, info, request, self._ctx)
-        try:
-            with constraint_named(asked.constraint):
-                outputs = await service.generate(request)
-        except RequestError as error:
-            # The service knows the values under the names of SamplingParams.
-            if error.param == "logprobs":
-                error.param = "top_logprobs"
-            elif error.param == "max_tokens" and body.max_completion_tokens is not None:
-                error.param = "max_completion_tokens"
-            raise
-        writer = _Writer(body, asked, request.params.n, config.frontend.response_role)
+        asked, admitted = await Asked.admit("chatcmpl", body, info, request, self._ctx)
+        writer = _Writer(body, asked, admitted.prompts[0], config.frontend.response_role)
+        outputs = admitted.outputs()
         if body.stream:
             return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
-        async with aclosing(outputs):  # type: ignore[type-var]
+        async with aclosing(outputs):
             return JSON(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: ChatBody) -> Generate:
         service, frontend = self._ctx.service, self._ctx.config.frontend
-        most = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+        limit = "max_tokens" if body.max_completion_tokens is None else "max_completion_tokens"
+        most = getattr(body, limit)
         if most is None:
             most = service.sampling_defaults().get("max_tokens")  # else what is left of the context
         prompt = replace(chat_prompt(body.messages, body), chat_template_kwargs=_template_kwargs(body))
@@ -88,6 +80,7 @@ class Chat:
             thought_tokens=body.include_reasoning,
             stop_in_reasoning=body.stop_in_reasoning,
             streamed=body.stream,
+            names=spelling(body, logprobs="top_logprobs", max_tokens=limit),
         )
 
 
@@ -141,11 +134,10 @@ def _check_tools(body: ChatBody, config: Config) -> None:
 class _Writer:
     """From outputs to chunks, for one request."""
 
-    def __init__(self, body: ChatBody, asked: Asked, count: int, response_role: str) -> None:
-        options = body.stream_options
+    def __init__(self, body: ChatBody, asked: Asked, prompt: ReadPrompt, response_role: str) -> None:
+        options, count = body.stream_options, asked.num_per_prompt
         self._role = role_of(body, response_role)
         self._echo = echo_of(body, self._role)
-        self._prompt_text = body.return_prompt_text
         self._asked = asked
         self._count = count
         self._reasoning = body.include_reasoning
@@ -158,7 +150,11 @@ class _Writer:
         self._begun = [False] * count
         self._called = [False] * count
         self._prompt: dict[str, Any] = {}  # what a whole answer, or a stream's first chunk, says about the prompt
-        self._extension = asked.notes.extension  # for the first chunk
+        if asked.token_ids:
+            self._prompt["prompt_token_ids"] = list(prompt.ids)
+        if body.return_prompt_text and prompt.text is not None:
+            self._prompt["prompt_text"] = prompt.text
+        self._extension = extended(asked.notes.extension, prompt.notes)  # for the first chunk
 
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[ChatCompletion]:
         async for output in outputs:
@@ -206,11 +202,10 @@ class _Writer:
         """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
         self._meter.see(output)
         index = output.index
-        finish = finish_of(output, self._asked)
+        finish = finish_of(output)
         pieces = []
         if not self._begun[index]:
             self._begun[index] = True
-            self._see_prompt(output)
             pieces.append(_piece(index, {"role": self._role, "content": self._echo}))
         piece = _piece(index, self._delta(index, output.events))
         piece["finish_reason"] = finish
@@ -227,15 +222,6 @@ class _Writer:
         if piece["delta"] or finish is not None or piece["logprobs"] or piece.get("token_ids"):
             pieces.append(piece)
         return pieces
-
-    def _see_prompt(self, output: Output) -> None:
-        if output.prompt_ids is None or output.index:
-            return
-        self._extension = extended(self._extension, output.prompt_notes)
-        if self._asked.token_ids:
-            self._prompt["prompt_token_ids"] = list(output.prompt_ids)
-        if self._prompt_text and output.prompt_text is not None:
-            self._prompt["prompt_text"] = output.prompt_text
 
     def _delta(self, index: int, events: tuple[Event, ...]) -> Message:
         delta: Message = {}

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import aclosing
 from typing import Any
 
 from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import Content, Reasoning
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Generate, Output, Prompt
+from ferrule.interfaces.service import Generate, Output, Prompt, ReadPrompt
 from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
 from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
 from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
 from ferrule_plugins.router.openai_schema import CompletionBody
-from ferrule_protocol import Closing, Meter, constraint_named, finite, sampling
+from ferrule_protocol import Closing, Meter, finite, sampling, spelling
 
 _MAX_TOKENS = 16  # the documented default
 
@@ -27,21 +27,18 @@ class Completions:
         self._ctx = ctx
 
     async def __call__(self, body: CompletionBody, info: RequestInfo) -> JSON | EventStream:
-        service = self._ctx.service
         check(body, self._ctx.config)
         if body.prompt_embeds is not None and (body.echo or body.suffix):
             name = "echo" if body.echo else "suffix"
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
-        asked = Asked.of("cmpl", body, info, request, self._ctx)
-        with constraint_named(asked.constraint):
-            outputs = await service.generate(request)
-        count = len(request.prompts) * request.params.n
+        asked, admitted = await Asked.admit("cmpl", body, info, request, self._ctx)
         embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
-        writer = _Writer(body, asked, count, embedded * request.params.n)
+        writer = _Writer(body, asked, admitted.prompts, embedded * request.params.n)
+        outputs = admitted.outputs()
         if body.stream:
             return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
-        async with aclosing(outputs):  # type: ignore[type-var]
+        async with aclosing(outputs):
             return JSON(await writer.whole(outputs), headers=asked.notes.headers)
 
     def _request(self, body: CompletionBody) -> Generate:
@@ -66,6 +63,7 @@ class Completions:
             beam=beam(body),
             raw=True,
             streamed=body.stream,
+            names=spelling(body),
         )
 
 
@@ -96,8 +94,8 @@ def _tokens_of(body: CompletionBody) -> tuple[Prompt, ...]:
 class _Writer:
     """From outputs to chunks, for one request."""
 
-    def __init__(self, body: CompletionBody, asked: Asked, count: int, num_embedded: int) -> None:
-        options = body.stream_options
+    def __init__(self, body: CompletionBody, asked: Asked, prompts: Sequence[ReadPrompt], num_embedded: int) -> None:
+        options, count = body.stream_options, len(prompts) * asked.num_per_prompt
         self._asked = asked
         self._echo = body.echo
         self._only_prompt = body.echo and body.max_tokens == 0
@@ -110,7 +108,7 @@ class _Writer:
         self._count = count
         self._num_embedded = num_embedded  # choices whose prompts have no ids: the first ones
         self._texts = [""] * count  # the echoed prompt's text, which shifts the offsets of tokens
-        self._waiting: dict[int, tuple[int, ...]] = {}  # prompt ids of choices whose echo waits for logprobs
+        self._prompts = {index: prompts[index // asked.num_per_prompt] for index in range(count)}  # not told yet
         self._extension = asked.notes.extension  # for the first chunk
 
     async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[Completion]:
@@ -155,13 +153,9 @@ class _Writer:
         """What one output adds to its choice, or None."""
         self._meter.see(output)
         choice = _choice(output.index)
-        choice["finish_reason"], choice["stop_reason"] = finish_of(output, self._asked), output.stop_reason
-        if self._echo:
-            await self._add_prompt(choice, output)
-        if output.prompt_ids is not None and self._asked.token_ids and output.index >= self._num_embedded:
-            choice["prompt_token_ids"] = list(output.prompt_ids)
-        if output.prompt_text is not None and self._prompt_text:
-            choice["prompt_text"] = output.prompt_text
+        choice["finish_reason"], choice["stop_reason"] = finish_of(output), output.stop_reason
+        if output.index in self._prompts:
+            await self._begin(choice, output, self._prompts.pop(output.index))
         if output.prompt_logprobs is not None and self._prompt_logprobs:
             choice["prompt_logprobs"] = self._asked.prompt_logprobs(output.prompt_logprobs)
         if not self._only_prompt:
@@ -180,22 +174,23 @@ class _Writer:
             for offset, entry in zip(offsets, output.logprobs, strict=True):
                 self._add_logprob(lists, offset + shift, entry)
 
-    async def _add_prompt(self, choice: CompletionChoice, output: Output) -> None:
-        """Echo: the prompt's text, and with logprobs its tokens, before anything else of the choice."""
-        asked, index = self._asked, output.index
-        if output.prompt_ids is not None:
-            text = output.prompt_text
-            self._texts[index] = await asked.service.detokenize(output.prompt_ids) if text is None else text
-            self._waiting[index] = output.prompt_ids
-        if index not in self._waiting or (self._logprobs is not None and output.prompt_logprobs is None):
-            return
-        ids = self._waiting.pop(index)
-        choice["text"] = self._texts[index]
-        if self._logprobs is None:
-            return
+    async def _begin(self, choice: CompletionChoice, first: Output, prompt: ReadPrompt) -> None:
+        """Add what is told of the prompt, before anything else of the choice."""
+        if self._asked.token_ids and first.index >= self._num_embedded:
+            choice["prompt_token_ids"] = list(prompt.ids)
+        if prompt.text is not None and self._prompt_text:
+            choice["prompt_text"] = prompt.text
+        if self._echo:
+            text = await self._asked.service.detokenize(prompt.ids) if prompt.text is None else prompt.text
+            choice["text"] = self._texts[first.index] = text
+            if self._logprobs is not None:
+                self._echo_logprobs(choice, first, prompt.ids)
+
+    def _echo_logprobs(self, choice: CompletionChoice, first: Output, ids: Sequence[int]) -> None:
+        asked = self._asked
         choice["logprobs"] = lists = _no_logprobs()
         offsets = asked.service.text_offsets(ids, choice["text"])
-        for offset, token_id, entry in zip(offsets, ids, output.prompt_logprobs or (), strict=True):
+        for offset, token_id, entry in zip(offsets, ids, first.prompt_logprobs or (), strict=True):
             if entry is None:
                 lists["text_offset"].append(offset)
                 lists["tokens"].append(asked.token(token_id))

@@ -10,7 +10,7 @@ from ferrule import log
 from ferrule.config import Config
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import RequestInfo, RouterContext
-from ferrule.interfaces.service import Generate, Output, Service, Usage
+from ferrule.interfaces.service import Admitted, Generate, Output, Service, Usage
 from ferrule.sampling_params import Beam
 from ferrule.schema import REQUEST_ID
 from ferrule.structured_outputs import constraint_of
@@ -18,7 +18,7 @@ from ferrule.types import FinishReason, Targets, TokenLogprobs
 from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
 from ferrule_plugins.router.openai_fields import review
 from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
-from ferrule_protocol import Notes, constraint_named, fingerprint, finite, name_in_answers
+from ferrule_protocol import Notes, fingerprint, finite
 
 _logger = log.get("openai")
 
@@ -73,20 +73,28 @@ class Asked:
     reasons: bool  # a reasoning parser runs
     num_per_prompt: int  # choices per prompt
     notes: Notes
-    constraint: str | None  # the field that states a form of the output
 
     @classmethod
-    def of(cls, prefix: str, body: GenerateBody, info: RequestInfo, request: Generate, ctx: RouterContext) -> Asked:
+    async def admit(
+        cls, prefix: str, body: GenerateBody, info: RequestInfo, request: Generate, ctx: RouterContext
+    ) -> tuple[Asked, Admitted]:
+        """Have a request admitted."""
         service, config = ctx.service, ctx.config
+        try:
+            notes = review(body, info.unknown_fields, ctx)
+        except RequestError:
+            service.resolve(request.model)  # of two mistakes, an unknown model is told
+            raise
+        admitted = await service.admit(request)
         header = info.headers.get("x-request-id", "")
         name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
         front = config.frontend
         as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
         _log_notes(f"{prefix}-{name}", body, config)
-        return cls(
+        asked = cls(
             id=f"{prefix}-{name}",
             created=int(time.time()),
-            model=name_in_answers(service, request.model),
+            model=admitted.model,
             fingerprint=fingerprint(service),
             service=service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
@@ -94,9 +102,9 @@ class Asked:
             cached_details=front.enable_prompt_tokens_details,
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
-            notes=review(body, info.unknown_fields, ctx),
-            constraint=constraint_of(body),
+            notes=notes,
         )
+        return asked, admitted
 
     def token(self, token_id: int) -> str:
         return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
@@ -134,11 +142,10 @@ def usage_of(usage: Usage) -> UsageInfo:
     }
 
 
-def finish_of(output: Output, asked: Asked) -> str | None:
+def finish_of(output: Output) -> str | None:
     """Return the finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
     if output.finish is FinishReason.ERROR:
-        with constraint_named(asked.constraint):
-            raise output.failure()
+        raise output.failure()
     return None if output.finish is None else output.finish.value
 
 

@@ -116,7 +116,7 @@ def test_processors_by_import_path_run_in_the_engine(llm: LLM) -> None:
         request = Generate(
             prompts=(Prompt(ids=(9, 8)),), params=SamplingParams(max_tokens=3), logits_processors=(processor,), raw=True
         )
-        stream = await llm._backend.service.generate(request)
+        stream = (await llm._backend.service.admit(request)).outputs()
         return [token async for output in stream for token in output.token_ids]
 
     made = {"qualname": f"{__name__}.make_only", "args": [7], "kwargs": {}}

@@ -752,14 +752,14 @@ async def test_leaving_between_admission_and_stream_closes_the_request() -> None
     """The client goes in the very step in which the handler returns."""
     site = Site()
     wire = Wire(site.app, "/v1/completions", STREAM)
-    generate = site.service.generate
+    admit = site.service.admit
 
     async def leave(request: Any) -> Any:
-        outputs = await generate(request)
+        admitted = await admit(request)
         wire.left.set()
-        return outputs
+        return admitted
 
-    site.service.generate = leave  # type: ignore[method-assign]
+    site.service.admit = leave  # type: ignore[method-assign]
     await asyncio.wait_for(wire.task, 120)
     assert site.service.open == 0
 

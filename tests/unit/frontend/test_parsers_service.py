@@ -112,7 +112,7 @@ class ServiceHarness:
     async def answer(self, prompt: ChatPrompt | Prompt, **fields: Any) -> Answer:
         params = SamplingParams(max_tokens=100)
         request = Generate(**{"prompts": (prompt,), "params": params, "tools": (TOOL,), **fields})
-        return fold([output async for output in await self.service.generate(request)])[0]
+        return fold([output async for output in (await self.service.admit(request)).outputs()])[0]
 
     @property
     def prompt(self) -> str:
@@ -260,7 +260,7 @@ async def test_tokens_of_thoughts_that_are_left_out(
         params = SamplingParams(max_tokens=100, logprobs=1, stop=list(held))
         for wanted, kept in ((True, text), (False, shown)):
             request = Generate(prompts=(chat(),), params=params, thought_tokens=wanted)
-            (answer,) = fold_outputs([output async for output in await harness.service.generate(request)])
+            (answer,) = fold_outputs([output async for output in (await harness.service.admit(request)).outputs()])
             assert bytes(answer.token_ids).decode() == kept
             assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
             assert list(answer.token_offsets) == sorted(answer.token_offsets)
@@ -281,7 +281,7 @@ async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_pat
         harness.engine.script = script
         params = SamplingParams(max_tokens=100, n=1, best_of=2, seed=0)
         request = Generate(prompts=(chat(),), params=params, thought_tokens=False)
-        (answer,) = fold_outputs([output async for output in await harness.service.generate(request)])
+        (answer,) = fold_outputs([output async for output in (await harness.service.admit(request)).outputs()])
         assert (answer.text, bytes(answer.token_ids)) == ("x", b"x")
 
 

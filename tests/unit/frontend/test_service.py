@@ -29,8 +29,7 @@ from ferrule.errors import (
     StartupError,
     UnavailableError,
 )
-from ferrule.frontend.guided.constraint import Parsers
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.parsers import (
     CallArguments,
@@ -43,10 +42,10 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
-from ferrule.sampling_params import SamplingParams
+from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import (
     EngineRequest,
     EngineStats,
@@ -122,19 +121,19 @@ def text_script(text: str) -> Script:
 async def test_a_text_goes_through_the_house(folder: Path) -> None:
     engine = FakeEngine(text_script("héllo"))
     async with serving(folder, engine) as service:
-        seen = await outputs(service, ask("Hi", seed=7, temperature=0.3))
+        admitted = await service.admit(replace(ask("Hi", seed=7, temperature=0.3), model="alias"))
+        assert admitted.outputs() is admitted.outputs()
+        seen = [output async for output in admitted.outputs()]
         (answer,) = fold(seen)
         (request,) = engine.requests
     assert answer.text == "héllo"
     assert answer.finish is FinishReason.LENGTH
-    assert answer.prompt_ids == (72, 105)
-    assert answer.prompt_text == "Hi"
+    assert admitted.model == "m"
+    assert admitted.prompts == (ReadPrompt((72, 105), "Hi"),)
     assert answer.token_ids == tuple("héllo".encode())
     assert answer.usage.prompt_tokens == 2
     assert answer.usage.completion_tokens == 6
     assert [output.token_ids for output in seen] == [(byte,) for byte in "héllo".encode()]
-    assert seen[0].prompt_ids == (72, 105)
-    assert all(output.prompt_ids is None for output in seen[1:])
     assert not any("\ufffd" in event.text for o in seen for event in o.events if isinstance(event, Content))
     assert request.work.seed == 7
     assert request.work.stop_token_ids == (257, 1, 2, 3)
@@ -146,10 +145,11 @@ async def test_a_conversation_is_rendered(folder: Path) -> None:
     engine = FakeEngine(text_script("ok"))
     async with serving(folder, engine) as service:
         chat = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
-        (answer,) = await answers(service, Generate(prompts=(chat,), params=SamplingParams(max_tokens=None)))
+        admitted = await service.admit(Generate(prompts=(chat,), params=SamplingParams(max_tokens=None)))
+        (answer,) = fold([output async for output in admitted.outputs()])
         assert await service.tokenize(chat) == list(b"<user>Hi<assistant>")
         assert service.child_pids
-    assert answer.prompt_text == "<user>Hi<assistant>"
+    assert admitted.prompts == (ReadPrompt(tuple(b"<user>Hi<assistant>"), "<user>Hi<assistant>"),)
     assert answer.text == "ok"
     assert engine.requests[0].work.max_tokens == 256 - len("<user>Hi<assistant>")
 
@@ -161,11 +161,26 @@ async def test_what_a_template_does_not_show_is_told_with_the_ids(folder: Path) 
     async with serving(folder, FakeEngine(), frontend=only_users) as service:
         read = await service.read(chat)
         assert (bytes(read.ids), read.text, read.notes) == (b"<Hi>", "<Hi>", (note,))
-        (answer,) = await answers(service, Generate(prompts=(chat,), params=SamplingParams(max_tokens=1)))
-        assert answer.prompt_notes == read.notes
+        admitted = await service.admit(Generate(prompts=(chat,), params=SamplingParams(max_tokens=1)))
+        assert admitted.prompts == (read,)
+        await admitted.outputs().aclose()
     async with serving(folder, FakeEngine(), frontend=only_users | {"strict_requests": True}) as service:
         with pytest.raises(RequestError, match=re.escape(note)):
             await service.tokenize(chat)
+
+
+async def test_refusals_name_fields_as_the_protocol_does(folder: Path) -> None:
+    names = {"max_tokens": "most", "structured_outputs": "format"}
+    async with serving(folder, FakeEngine()) as service:
+        for request, param in (
+            (ask("x" * 40, max_tokens=240), "most"),
+            (replace(ask("Hi"), grammar=GrammarSpec(form=Regex("a"), backend="none")), "guided_decoding_backend"),
+            (replace(ask("Hi", n=2), grammar=GrammarSpec(form=Regex("a")), beam=Beam(width=2)), "format"),
+            (ask("Hi", n=1000), "n"),
+        ):
+            with pytest.raises(RequestError) as caught:
+                await service.admit(replace(request, names=names))
+            assert caught.value.param == param
 
 
 async def test_ids_need_no_text(folder: Path) -> None:
@@ -173,9 +188,8 @@ async def test_ids_need_no_text(folder: Path) -> None:
         (answer,) = await answers(service, ask([5, 6], max_tokens=3))
         assert answer.token_ids == (5, 6, 5)
         assert answer.text == ""
-        assert answer.prompt_text is None
         with pytest.raises(RequestError, match="without a tokenizer"):
-            await service.generate(ask("text"))
+            await service.admit(ask("text"))
         with pytest.raises(RequestError, match="without a tokenizer"):
             await service.detokenize([5])
 
@@ -346,7 +360,7 @@ async def test_what_is_generated_for_a_key_is_counted_for_it(folder: Path) -> No
     caller = callers.find(b"b")
     async with serving(folder, FakeEngine(), FakePlugins(stat_logger={"r": recorder})) as service:
         with callers.visit(caller):
-            stream = await service.generate(ask("hello", max_tokens=5))
+            stream = (await service.admit(ask("hello", max_tokens=5))).outputs()
         async for _ in stream:  # the visit is over, and yet these are its tokens
             pass
         await outputs(service, ask("hello"))
@@ -415,7 +429,7 @@ async def test_nothing_wrong_reaches_the_engine(
     engine = FakeEngine()
     async with serving(folder, engine) as service:
         with pytest.raises(RequestError) as caught:
-            await service.generate(request_)
+            await service.admit(request_)
         assert type(caught.value) is error
         assert caught.value.param == param
         assert service.ledger.open == 0
@@ -427,7 +441,7 @@ async def test_nothing_wrong_reaches_the_engine(
 async def test_nul_and_special_tokens_in_text_are_fine(folder: Path) -> None:
     async with serving(folder, FakeEngine()) as service:
         (answer,) = await answers(service, ask("a\0<s>b", max_tokens=4))
-        assert answer.prompt_ids == (97, 0, 256, 98)
+        assert await service.tokenize(Prompt(text="a\0<s>b", add_special_tokens=False)) == [97, 0, 256, 98]
         assert answer.text == "a\0b"
         (answer,) = await answers(service, ask("a<s>b", max_tokens=3, skip_special_tokens=False))
         assert answer.text == "a<s>b"
@@ -443,7 +457,7 @@ async def test_bad_words_become_id_sequences(folder: Path) -> None:
 async def test_a_request_that_the_cache_can_never_hold_is_refused(folder: Path) -> None:
     async with serving(folder, FakeEngine(num_blocks=4)) as service:  # 3 blocks of 16
         with pytest.raises(RequestError, match="holds 49"):
-            await service.generate(ask("x" * 40, max_tokens=20))
+            await service.admit(ask("x" * 40, max_tokens=20))
         (answer,) = await answers(service, ask("x" * 40, max_tokens=None))
         assert answer.usage.completion_tokens == 9
 
@@ -461,7 +475,7 @@ async def test_a_small_request_cannot_ask_for_gigabytes_of_logprobs(
     engine = FakeEngine(info=fake_info(max_model_len=4096))
     async with serving(folder, engine, model={"generation_config": "vllm"}) as service:
         with pytest.raises(RequestError) as caught:
-            await service.generate(replace(request_, streamed=False))
+            await service.admit(replace(request_, streamed=False))
         assert (caught.value.param, engine.requests, service.ledger.open) == (param, [], 0)
 
 
@@ -474,10 +488,10 @@ async def test_what_is_kept_for_an_answer_is_counted(folder: Path, fields: dict[
         yield RequestDelta(id=request.id, token_ids=(65,), finish=FinishReason.LENGTH)
 
     async with serving(folder, FakeEngine(script)) as service:
-        stream = await service.generate(replace(ask("x" * 11, prompt_logprobs=20), **fields))
+        stream = (await service.admit(replace(ask("x" * 11, prompt_logprobs=20), **fields))).outputs()
         await anext(stream)
         assert service.ledger.buffers.used > 10 * 20 * 80
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         await until(lambda: not service.ledger.open)
         assert service.ledger.buffers.used == 0
 
@@ -513,7 +527,7 @@ async def test_max_new_tokens_caps_every_request(folder: Path) -> None:
             await answers(service, ask("abc", max_tokens=most))
         await answers(service, ask("x" * 253, max_tokens=5))  # 256 hold three more
         with pytest.raises(RequestError, match="min_tokens is 6, but at most 5"):
-            await service.generate(ask("abc", min_tokens=6))
+            await service.admit(ask("abc", min_tokens=6))
     assert [request.work.max_tokens for request in engine.requests] == [5, 3, 5, 5, 5, 3]
 
 
@@ -643,14 +657,14 @@ async def test_closing_the_stream_cancels_what_runs(folder: Path) -> None:
     engine = FakeEngine()
     async with serving(folder, engine) as service:
         for count in (1, 3):
-            stream = await service.generate(ask("abc", n=count))
+            stream = (await service.admit(ask("abc", n=count))).outputs()
             await anext(stream)
-            await stream.aclose()  # type: ignore[attr-defined]
-            await stream.aclose()  # type: ignore[attr-defined]
+            await stream.aclose()
+            await stream.aclose()
             await drained(service)
             assert [output async for output in stream] == []
-        stream = await service.generate(ask("abc"))
-        await stream.aclose()  # type: ignore[attr-defined]  # never read at all
+        stream = (await service.admit(ask("abc"))).outputs()
+        await stream.aclose()  # never read at all
         assert service.ledger.waiting == service.ledger.waiting_tokens == 0  # at once
         await drained(service)
     assert {reason for _, reason in engine.cancels} == {FinishReason.ABORT}
@@ -676,7 +690,7 @@ async def test_cancelling_during_admission_reserves_nothing(folder: Path) -> Non
     endless = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
     async with serving(folder, engine, frontend={"chat_template": endless}) as service:
         chat = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
-        task = asyncio.create_task(service.generate(Generate(prompts=(chat,), params=SamplingParams(n=4))))
+        task = asyncio.create_task(service.admit(Generate(prompts=(chat,), params=SamplingParams(n=4))))
         while not service.child_pids:
             await asyncio.sleep(0.01)
         assert service.ledger.open == 4
@@ -709,15 +723,15 @@ async def test_the_queue_has_a_limit(folder: Path) -> None:
     engine = FakeEngine()
     async with serving(folder, engine, limits={"max_waiting_requests": 3}) as service:
         engine.running.clear()
-        streams = [await service.generate(ask("abc", n=n)) for n in (1, 2)]
+        streams = [(await service.admit(ask("abc", n=n))).outputs() for n in (1, 2)]
         with pytest.raises(OverloadedError) as caught:
-            await service.generate(ask("abc"))
+            await service.admit(ask("abc"))
         assert caught.value.retry_after > 0
         with pytest.raises(RequestError, match="the queue takes 3"):
-            await service.generate(ask("abc", n=4))
+            await service.admit(ask("abc", n=4))
         engine.resume()
         await anext(streams[0])  # has its first token: no longer waits
-        async for _ in await service.generate(ask("abc", max_tokens=1)):
+        async for _ in (await service.admit(ask("abc", max_tokens=1))).outputs():
             pass
         for stream in streams:
             async for _ in stream:
@@ -730,13 +744,13 @@ async def test_the_queue_s_tokens_have_a_limit(folder: Path) -> None:
     async with serving(folder, engine, limits={"max_waiting_tokens": 100}) as service:
         engine.running.clear()
         with pytest.raises(RequestError, match="120 tokens"):
-            await service.generate(ask("x" * 60, n=2))
-        stream = await service.generate(ask("x" * 60))
+            await service.admit(ask("x" * 60, n=2))
+        stream = (await service.admit(ask("x" * 60))).outputs()
         with pytest.raises(OverloadedError):
-            await service.generate(ask("x" * 60))
-        await stream.aclose()  # type: ignore[attr-defined]
-        stream = await service.generate(ask("x" * 60))
-        await stream.aclose()  # type: ignore[attr-defined]
+            await service.admit(ask("x" * 60))
+        await stream.aclose()
+        stream = (await service.admit(ask("x" * 60))).outputs()
+        await stream.aclose()
 
 
 @pytest.mark.parametrize("state", ["starting", "stalled", "dead"])
@@ -746,14 +760,14 @@ async def test_an_engine_that_is_not_ready_takes_nothing(folder: Path, state: st
         engine.state = state
         assert service.health().state == state
         with pytest.raises(UnavailableError, match=state):
-            await service.generate(ask("abc"))
+            await service.admit(ask("abc"))
 
 
 @pytest.mark.parametrize("count", [1, 3])
 async def test_engine_death_reaches_every_reader(folder: Path, count: int) -> None:
     engine = FakeEngine()
     async with serving(folder, engine) as service:
-        stream = await service.generate(ask("abc", n=count))
+        stream = (await service.admit(ask("abc", n=count))).outputs()
         await anext(stream)
         engine.die()
         with pytest.raises(EngineDead):
@@ -762,7 +776,7 @@ async def test_engine_death_reaches_every_reader(folder: Path, count: int) -> No
         await drained(service)
         engine.state = "ready"  # not noticed yet
         with pytest.raises(UnavailableError):
-            await service.generate(ask("abc", n=count))
+            await service.admit(ask("abc", n=count))
         with pytest.raises(UnavailableError):
             await service.call("reset_prefix_cache")
         assert service.ledger.open == 0
@@ -778,7 +792,6 @@ async def test_an_engine_error_ends_its_choice_only(folder: Path) -> None:
     async with serving(folder, FakeEngine(script)) as service:
         first, second = await answers(service, ask("abc", n=2, seed=1, max_tokens=3))
         assert (first.finish, first.error) == (FinishReason.ERROR, "non-finite logits")
-        assert first.prompt_ids == (97, 98, 99)
         assert second.text == "abc"
 
 
@@ -803,7 +816,6 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path, caplo
         assert first.finish is FinishReason.ERROR
         assert first.error is not None
         assert "secret" not in first.error
-        assert first.prompt_ids == (113,)
         assert (second.text, second.finish) == ("abc", FinishReason.LENGTH)
         assert (engine.requests[0].id, FinishReason.ABORT) in engine.cancels
         await drained(service)
@@ -910,8 +922,8 @@ async def test_stat_loggers_hear_of_everything(folder: Path) -> None:
     engine.figures = EngineStats(running=3)
     async with serving(folder, engine, plugins) as service:
         await outputs(service, ask("abc", n=2, max_tokens=4))
-        stream = await service.generate(ask("abc"))
-        await stream.aclose()  # type: ignore[attr-defined]
+        stream = (await service.admit(ask("abc"))).outputs()
+        await stream.aclose()
         await drained(service)
         media_type, text = service.exposition()
     assert (media_type, text[:6]) == ("text/plain", "events")

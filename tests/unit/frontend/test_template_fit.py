@@ -14,8 +14,8 @@ import pytest
 
 from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
-from ferrule.frontend.guided.constraint import Parsers
 from ferrule.frontend.inputs import open_inputs
+from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.service import build_service
 from ferrule.frontend.template_fit import find_misfit, generated, warn_of_misfit
 from ferrule.frontend.text.builtin import builtin_templates

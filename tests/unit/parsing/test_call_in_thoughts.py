@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ferrule.frontend.guided.constraint import Parsers, told_of_calls, tool_parser
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import CallStart, ChoiceContext, Content, Reasoning
 from ferrule.plugin import discover
@@ -151,13 +150,11 @@ def backend(request: pytest.FixtureRequest) -> GrammarBackend:
 def goes(backend: GrammarBackend, reasoning: str, tools: str, text: str, choice: str = "required") -> bool:
     """Whether the whole text is allowed where calls are enforced behind open thoughts."""
     told = ChoiceContext(tools=TOOLS, tool_choice=choice, **context(reasoning))
-    found = tool_parser(CALLERS[tools], TOOLS, told)
-    assert found is not None
-    parser, spec = found
-    assert spec is not None
-    thinking = REASONING[reasoning]()
-    thinking.begin(told_of_calls(told, TOOLS, parser))
-    grammar = backend.load(backend.compile(replace(spec, form=thinking.constrain(spec.form))))
+    chain = ParseChain(Parsers(REASONING[reasoning], CALLERS[tools]), TOOLS, told)
+    assert chain.constraint is not None
+    assert chain.reasoning is not None
+    form = chain.reasoning.constrain(chain.constraint.form)
+    grammar = backend.load(backend.compile(replace(chain.constraint, form=form)))
     return all(grammar.accept([byte]) for byte in text.encode()) and bool(allowed(grammar, BYTES)[STOP])
 
 
@@ -199,11 +196,9 @@ def test_the_grammar_ends_thoughts_where_the_parser_does(
 
 def test_a_limit_of_thoughts_knows_the_tags_of_calls() -> None:
     told = ChoiceContext(tools=TOOLS, prompt="<think>")
-    found = tool_parser(CALLERS["hermes"], TOOLS, told)
-    assert found is not None
-    thinking = REASONING["qwen3"]()
-    thinking.begin(told_of_calls(told, TOOLS, found[0]))
-    tags = thinking.thoughts()
+    chain = ParseChain(Parsers(REASONING["qwen3"], CALLERS["hermes"]), TOOLS, told)
+    assert chain.reasoning is not None
+    tags = chain.reasoning.thoughts()
     assert tags is not None
     assert tags.closes == ("</think>", "<tool_call>")
 

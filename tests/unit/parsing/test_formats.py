@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
-from ferrule.frontend.guided.constraint import tool_parser
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
@@ -87,9 +87,9 @@ def backend() -> Guidance:
 
 
 def made(name: str, tools: Any, choice: Any, **more: Any) -> tuple[ToolParser, GrammarSpec | None]:
-    found = tool_parser(PARSERS[name], tools, ChoiceContext(tools=tools, tool_choice=choice, **more))
-    assert found is not None
-    return found
+    chain = ParseChain(Parsers(tools=PARSERS[name]), tools, ChoiceContext(tools=tools, tool_choice=choice, **more))
+    assert chain.tools is not None
+    return chain.tools, chain.constraint
 
 
 def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
@@ -216,9 +216,9 @@ def test_strict_calls_may_begin_with_any_of_unlike_tags(backend: Guidance, name:
 
 
 def test_strict_calls_of_harmony_begin_at_the_recipient(backend: Guidance) -> None:
-    found = tool_parser(PLUGINS.load("tool_parser", "openai"), TOOLS, ChoiceContext(tools=TOOLS))
-    assert found is not None
-    parser, spec = found
+    chain = ParseChain(Parsers(tools=PLUGINS.load("tool_parser", "openai")), TOOLS, ChoiceContext(tools=TOOLS))
+    parser, spec = chain.tools, chain.constraint
+    assert parser is not None
     assert spec is not None
     arguments = '{"city": "Rome", "days": 2}'
     for header in (

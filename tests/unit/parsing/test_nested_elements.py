@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.frontend.guided.constraint import tool_parser
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.types import GrammarSpec
@@ -152,12 +152,10 @@ def backend(request: pytest.FixtureRequest) -> GrammarBackend:
 
 
 def made(tools: Any, choice: str, **more: Any) -> tuple[MiniMaxM3, GrammarSpec]:
-    found = tool_parser(MiniMaxM3, tools, ChoiceContext(tools=tools, tool_choice=choice, **more))
-    assert found is not None
-    parser, spec = found
-    assert spec is not None
-    assert isinstance(parser, MiniMaxM3), "JSON takes the place of the format"
-    return parser, spec
+    chain = ParseChain(Parsers(tools=MiniMaxM3), tools, ChoiceContext(tools=tools, tool_choice=choice, **more))
+    assert chain.constraint is not None
+    assert isinstance(chain.tools, MiniMaxM3), "JSON takes the place of the format"
+    return chain.tools, chain.constraint
 
 
 def accepts(backend: GrammarBackend, spec: GrammarSpec, text: str) -> bool:
@@ -223,9 +221,9 @@ OTHER_PLACE = {"type": "object", "properties": {"city": {"type": "integer"}}}
 )
 def test_what_elements_cannot_say_is_enforced_as_json(schema: dict[str, Any]) -> None:
     tools = (function("f", **{"type": "object", **schema}),)
-    found = tool_parser(MiniMaxM3, tools, ChoiceContext(tools=tools, tool_choice="required"))
-    assert found is not None
-    assert not isinstance(found[0], MiniMaxM3)
+    chain = ParseChain(Parsers(tools=MiniMaxM3), tools, ChoiceContext(tools=tools, tool_choice="required"))
+    assert chain.tools is not None
+    assert not isinstance(chain.tools, MiniMaxM3)
 
 
 def test_json_in_an_element_may_hold_tags(backend: GrammarBackend) -> None:

@@ -7,22 +7,22 @@ from typing import Any
 
 import pytest
 
-from ferrule.errors import NotFoundError, RequestError
-from ferrule.interfaces.service import Output, Usage
-from ferrule.sampling_params import SamplingFields
+from ferrule.errors import RequestError
+from ferrule.interfaces.service import Generate, Output, Usage
+from ferrule.sampling_params import SamplingFields, SamplingParams
 from ferrule.schema import Body
+from ferrule.structured_outputs import ConstraintFields
 from ferrule_protocol import (
     MAX_NOTES,
     Closing,
     Meter,
     Notes,
     TemplateFields,
-    constraint_named,
     extended,
     fingerprint,
     finite,
-    name_in_answers,
     sampling,
+    spelling,
     unread_by_template,
 )
 from ferrule_testkit.service import ScriptedService
@@ -143,25 +143,17 @@ def test_keys_of_messages_that_nothing_reads_are_named() -> None:
     assert (name, why) == ("messages[0].nmae", "the chat template does not read it. Did you mean 'name'?")
 
 
-def test_answers_name_the_model_by_its_first_name() -> None:
-    service = ScriptedService()
-    service.names = ("first", "second")
-    assert [name_in_answers(service, name) for name in (None, "first", "second")] == ["first"] * 3
-    with pytest.raises(NotFoundError):
-        name_in_answers(service, "third")
-    assert fingerprint(service) == fingerprint(ScriptedService())
+def test_what_answers_say_of_the_model_and_its_tokens() -> None:
+    assert fingerprint(ScriptedService()) == fingerprint(ScriptedService())
     assert finite(float("-inf")) < finite(-9000.0) == -9000.0
 
 
-@pytest.mark.parametrize(
-    ("param", "field", "named"),
-    [
-        ("structured_outputs", "format", "format"),
-        ("structured_outputs", None, "structured_outputs"),
-        ("n", "format", "n"),
-    ],
-)
-def test_the_field_that_stated_a_constraint_is_named(param: str, field: str | None, named: str) -> None:
-    with pytest.raises(RequestError) as refused, constraint_named(field):
-        raise RequestError("Wrong.", param)
-    assert refused.value.param == named
+def test_the_field_that_stated_a_constraint_is_named() -> None:
+    class Constrained(ConstraintFields, Body):
+        pass
+
+    assert spelling(Constrained(), max_tokens="most") == {"max_tokens": "most"}
+    names = spelling(Constrained(guided_regex="a"), max_tokens="most")
+    request = Generate(prompts=(), params=SamplingParams(), names=names)
+    spelt = {name: request.spelt(name) for name in ("structured_outputs", "max_tokens", "n", None)}
+    assert spelt == {"structured_outputs": "guided_regex", "max_tokens": "most", "n": "n", None: None}

@@ -17,15 +17,31 @@ from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
 from ferrule.engine.cache import capacity
 from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
-from ferrule.frontend.admission.processors import find_function_processor, find_processors
+from ferrule.frontend.admission.processors import (
+    check_functions,
+    check_processors,
+    find_function_processor,
+    find_processors,
+)
 from ferrule.frontend.admission.tensors import read_embeds
-from ferrule.frontend.admission.validate import Checked, Rules, check_ids, check_params, check_text, fit
+from ferrule.frontend.admission.validate import (
+    Checked,
+    Rules,
+    check_beam,
+    check_count,
+    check_ids,
+    check_labels,
+    check_output_cells,
+    check_params,
+    check_text,
+    fit,
+)
 from ferrule.frontend.text.detokenize import decode, shown
 from ferrule.frontend.text.infill import infill
 from ferrule.frontend.text.render import Renderer
 from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import ChatPrompt, Prompt, ReadPrompt
+from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Embeds, TokenSampling
@@ -37,19 +53,32 @@ _SHORT = 2048  # ids that are decoded on the event loop
 
 
 class Prepared(Struct, frozen=True):
-    """One prompt, ready for the engine. `text` is None when ids were given; `digest` is one of the embeddings."""
+    """One prompt, ready for the engine: truncated as the request asks. `digest` is one of the embeddings."""
 
-    ids: tuple[int, ...]
-    text: str | None
+    read: ReadPrompt
     sampling: TokenSampling
     embeds: Embeds | None = None
     digest: str | None = None
-    notes: tuple[str, ...] = ()  # what of the conversation the prompt does not show
 
     @property
     def weight(self) -> int:
         """What the prompt counts in the queue, in tokens: embeddings by their bytes."""
-        return max(len(self.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
+        return max(len(self.read.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
+
+
+async def check_request(request: Generate, rules: Rules, remote: bool) -> Checked:
+    """Check all that needs no prompt. `remote`: the engine runs in another process. Raises RequestError."""
+    checked = check_params(request.params, rules)
+    priority, salt = check_labels(request.priority, request.cache_salt)
+    processors = check_functions(request.params.logits_processors or (), rules, remote)
+    if request.logits_processors:  # on a thread: modules that the client names have to be imported
+        processors += await asyncio.to_thread(check_processors, request.logits_processors, rules)
+    if request.beam is not None:
+        checked = check_beam(request.beam, request, checked, rules)
+    check_count(len(request.prompts), checked.width, rules.limits.max_prompts)
+    check_output_cells(len(request.prompts), checked, rules, request.streamed)
+    base = replace(checked.base, processors=processors) if processors else checked.base
+    return replace(checked, base=base, priority=priority, cache_salt=salt)
 
 
 class PromptReader:
@@ -72,10 +101,10 @@ class PromptReader:
             return await self._embed(prompt.embeds, checked)
         read = await self.read(prompt)
         ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
-        text = read.text
-        if text is not None and len(ids) < len(read.ids):
-            text = await self._truncated(read.ids, text, checked.kept(len(ids)))
-        return Prepared(ids, text, sampling, notes=read.notes)
+        if len(ids) < len(read.ids):
+            text = read.text and await self._truncated(read.ids, read.text, checked.kept(len(ids)))
+            read = ReadPrompt(ids, text, read.notes)
+        return Prepared(read, sampling)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
         """What is left of the text of `ids`."""
@@ -98,7 +127,7 @@ class PromptReader:
             data = embeds.data[checked.kept(len(ids) * len(embeds.data) // embeds.tokens)]
             digest = f"{digest}:{len(ids)}:{checked.truncate_right}"
             embeds = replace(embeds, tokens=len(ids), data=data)
-        return Prepared(ids, None, sampling, embeds, digest)
+        return Prepared(ReadPrompt(ids), sampling, embeds, digest)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Raises RequestError."""
@@ -128,12 +157,13 @@ class PromptReader:
             raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
         return tuple(ids)
 
-    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Id sequences that must not be generated."""
-        if not words:
-            return ()
-        found = await self._need_encoder().bad_words(words)
-        return tuple(ids for ids in found if max(ids) < self.rules.vocab_size)
+    async def with_bad_words(self, checked: Checked) -> Checked:
+        """Add the id sequences that must not be generated."""
+        if not checked.bad_words:
+            return checked
+        found = await self._need_encoder().bad_words(checked.bad_words)
+        ids = tuple(ids for ids in found if max(ids) < self.rules.vocab_size)
+        return replace(checked, base=replace(checked.base, bad_words=ids))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
         """Raises RequestError."""
@@ -181,6 +211,7 @@ def read_rules(
         max_new_tokens=defaults.get("max_tokens"),
         prompt_embeds=config.model.enable_prompt_embeds,
         hidden_size=info.hidden_size,
+        parts_thoughts=bool(config.frontend.reasoning_parser),
     )
     try:
         check_params(SamplingParams(**defaults), rules)

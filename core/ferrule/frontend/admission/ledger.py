@@ -80,7 +80,7 @@ class Account:
     max_tokens: int
     n: int
     weight: int  # what it holds of the queue's token budget
-    id: str = ""  # of the engine's request, once there is one
+    id: str = ""  # of the engine's request
     waits: bool = True
     settled: bool = False
     cached: int = 0
@@ -202,7 +202,9 @@ class Ledger:
         """
         if account.settled:
             return
-        self.drop(account)
+        account.settled = True
+        self.leave_queue(account)
+        self.open -= 1
         self._count(account, account.received - account.generated)
         now = self._clock()
         times = last and last.times
@@ -217,12 +219,6 @@ class Ledger:
         account.first_token = self._clock()
         self.leave_queue(account)
         self._count_prompt(account)
-
-    def drop(self, account: Account) -> None:
-        """Take an open account off the books, and count it nowhere."""
-        account.settled = True
-        self.leave_queue(account)
-        self.open -= 1
 
     def engine(self, stats: EngineStats) -> None:
         """The first API process tells the engine's figures, for all: they are there once, and never go back."""

@@ -18,7 +18,7 @@ from pydantic import TypeAdapter
 from ferrule.callers import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
-from ferrule.frontend.output.stops import StopStrings
+from ferrule.frontend.text.stops import StopStrings
 from ferrule.interfaces.service import Generate
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
@@ -62,18 +62,20 @@ class Rules(Struct, frozen=True, kw_only=True):
     function_processor: Callable[[Mapping[str, Any]], None] | None = None  # the same, for one made of a function
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
+    parts_thoughts: bool = False  # whether a reasoning parser runs
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """Sampling parameters that are valid for this model, before the prompt is known.
+    """What a request asks for, valid for this model, before its prompts are known.
 
-    `base` lacks max_tokens, seed, bad words and processors. Its logprobs are on when answers are ranked by them;
+    `base` lacks max_tokens and the seed. Its logprobs are on when answers are ranked by them;
     `logprobs` is what the client sees.
     """
 
     base: TokenSampling
     n: int
     best_of: int  # choices to generate for each prompt
+    width: int  # sequences that run at once for each prompt: these choices, or beams
     logprobs: int | None
     seed: int | None
     max_tokens: int | None
@@ -86,15 +88,12 @@ class Checked(Struct, frozen=True, kw_only=True):
     skip_special_tokens: bool
     spaces_between_special_tokens: bool
     bad_words: tuple[str, ...]
+    priority: int = 0
+    cache_salt: str | None = None
 
     def kept(self, length: int) -> slice:
         """What truncation to `length` leaves of a prompt: the first items, or the last ones."""
         return slice(length) if self.truncate_right else slice(-length, None)
-
-
-def wrap_seed(seed: int, number: int) -> int:
-    """The seed of choice `number`: seed + number, within int64."""
-    return (seed + number + _INT64) % (2 * _INT64) - _INT64
 
 
 class Seeds:
@@ -103,8 +102,10 @@ class Seeds:
     def __init__(self, seed: int | None) -> None:
         self._source = random.SystemRandom() if seed is None else random.Random(seed)
 
-    def draw(self) -> int:
-        return self._source.getrandbits(63)
+    def draw(self, checked: Checked) -> list[int]:
+        """Return a seed for each choice of a prompt: the first one's plus the choice's number, within int64."""
+        first = self._source.getrandbits(63) if checked.seed is None else checked.seed
+        return [(first + number + _INT64) % (2 * _INT64) - _INT64 for number in range(checked.best_of)]
 
 
 # ------------------------------------------------------------------------------------------- parameters
@@ -145,6 +146,7 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
         base=base,
         n=n,
         best_of=best_of,
+        width=best_of,
         logprobs=logprobs,
         seed=None if params.seed == -1 else params.seed,
         max_tokens=params.max_tokens,
@@ -180,7 +182,12 @@ def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) ->
         if value and value not in (*neutral, rules.defaults.get(name)):
             allowed = "left out" if neutral == () else f"{neutral[0]:g}"
             raise RequestError(f"{name} must be {allowed}: beam search takes the model's own probabilities.", name)
-    return replace(checked, best_of=checked.n, base=replace(checked.base, logprobs=checked.logprobs))
+    if checked.stops is not None and rules.parts_thoughts and not (request.raw or request.stop_in_reasoning):
+        raise RequestError(  # a beam is watched for stop strings before anybody knows which of its text is thoughts
+            "stop needs stop_in_reasoning to be true in a beam search: stop strings are looked for in thoughts too.",
+            "stop",
+        )
+    return replace(checked, best_of=checked.n, width=width, base=replace(checked.base, logprobs=checked.logprobs))
 
 
 def check_count(num_prompts: int, n: int, most: int) -> None:
@@ -190,35 +197,35 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
-def check_prompt_cells(num_tokens: int, num_choices: int, checked: Checked, limits: LimitsConfig) -> None:
-    """What prompts of `num_tokens` in all bring of logprobs, once for each choice; echo too. Raises RequestError."""
-    alternatives, most = checked.base.prompt_logprobs, limits.max_prompt_logprob_cells
-    if alternatives is None:
-        return
-    cells = num_tokens * num_choices * max(1, alternatives)
-    if cells > most:
-        raise RequestError(
-            f"prompt_logprobs for {num_tokens} tokens and {num_choices} answers to each prompt would be at least "
-            f"{cells} values; at most {most} are given (--max-prompt-logprob-cells).",
-            "prompt_logprobs",
-        )
-
-
-def check_output_cells(num_prompts: int, num_choices: int, checked: Checked, rules: Rules, streamed: bool) -> None:
-    """The logprobs that are kept until an answer is whole: those of a stream are not, unless answers are ranked.
+def check_output_cells(num_prompts: int, checked: Checked, rules: Rules, streamed: bool) -> None:
+    """Check the logprobs that are kept until an answer is whole: those of a stream only where answers are ranked.
 
     Without max_tokens nobody knows how long an answer gets; what it keeps is counted as it comes. Raises RequestError.
     """
-    alternatives, most = checked.base.logprobs, rules.limits.max_logprob_cells
+    alternatives, count = checked.base.logprobs, num_prompts * checked.width
     if checked.max_tokens is None or alternatives is None or (streamed and checked.best_of == checked.n):
         return
     tokens = min(checked.max_tokens, rules.max_new_tokens or checked.max_tokens)
-    cells = num_prompts * num_choices * tokens * (alternatives + 1)
+    cells, most = count * tokens * (alternatives + 1), rules.limits.max_logprob_cells
     if cells > most:
         raise RequestError(
-            f"{num_prompts * num_choices} answers of up to {tokens} tokens with {alternatives + 1} logprobs each would "
+            f"{count} answers of up to {tokens} tokens with {alternatives + 1} logprobs each would "
             f"be {cells} values; at most {most} are kept (--max-logprob-cells). Ask for fewer, or for a stream.",
             "best_of" if checked.logprobs is None else "logprobs",
+        )
+
+
+def check_prompt_cells(num_tokens: int, checked: Checked, limits: LimitsConfig) -> None:
+    """Check the logprobs of prompts of `num_tokens` in all, once for each choice; echo too. Raises RequestError."""
+    alternatives, most = checked.base.prompt_logprobs, limits.max_prompt_logprob_cells
+    if alternatives is None:
+        return
+    cells = num_tokens * checked.width * max(1, alternatives)
+    if cells > most:
+        raise RequestError(
+            f"prompt_logprobs for {num_tokens} tokens and {checked.width} answers to each prompt would be at least "
+            f"{cells} values; at most {most} are given (--max-prompt-logprob-cells).",
+            "prompt_logprobs",
         )
 
 
@@ -237,8 +244,10 @@ def check_pooled(ids: tuple[int, ...], rules: Rules, param: str) -> None:
         raise RequestError(f"The prompt has {len(ids)} tokens; a vector can be computed of at most {most}.", param)
 
 
-def check_salt(salt: Any) -> str | None:
-    return None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
+def check_labels(priority: Any, salt: Any) -> tuple[int, str | None]:
+    """Return priority and cache salt of a request. Raises RequestError."""
+    priority = int(checked_as(_PRIORITY, priority, "priority"))
+    return priority, None if salt is None else str(checked_as(_SALT, salt, "cache_salt"))
 
 
 def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
@@ -247,10 +256,6 @@ def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
     if caller is None or scope == "global" or (scope == "auto" and not caller.has_others):
         return salt
     return f"{caller.name}\0{salt or ''}"
-
-
-def check_priority(priority: Any) -> int:
-    return int(checked_as(_PRIORITY, priority, "priority"))
 
 
 def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:

@@ -22,12 +22,13 @@ from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, RequestError, RequestFailed
 from ferrule.frontend.admission.validate import Checked
-from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.stops import StopMatcher
+from ferrule.frontend.output.choice import OutputStream
+from ferrule.frontend.output.reading import Reading
 from ferrule.frontend.text.detokenize import Detokenizer
-from ferrule.interfaces.service import Output
+from ferrule.frontend.text.stops import StopMatcher
+from ferrule.interfaces.service import Output, Outputs
 from ferrule.sampling_params import Beam
-from ferrule.types import FinishReason, RequestDelta, RequestTimes, TokenLogprobs, TokenSampling
+from ferrule.types import EngineRequest, FinishReason, RequestDelta, RequestTimes, TokenLogprobs, TokenSampling
 
 _logger = log.get("frontend")
 
@@ -35,7 +36,7 @@ _logger = log.get("frontend")
 class Hypothesis(Struct, frozen=True, eq=False):
     """A beam: tokens behind the prompt, and `total`, the sum of their logprobs."""
 
-    detokenizer: Detokenizer | None  # these two: only where there are stop strings
+    detokenizer: Detokenizer | None
     stops: StopMatcher | None
     ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
@@ -45,14 +46,21 @@ class Hypothesis(Struct, frozen=True, eq=False):
 
 
 def search_beams(
-    client: EngineClient, beam: Beam, choices: Sequence[Choice], n: int, tasks: set[asyncio.Task[Any]]
+    client: EngineClient,
+    beam: Beam,
+    requests: Sequence[EngineRequest],
+    readings: Sequence[Reading],
+    tasks: set[asyncio.Task[Any]],
 ) -> tuple[list[AsyncIterator[RequestDelta]], Callable[..., None]]:
-    """Start a search for each prompt. The deltas of each choice, of which a prompt has `n`; and what cancels all.
+    """Start a search for each prompt. Return the deltas of each choice, which `requests` are for; and what cancels all.
 
     `tasks` are the service's, and hold those that run.
     """
-    loop = asyncio.get_running_loop()
-    searches = [loop.create_task(_Search(client, beam, choice).run()) for choice in choices[::n]]
+    loop, n = asyncio.get_running_loop(), len(requests) // len(readings)
+    searches = [
+        loop.create_task(_Search(client, beam, request, reading).run())
+        for request, reading in zip(requests[::n], readings, strict=True)
+    ]
     for task in searches:
         tasks.add(task)
         task.add_done_callback(tasks.discard)
@@ -65,7 +73,7 @@ def search_beams(
         for task in searches:
             task.cancel()
 
-    return [read(searches[index // n], index % n) for index in range(len(choices))], cancel
+    return [read(searches[index // n], index % n) for index in range(len(requests))], cancel
 
 
 @dataclass
@@ -74,7 +82,8 @@ class _Search:
 
     client: EngineClient
     beam: Beam
-    choice: Choice
+    request: EngineRequest
+    reading: Reading
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached: int | None = None
     preemptions: int = 0
@@ -88,14 +97,14 @@ class _Search:
             raise
         except (RequestError, RequestFailed) as error:
             invalid = isinstance(error, RequestError)
-            return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR, error=error.message, invalid=invalid)]
+            return [RequestDelta(id=self.request.id, finish=FinishReason.ERROR, error=error.message, invalid=invalid)]
         except Exception:
-            _logger.exception("a beam search failed", id=self.choice.id)
-            return [RequestDelta(id=self.choice.id, finish=FinishReason.ERROR)]
+            _logger.exception("a beam search failed", id=self.request.id)
+            return [RequestDelta(id=self.request.id, finish=FinishReason.ERROR)]
 
     async def _search(self) -> list[Hypothesis]:
-        width, limit = self.beam.width, self.choice.request.work.max_tokens
-        running, over = [Hypothesis(*self.choice.watch())], list[tuple[float, Hypothesis]]()
+        width, limit = self.beam.width, self.request.work.max_tokens
+        running, over = [Hypothesis(self.reading.detokenizer, self.reading.stops)], list[tuple[float, Hypothesis]]()
         for length in range(1, limit + 1):
             running, ended = self._grow(running, await self._step(running), length)
             if length == limit:
@@ -110,7 +119,7 @@ class _Search:
 
     async def _step(self, beams: Sequence[Hypothesis]) -> list[TokenLogprobs]:
         """For each beam its most likely next tokens: enough of them even where all stop ids come first."""
-        request, sampling = self.choice.request, self.choice.request.work
+        request, sampling = self.request, self.request.work
         top = max(self.beam.width + len(sampling.stop_token_ids), sampling.logprobs or 0)
         prompt = None if beams[0].ids else sampling.prompt_logprobs
         asked = TokenSampling(seed=0, max_tokens=1, temperature=0.0, logprobs=top, prompt_logprobs=prompt)
@@ -143,7 +152,7 @@ class _Search:
         self, beams: Sequence[Hypothesis], nexts: Sequence[TokenLogprobs], length: int
     ) -> tuple[list[Hypothesis], list[Hypothesis]]:
         """(beams that go on, beams that end), best first. One ends only if it is among the `width` best."""
-        sampling, width = self.choice.request.work, self.beam.width
+        sampling, width = self.request.work, self.beam.width
         early = length <= sampling.min_tokens
         candidates = [
             (beam.total + logprob, beam, found.top, place)
@@ -165,10 +174,11 @@ class _Search:
         return running, ended
 
     def _extend(self, beam: Hypothesis, token: TokenLogprobs, early: bool) -> Hypothesis:
-        detokenizer, stops = copy(beam.detokenizer), copy(beam.stops)
-        stop = token.token_id if token.token_id in self.choice.request.work.stop_token_ids else None
+        detokenizer, stops = beam.detokenizer, copy(beam.stops)
+        stop = token.token_id if token.token_id in self.request.work.stop_token_ids else None
         finish = None if stop is None else FinishReason.STOP
         if detokenizer is not None and stops is not None:
+            detokenizer = copy(detokenizer)
             text = detokenizer.feed(token.token_id)
             stops.feed("" if early or finish else text)
             finish = FinishReason.STOP if stops.matched else finish
@@ -177,9 +187,9 @@ class _Search:
 
     def _delta(self, beam: Hypothesis) -> RequestDelta:
         return RequestDelta(
-            id=self.choice.id,
+            id=self.request.id,
             token_ids=beam.ids,
-            logprobs=() if self.choice.request.work.logprobs is None else beam.logprobs,
+            logprobs=() if self.request.work.logprobs is None else beam.logprobs,
             prompt_logprobs=self.prompt_logprobs,
             finish=beam.finish,
             stop_reason=beam.stop_reason,
@@ -189,7 +199,7 @@ class _Search:
         )
 
 
-class BestOf(AsyncIterator[Output]):
+class BestOf(Outputs):
     """Of each prompt's choices the `n` with the highest sum of logprobs, best first, once all of them have ended.
 
     The tokens of the others count as the best one's.

@@ -17,12 +17,11 @@ from ferrule import log
 from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
-from ferrule.frontend.output.parse import ParseChain, join_events
-from ferrule.frontend.output.stops import StopMatcher
-from ferrule.frontend.text.detokenize import Detokenizer
+from ferrule.frontend.output.parse import join_events
+from ferrule.frontend.output.reading import Reading
 from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import Output, Usage
-from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
+from ferrule.interfaces.service import Output, Outputs, Usage
+from ferrule.types import FinishReason, RequestDelta, TokenLogprobs
 
 _logger = log.get("frontend")
 _Kind = TypeVar("_Kind", bound=Output)
@@ -30,50 +29,39 @@ _FAILED = "This request failed on the server."
 
 
 class Choice:
-    """One sequence: takes its deltas in order and makes outputs of them. `detokenizer` None: ids only."""
+    """One sequence: takes its deltas in order and makes outputs of them. `number` is its place among its prompt's.
 
-    def __init__(
-        self,
-        index: int,
-        request: EngineRequest,
-        account: Account,
-        parse: ParseChain,
-        detokenizer: Detokenizer | None,
-        stops: StopMatcher | None,
-    ) -> None:
+    `param` is the field to blame where the engine finds a request invalid.
+    """
+
+    def __init__(self, index: int, number: int, account: Account, reading: Reading, param: str | None) -> None:
         self.index = index
-        self.id = request.id
+        self.id = account.id
         self.account = account
         self.finish: FinishReason | None = None  # as the client was told
         self.last: RequestDelta | None = None  # the engine's last word
         self.ended = False  # nothing more comes from the engine
-        self.constraint: str | None = None  # the field that it comes from
-        self.prompt_text: str | None = None
-        self.prompt_notes: tuple[str, ...] = ()
-        self.named_stop_ids: frozenset[int] = frozenset()
-        self.show_stop_token = False
-        self.answer_tokens: AnswerTokens | None = None  # set where thoughts are parted from the answer
-        self.hides_thoughts = False  # their tokens are left out
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
-        self.request = request
-        self.parse = parse
-        self._detokenizer = detokenizer
-        self._stops = stops
-        self._prompt_logprobs: list[TokenLogprobs | None] = [None]
-        self._num_tokens = 0
+        self.num_tokens = 0
+        self._reading = reading
+        self._param = param
+        self._parse = reading.chains[number]
+        self._detokenizer = copy(reading.detokenizer)
+        self._stops = copy(reading.stops)
+        parted = self._parse.reasoning is not None and self._detokenizer is not None
+        self._answer_tokens = AnswerTokens() if parted else None  # set where thoughts are parted from the answer
+        self._min_tokens = reading.checked.base.min_tokens
+        wanted = reading.checked.base.prompt_logprobs is not None
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = (None,) if wanted else None  # not yet told
         self._num_characters = 0
         self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
         self._num_answer = 0  # tokens of the answer, as far as they are known
-        self._begun = False
-
-    def watch(self) -> tuple[Detokenizer | None, StopMatcher | None]:
-        """What sees the end of this choice before it is taken; None where there are no stop strings."""
-        return (None, None) if self._stops is None else (copy(self._detokenizer), copy(self._stops))
 
     @property
-    def num_tokens(self) -> int:
-        return self._num_tokens
+    def called_tools(self) -> bool | None:
+        """Whether the text held a call; None: no tool parser reads it."""
+        return self._parse.called
 
     @property
     def done(self) -> bool:
@@ -89,51 +77,54 @@ class Choice:
 
     def take(self, delta: RequestDelta) -> Output | None:
         """What a delta brings, or None for one without tokens and without an end."""
-        self._prompt_logprobs += delta.prompt_logprobs
+        if self._prompt_logprobs is not None:
+            self._prompt_logprobs += delta.prompt_logprobs
         if not delta.token_ids and delta.finish is None:
             return None
-        if self.answer_tokens is None or len(delta.token_ids) < 2:
-            return self._begin(self._take(delta))
+        if self._answer_tokens is None or len(delta.token_ids) < 2:
+            return self._take(delta)
         outputs: list[Output] = []
         for one in _one_by_one(delta):
             if not self.done:
                 outputs.append(self._take(one))
-        return self._begin(_fold_one(outputs, Output))
+        return _fold_one(outputs, Output)
 
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
         text, count, offsets = self._read(delta)
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
-        self._num_tokens += count
+        self.num_tokens += count
         self._num_parsed += len(text)
         self.score += sum(entry.logprob for entry in logprobs)
-        events = self.parse.feed(text, ids, self._num_tokens > self.request.work.min_tokens)
-        answer = None if self.answer_tokens is None else self._answer(self.answer_tokens, ids, logprobs, offsets)
+        events = self._parse.feed(text, ids, self.num_tokens > self._min_tokens)
+        answer = None if self._answer_tokens is None else self._answer(self._answer_tokens, ids, logprobs, offsets)
         if delta.finish is not None or self._matched() is not None:
-            events += self.parse.finish()
+            events += self._parse.finish()
         matched = self._matched()
         reason = self._reason(delta) if matched is None else matched
         self.finish = finish = delta.finish if matched is None else FinishReason.STOP
-        if self.answer_tokens is not None and answer is not None:
+        if self._answer_tokens is not None and answer is not None:
             if self.done:
-                answer += self.answer_tokens.take([], self._num_characters, *self.parse.parted)
-                answer += self.answer_tokens.finish()
+                answer += self._answer_tokens.take([], self._num_characters, *self._parse.parted)
+                answer += self._answer_tokens.finish()
             self._num_answer += len(answer)
-            if self.hides_thoughts:
+            if self._reading.hides_thoughts:
                 ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
                 logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
+        prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
         return Output(
             index=self.index,
             events=events,
             token_ids=ids,
             logprobs=logprobs,
             token_offsets=offsets,
+            prompt_logprobs=prompt_logprobs,
             finish=finish,
             stop_reason=reason,
             error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
             usage=self._usage(),
             invalid=delta.invalid,
-            param=self.constraint if delta.invalid else None,
+            param=self._param if delta.invalid else None,
         )
 
     def _answer(
@@ -146,62 +137,44 @@ class Choice:
         """The tokens of the answer that are known with one more token."""
         ends = (*offsets[1:], self._num_characters)
         found = zip_longest(ids, logprobs, offsets, ends[: len(ids)])
-        return tokens.take([Token(*one) for one in found], self._num_parsed, *self.parse.parted)
+        return tokens.take([Token(*one) for one in found], self._num_parsed, *self._parse.parted)
 
     def fail(self) -> Output:
         """The last output of a choice whose delta could not be read."""
         self.finish = FinishReason.ERROR
-        return self._begin(Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage()))
+        return Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
 
     def _usage(self) -> Usage:
-        reasoning = 0 if self.answer_tokens is None else self._num_tokens - self._num_answer
+        reasoning = 0 if self._answer_tokens is None else self.num_tokens - self._num_answer
         return Usage(
             prompt_tokens=self.account.prompt,
-            completion_tokens=self._num_tokens,
+            completion_tokens=self.num_tokens,
             cached_tokens=self._cached,
             reasoning_tokens=reasoning,
         )
 
-    def _begin(self, output: Output) -> Output:
-        if self._begun:
-            return output
-        self._begun = True
-        wanted = self.request.work.prompt_logprobs is not None
-        ids, self.request = (
-            self.request.prompt_ids,
-            replace(self.request, prompt_ids=()),
-        )  # told once
-        return replace(
-            output,
-            prompt_ids=ids,
-            prompt_text=self.prompt_text,
-            prompt_notes=self.prompt_notes,
-            prompt_logprobs=tuple(self._prompt_logprobs) if wanted else None,
-        )
-
     def _matched(self) -> str | None:
         """The stop string that has ended the answer."""
-        stops = self._stops or self.parse.stops
+        stops = self._stops or self._parse.stops
         return None if stops is None else stops.matched
 
     def _reason(self, delta: RequestDelta) -> int | None:
         """The stop token's id when the request named it; the end of sequence is not reported."""
-        return delta.stop_reason if delta.stop_reason in self.named_stop_ids else None
+        return delta.stop_reason if delta.stop_reason in self._reading.checked.named_stop_ids else None
 
     def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:
         """(text to show, number of tokens up to a stop string's end, offset of each of them)."""
         ids = delta.token_ids
         if self._detokenizer is None:
             return "", len(ids), ()
-        shown = ids
-        if delta.finish is FinishReason.STOP and delta.stop_reason is not None and not self.show_stop_token:
-            shown = ids[:-1]
+        hidden = delta.finish is FinishReason.STOP and delta.stop_reason is not None
+        shown = ids[:-1] if hidden and not self._reading.checked.include_stop else ids
         text, offsets = "", []
         for number, token in enumerate(shown, 1):
             piece = self._detokenizer.feed(token)
             offsets.append(self._num_characters + self._detokenizer.begin)
             self._num_characters += len(piece)
-            if self._stops is None or self._num_tokens + number <= self.request.work.min_tokens:
+            if self._stops is None or self.num_tokens + number <= self._min_tokens:
                 text += piece
                 continue
             text += self._stops.feed(piece)
@@ -224,7 +197,7 @@ def size_of(entries: Sequence[TokenLogprobs]) -> int:
     return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
 
 
-class OutputStream(AsyncIterator[Output]):
+class OutputStream(Outputs):
     """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
 
     With one choice, deltas are read where they are asked for; with several, one task per choice reads them.
@@ -268,7 +241,6 @@ class OutputStream(AsyncIterator[Output]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Cancel what still runs. Idempotent."""
         self._abort()
         self._kept.close()
 
@@ -362,7 +334,7 @@ class OutputStream(AsyncIterator[Output]):
             self._arrived.get_nowait()
 
     def _settle(self, choice: Choice) -> None:
-        choice.account.called_tools = choice.parse.called
+        choice.account.called_tools = choice.called_tools
         self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, choice.last)
 
     def _abort(self) -> None:
@@ -416,9 +388,7 @@ def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
 
 def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
     fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
-    fields |= {
-        name: getattr(outputs[0], name) for name in ("prompt_ids", "prompt_text", "prompt_notes", "prompt_logprobs")
-    }
+    fields["prompt_logprobs"] = outputs[0].prompt_logprobs
     for name in ("events", "token_ids", "logprobs", "token_offsets"):
         fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
     fields["events"] = join_events(fields["events"])

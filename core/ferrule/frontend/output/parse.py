@@ -6,15 +6,18 @@ joined, so a delta is as few events as possible.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from copy import copy
+from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 from typing import Any
 
-from ferrule.frontend.admission.admit import Prepared
-from ferrule.frontend.guided.constraint import Parsers, told_of_calls, told_of_thoughts, tool_parser
-from ferrule.frontend.output.stops import StopMatcher
-from ferrule.frontend.text.detokenize import decode
+from msgspec.structs import replace
+
+from ferrule.frontend.guided.calls import CallList, NamedCall
+from ferrule.frontend.text.stops import StopMatcher
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallStart,
@@ -26,85 +29,114 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
-from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.faults import failing_request
+from ferrule.types import GrammarSpec
 
-_TAIL = 32  # ids of a prompt without text whose text parsers are shown
+ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
+
+
+@dataclass(frozen=True)
+class Parsers:
+    """How to make the parsers of a choice, None for none, and what logs call them."""
+
+    reasoning: Callable[[], ReasoningParser] | None = None
+    tools: ToolParsers | None = None
+    reasoning_title: str = "reasoning_parser"
+    tools_title: str = "tool_parser"
+
+
+def enforces(choice: str | dict[str, Any] | None) -> bool:
+    """Tell whether a tool choice demands a call."""
+    return choice == "required" or isinstance(choice, dict)
 
 
 class ParseChain:
-    """`tools` are the request's; without tools the tool parser does not run.
+    """The parsers of one choice, begun. `tools` are the request's; without tools the tool parser does not run.
 
-    What a parser raises is logged with its title, and is a RequestFailed here and in `feed` and `finish`.
+    `constraint` is what `tool_choice` demands of the calls, None for nothing. `stops` end the answer, where a reasoning
+    parser knows what of the text that is. What a parser raises is logged with
+    its title, and is a RequestFailed here and in `feed` and `finish`.
     """
 
     __slots__ = (
-        *("_parsers", "_reasoning", "_tools"),
-        *("called", "parted", "special_tokens", "stops", "wants_special_tokens"),
+        *("_parsers", "called", "constraint", "parted", "reasoning", "special_tokens"),
+        *("stops", "tools", "wants_special_tokens"),
     )
 
     def __init__(
-        self, parsers: Parsers, tools: Sequence[dict[str, Any]] | None, context: ChoiceContext | None = None
+        self,
+        parsers: Parsers,
+        tools: Sequence[dict[str, Any]] | None = None,
+        context: ChoiceContext | None = None,
+        stops: StopMatcher | None = None,
     ) -> None:
         self._parsers = parsers
-        self._reasoning: ReasoningParser | None = None
-        self._tools: ToolParser | None = None
-        self.stops: StopMatcher | None = None  # set where stop strings end the answer, and thoughts may hold them
+        self.stops = copy(stops)
         self.parted = (0, 0)  # characters of thoughts, and of what is not thoughts, that the last text brought
-        context, special = context or ChoiceContext(), False
-        with self._tools_fault("begin"):
-            calls = tool_parser(parsers.tools, tools, context)
-            if calls is not None:
-                self._tools = calls[0]
-                special = self._tools.wants_special_tokens
-                context = told_of_calls(context, tools, self._tools)
-        if parsers.reasoning:
-            with self._reasoning_fault("begin"):
-                self._reasoning = parsers.reasoning()
-                self._reasoning.begin(context)
-                special = self._reasoning.wants_special_tokens or special
-                context = told_of_thoughts(context, self._reasoning)
-            if context.new_tool_parser is not None:
-                with self._tools_fault("begin"):
-                    self._tools = context.new_tool_parser(context)
-        self.called = None if self._tools is None else False  # whether the text held a call
-        self.wants_special_tokens = special
-        chosen = [parser for parser in (self._reasoning, self._tools) if parser is not None]
-        self.special_tokens = tuple(text for parser in chosen for text in parser.special_tokens)
+        context = context or ChoiceContext()
+        choice = context.tool_choice or "auto"
+        tools = () if choice == "none" else tools or ()
+        as_json = NamedCall if isinstance(choice, dict) else CallList
+        make = parsers.tools or (as_json if enforces(choice) else None)
+        self.reasoning, self.tools, self.constraint = self._begin(make if tools else None, tools, context)
+        if tools and enforces(choice) and self.constraint is None:  # the format of the server's cannot be enforced
+            self.reasoning, self.tools, self.constraint = self._begin(as_json, tools, context)
+        self.called: bool | None = None if self.tools is None else False  # whether the text held a call
+        begun = [parser for parser in (self.reasoning, self.tools) if parser is not None]
+        self.wants_special_tokens = any(parser.wants_special_tokens for parser in begun)
+        self.special_tokens = tuple(text for parser in begun for text in parser.special_tokens)
 
-    @property
-    def parts_thoughts(self) -> bool:
-        return self._reasoning is not None
+    def _begin(
+        self, make: ToolParsers | None, tools: Sequence[dict[str, Any]], context: ChoiceContext
+    ) -> tuple[ReasoningParser | None, ToolParser | None, GrammarSpec | None]:
+        """Make both parsers. A call may end thoughts, so each of them is told how the other one's part is written."""
+        reasoning, parser, constraint = None, None, None
+        if make is not None:
+            with self._tools_fault("begin"):
+                parser = make(tools)
+        if self._parsers.reasoning is not None:
+            with self._reasoning_fault("begin"):
+                reasoning = self._parsers.reasoning()
+                if make is None or parser is None or not parser.call_tags:
+                    reasoning.begin(context)
+                else:
+                    reasoning.begin(replace(context, new_tool_parser=partial(_begun, make, tools, context)))
+                    tags, dropped = reasoning.thoughts(), reasoning.dropped_tags
+                    context = replace(context, dropped_tags=dropped, closing_tags=tags.closes if tags else ())
+        if parser is not None:
+            with self._tools_fault("begin"):
+                parser.begin(context)
+                constraint = parser.constraint(context.tool_choice or "auto")
+        return reasoning, parser, constraint
 
     def feed(self, text: str, token_ids: tuple[int, ...] = (), may_stop: bool = True) -> tuple[Event, ...]:
         """Events of new text and the ids that it came from; `may_stop`: stop strings in it count."""
-        if self._reasoning is None and self._tools is None:
+        if self.reasoning is None and self.tools is None:
             return (Content(text),) if text else ()
         events: Iterable[Event] = (Content(text),)
-        if self._reasoning is not None:
+        if self.reasoning is not None:
             with self._reasoning_fault("feed"):
-                events = self._part(self._reasoning.feed(TextDelta(text, token_ids)))
+                events = self._part(self.reasoning.feed(TextDelta(text, token_ids)))
         if may_stop:
             events = self._stop(events)
         return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
         """Events of what the parsers held back."""
-        if self._reasoning is None and self._tools is None:
+        if self.reasoning is None and self.tools is None:
             return ()
         rest: list[Event] = []
         self.parted = (0, 0)
-        if self._reasoning is not None and not self.stopped:
+        if self.reasoning is not None and not self.stopped:
             with self._reasoning_fault("finish"):
-                rest = self._part(self._reasoning.finish())
+                rest = self._part(self.reasoning.finish())
             rest = self._stop(rest)
         if self.stops is not None and not self.stopped:
             rest.append(Content(self.stops.finish()))
         events = self._read_calls(rest, ())
-        if self._tools is not None:
+        if self.tools is not None:
             with self._tools_fault("finish"):
-                events += self._note(self._tools.finish())
+                events += self._note(self.tools.finish())
         return join_events(events)
 
     @property
@@ -130,14 +162,14 @@ class ParseChain:
 
     def _read_calls(self, events: list[Event], token_ids: tuple[int, ...]) -> list[Event]:
         """Give content to the tool parser; the ids go with the last piece of content."""
-        if self._tools is None:
+        if self.tools is None:
             return events
         last = max((i for i, event in enumerate(events) if isinstance(event, Content)), default=-1)
         read: list[Event] = []
         for i, event in enumerate(events):
             if isinstance(event, Content):
                 with self._tools_fault("feed"):
-                    read += self._note(self._tools.feed(TextDelta(event.text, token_ids if i == last else ())))
+                    read += self._note(self.tools.feed(TextDelta(event.text, token_ids if i == last else ())))
             else:
                 read.append(event)
         return read
@@ -154,34 +186,10 @@ class ParseChain:
         return found
 
 
-def open_chain(parsers: Parsers, request: Generate, context: ChoiceContext) -> ParseChain:
-    """The chain of one choice."""
-    return ParseChain(Parsers(), None) if request.raw else ParseChain(parsers, request.tools, context)
-
-
-def choice_context(
-    request: Generate, prompt: Prompt | ChatPrompt, prepared: Prepared, tokenizer: Tokenizer | None
-) -> ChoiceContext:
-    """What parsers are told of the choices of one of the request's prompts, as it was read."""
-    budget = request.params.thinking_token_budget
-    if request.raw and budget is None and request.grammar is None and request.params.grammar is None:
-        return ChoiceContext()  # no parser and no constraint will read it
-    text, chat = prepared.text, prompt if isinstance(prompt, ChatPrompt) else None
-    if text is None and tokenizer is not None:
-        text = decode(tokenizer, prepared.ids[-_TAIL:], skip_special_tokens=False)
-    continued = chat.messages[-1].get("content") if chat and chat.continue_final_message else None
-    return ChoiceContext(
-        prompt=text or "",
-        prompt_ids=prepared.ids,
-        continued=continued if isinstance(continued, str) else "",
-        tools=request.tools or (),
-        tool_choice=request.tool_choice,
-        template_kwargs=(chat and chat.chat_template_kwargs) or {},
-        parallel_tool_calls=request.parallel_tool_calls,
-        templated=chat is not None,
-        streamed=request.streamed,
-        tokenizer=tokenizer,
-    )
+def _begun(make: ToolParsers, tools: Sequence[dict[str, Any]], context: ChoiceContext) -> ToolParser:
+    parser = make(tools)
+    parser.begin(context)
+    return parser
 
 
 def _checked(events: Iterable[Event]) -> list[Event]:

@@ -109,7 +109,7 @@ def lying(**values: int | tuple[int, ...]) -> bytes:
 
     class Rebuilt:
         def __reduce__(self) -> Any:
-            rebuild = torch._utils._rebuild_tensor_v2  # type: ignore[attr-defined]
+            rebuild = torch._utils._rebuild_tensor_v2
             return (rebuild, (Storage(), said["offset"], said["shape"], said["strides"], False, OrderedDict()))
 
     file = io.BytesIO()
@@ -299,7 +299,6 @@ async def test_embeddings_become_requests(folder: Path) -> None:
     async with serving(folder, runs, model=ON) as service:
         first, *_, last = await answers(service, ask(one, two, n=2))
     assert (first.usage.prompt_tokens, last.usage.prompt_tokens) == (5, 3)
-    assert first.prompt_text is None
     assert [request.prompt_ids for request in runs.requests] == [(0,) * 5] * 2 + [(0,) * 3] * 2
     held = [request.embeds for request in runs.requests]
     assert [(e.tokens, e.size, e.dtype) for e in held if e] == [(5, SIZE, "float32")] * 2 + [(3, SIZE, "bfloat16")] * 2
@@ -361,7 +360,7 @@ async def test_embeddings_that_cannot_be_taken(
     runs = engine(size)
     async with serving(folder, runs, model={"enable_prompt_embeds": enabled}) as service:
         with pytest.raises(error) as caught:
-            await service.generate(ask(torch.randn(40, SIZE), **params))
+            await service.admit(ask(torch.randn(40, SIZE), **params))
         with pytest.raises(RequestError):
             await service.tokenize(Prompt(embeds="AAAA"))
     assert (caught.value.param, runs.requests) == (param, [])
@@ -371,10 +370,10 @@ async def test_embeddings_weigh_in_the_queue_by_their_bytes(folder: Path) -> Non
     runs = engine(4096)
     async with serving(folder, runs, model=ON, limits={"max_waiting_tokens": 1000}) as service:
         runs.running.clear()
-        held = await service.generate(ask(torch.randn(1, 4096)))  # 16 KiB: as 512 tokens
+        held = (await service.admit(ask(torch.randn(1, 4096)))).outputs()  # 16 KiB: as 512 tokens
         with pytest.raises(RequestError, match="queue is full"):
-            await service.generate(ask(torch.randn(1, 4096)))
+            await service.admit(ask(torch.randn(1, 4096)))
         with pytest.raises(RequestError, match="1024 tokens"):
-            await service.generate(ask(torch.randn(1, 4096), n=2))
-        await held.aclose()  # type: ignore[attr-defined]
+            await service.admit(ask(torch.randn(1, 4096), n=2))
+        await held.aclose()
         assert service.ledger.waiting_tokens == 0

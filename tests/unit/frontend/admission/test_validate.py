@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Coroutine
 from typing import Any
 
 import msgspec
@@ -14,22 +15,21 @@ from hypothesis import strategies as st
 from ferrule.config import LimitsConfig
 from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import RequestError
+from ferrule.frontend.admission.admit import check_request
 from ferrule.frontend.admission.validate import (
+    Checked,
     Rules,
     Seeds,
     check_beam,
     check_ids,
     check_output_cells,
     check_params,
-    check_priority,
     check_prompt_cells,
-    check_salt,
     check_text,
     fit,
-    wrap_seed,
 )
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.interfaces.service import Generate
+from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import Beam, RequestOutputKind, SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 from ferrule.types import CacheGroup
@@ -322,8 +322,8 @@ def test_logprobs_are_limited_over_all_prompts_answers_and_tokens(
     checked = check_params(SamplingParams(**fields), RULES)
 
     def check() -> None:
-        check_output_cells(num_prompts, checked.best_of, checked, RULES, streamed)
-        check_prompt_cells(30 * num_prompts, checked.best_of, checked, RULES.limits)
+        check_output_cells(num_prompts, checked, RULES, streamed)
+        check_prompt_cells(30 * num_prompts, checked, RULES.limits)
 
     if refused is None:
         check()
@@ -362,21 +362,31 @@ def test_ids_texts_and_labels() -> None:
     for text in ("x" * 11, "\ud800", "a\udfff", 5, None):
         with pytest.raises(RequestError):
             check_text(text, 10, "prompt")
-    assert check_salt(None) is None
-    assert check_salt("a b~") == "a b~"
+
+
+async def test_labels_are_checked() -> None:
+    def check(**labels: Any) -> Coroutine[Any, Any, Checked]:
+        request = Generate(prompts=(Prompt(text="x"),), params=SamplingParams(), **labels)
+        return check_request(request, RULES, remote=False)
+
+    assert (await check()).cache_salt is None
+    assert (await check(cache_salt="a b~")).cache_salt == "a b~"
+    assert (await check(priority=-5)).priority == -5
     for salt in ("", "x" * 257, "é", "a\n", 5):
         with pytest.raises(RequestError, match="cache_salt"):
-            check_salt(salt)
-    assert check_priority(-5) == -5
+            await check(cache_salt=salt)
     for priority in (1 << 31, 1.5, "1", True, None):
         with pytest.raises(RequestError, match="priority"):
-            check_priority(priority)
+            await check(priority=priority)
 
 
 def test_seeds() -> None:
-    assert [Seeds(5).draw() for _ in range(2)][0] == Seeds(5).draw()
+    def draw(seeds: Seeds, **params: Any) -> list[int]:
+        return seeds.draw(check_params(SamplingParams(**params), RULES))
+
     seeds = Seeds(5)
-    assert seeds.draw() != seeds.draw()
-    assert Seeds(None).draw() != Seeds(None).draw()
-    assert wrap_seed((1 << 63) - 1, 1) == -(1 << 63)
-    assert [wrap_seed(3, number) for number in range(3)] == [3, 4, 5]
+    assert draw(seeds) == draw(Seeds(5))
+    assert draw(seeds) != draw(Seeds(5))
+    assert draw(Seeds(None)) != draw(Seeds(None))
+    assert draw(seeds, seed=(1 << 63) - 1, n=2) == [(1 << 63) - 1, -(1 << 63)]
+    assert draw(seeds, seed=3, n=3) == [3, 4, 5]

@@ -18,9 +18,8 @@ import pytest
 
 from ferrule.assembly.vocabulary import read_vocabulary, special_ids
 from ferrule.errors import RequestError
-from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
+from ferrule.frontend.output.reading import OutputReader
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.guided_decoding import Grammar
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning
@@ -94,16 +93,6 @@ CASES = [(family, True) for family in THINKING] + [(family, False) for family in
 IDS = [f"{number}-{family.parser}-{'thoughts' if on else 'none'}" for number, (family, on) in enumerate(CASES)]
 
 
-class Recorder(GrammarCompiler):
-    """Gives the constraint back as it was put together."""
-
-    def __init__(self) -> None:
-        pass
-
-    async def compile(self, spec: GrammarSpec, param: str) -> Any:
-        return spec
-
-
 class Case:
     """One family with thoughts or without, and what is asked of it."""
 
@@ -115,7 +104,7 @@ class Case:
         ends = (family.on if thinks else family.off) or {}
         self.context = ChoiceContext(tools=self.tools, tool_choice=choice, tokenizer=self.tokenizer, **ends)
         self.parsers = Parsers(PARSERS[family.parser].load(), family.tools)
-        self.constraints = Constraints(self.parsers, Recorder())
+        self.reader = OutputReader(self.parsers, self.tokenizer)
         self.request = Generate(
             prompts=(ChatPrompt(messages=()),),
             params=SamplingParams(thinking_token_budget=budget),
@@ -124,9 +113,16 @@ class Case:
             tool_choice=choice,
         )
 
-    async def grammar(self) -> Grammar | None:
-        spec: Any = await self.constraints.compile(self.request, self.context)
+    @property
+    def chain(self) -> ParseChain:
+        return ParseChain(self.parsers, self.tools or None, self.context)
+
+    def grammar(self) -> Grammar | None:
+        spec, _ = self.reader.constraint(self.request, self.chain, self.context)
         return None if spec is None else self.backend.load(self.backend.compile(spec))
+
+    def limit(self) -> ThoughtLimit | None:
+        return self.reader.thought_limit(self.request, self.chain)
 
     def answer(self, value: str = '{"a": 1}') -> str:
         """What the model writes behind its thoughts, with `value` as JSON or as arguments."""
@@ -144,7 +140,7 @@ class Case:
 
     def read(self, ids: Sequence[int], size: int) -> tuple[str, str, list[tuple[str, Any]]]:
         """Thoughts, content and calls of what comes in deltas of `size` tokens."""
-        chain = ParseChain(self.parsers, self.tools or None, self.context)
+        chain = self.chain
         events: list[Event] = []
         for at in range(0, len(ids), size):
             part = ids[at : at + size]
@@ -190,25 +186,25 @@ def follows(grammar: Grammar | None, ids: Sequence[int]) -> bool:
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize(("family", "thinks"), CASES, ids=IDS)
-async def test_what_is_allowed_is_read_as_it_was_meant(family: Family, thinks: bool, asked: str) -> None:
+def test_what_is_allowed_is_read_as_it_was_meant(family: Family, thinks: bool, asked: str) -> None:
     """Whole, and in streams."""
     case = Case(family, thinks, asked)
     ids = case.ids(case.text())
-    assert follows(await case.grammar(), ids)
+    assert follows(case.grammar(), ids)
     for size in (1, 5, 10_000):
         assert case.read(ids, size) == case.meant(), size
 
 
 @pytest.mark.parametrize("asked", ["schema", "required", "named"])
 @pytest.mark.parametrize(("family", "thinks"), CASES, ids=IDS)
-async def test_a_constraint_holds_behind_the_thoughts_and_only_there(family: Family, thinks: bool, asked: str) -> None:
+def test_a_constraint_holds_behind_the_thoughts_and_only_there(family: Family, thinks: bool, asked: str) -> None:
     case = Case(family, thinks, asked)
     cut = case.text()[:-2] if asked == "schema" else case.text() + "x"
     for wrong in (case.text('{"a": 2}'), case.text("Hello."), cut):
-        assert not follows(await case.grammar(), case.ids(wrong))
+        assert not follows(case.grammar(), case.ids(wrong))
     if not thinks and family.off and family.parser != "none":  # thoughts are over and do not begin again
         ids = case.ids(family.think.format(THOUGHT) + case.answer())
-        assert not follows(await case.grammar(), ids)
+        assert not follows(case.grammar(), ids)
 
 
 # ------------------------------------------------------------------------------------------- budgets
@@ -236,12 +232,12 @@ def limited(case: Case, limit: ThoughtLimit, thought: str) -> list[int]:
 
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize("family", THINKING, ids=lambda family: family.parser)
-async def test_a_budget_ends_the_thoughts_and_the_answer_follows(family: Family, asked: str) -> None:
+def test_a_budget_ends_the_thoughts_and_the_answer_follows(family: Family, asked: str) -> None:
     case = Case(family, True, asked, budget=9)
-    limit = case.constraints.thought_limit(case.request, case.context)
+    limit = case.limit()
     assert limit is not None
     ids = limited(case, limit, "x" * 50)
-    assert follows(await case.grammar(), ids)
+    assert follows(case.grammar(), ids)
     thought, content, calls = case.read(ids, 1)
     breaks = family.think.split("{}")[0].count("\n")  # a line break behind the tag is a token of the thoughts
     if family.kept is None:
@@ -254,23 +250,20 @@ async def test_a_budget_ends_the_thoughts_and_the_answer_follows(family: Family,
 
 @pytest.mark.parametrize("family", [family for family in THINKING if family.off], ids=lambda family: family.parser)
 def test_where_thoughts_are_off_there_is_nothing_to_limit(family: Family) -> None:
-    case = Case(family, False, budget=9)
-    assert case.constraints.thought_limit(case.request, case.context) is None
+    assert Case(family, False, budget=9).limit() is None
 
 
 @pytest.mark.parametrize("budget", [None, -1])
 def test_no_budget_is_no_limit(budget: int | None) -> None:
-    case = Case(FAMILIES[0], True, budget=budget)
-    assert case.constraints.thought_limit(case.request, case.context) is None
+    assert Case(FAMILIES[0], True, budget=budget).limit() is None
 
 
 def test_a_budget_that_cannot_be_kept_is_refused() -> None:
     case = Case(FAMILIES[0], True, budget=9)
     with pytest.raises(RequestError, match="--reasoning-parser"):
-        Constraints(Parsers(), Recorder()).thought_limit(case.request, case.context)
-    nothing = Case(FAMILIES[-1], False, budget=9)
+        case.reader.thought_limit(case.request, ParseChain(Parsers()))
     with pytest.raises(RequestError, match="does not support"):
-        nothing.constraints.thought_limit(nothing.request, nothing.context)
+        Case(FAMILIES[-1], False, budget=9).limit()
     searched = Generate(prompts=case.request.prompts, params=case.request.params, beam=Beam(width=2))
     with pytest.raises(RequestError, match="beam search"):
-        case.constraints.thought_limit(searched, case.context)
+        case.reader.thought_limit(searched, case.chain)

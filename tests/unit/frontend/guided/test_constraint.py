@@ -11,9 +11,8 @@ import pytest
 
 from ferrule.errors import RequestError
 from ferrule.frontend.guided.calls import CallList
-from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers, tool_parser
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
+from ferrule.frontend.output.reading import OutputReader
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, Content, Event, Reasoning, TextDelta
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
@@ -54,6 +53,11 @@ def fits(backend: GrammarBackend, spec: GrammarSpec | None, text: str) -> bool:
     mask = np.zeros(WORDS.words, np.int32)
     grammar.fill(mask)
     return bool(mask[256 // 32] & 1)
+
+
+def demanded(parsers: Parsers, request: Generate, context: ChoiceContext) -> GrammarSpec | None:
+    chain = ParseChain(parsers, None if request.raw else request.tools, context)
+    return OutputReader(parsers, context.tokenizer).constraint(request, chain, context)[0]
 
 
 def context(choice: str | dict[str, Any], **more: Any) -> ChoiceContext:
@@ -100,10 +104,8 @@ BOTH = [*ONE, ('say "hi"', {})]
 def test_what_is_enforced_is_what_the_parser_reads(
     backend: Guidance, parser: Any, choice: Any, text: str, calls: Sequence[Any], size: int
 ) -> None:
-    found = tool_parser(parser, TOOLS, context(choice))
-    assert found is not None
-    assert fits(backend, found[1], text)
     chain = ParseChain(Parsers(tools=parser), TOOLS, context(choice))
+    assert fits(backend, chain.constraint, text)
     assert read(chain, text, size) == ("", "", calls)
 
 
@@ -149,16 +151,15 @@ EITHER = {
 @pytest.mark.parametrize("choice", ["required", NAMED])
 def test_arguments_are_objects_whatever_types_a_schema_has(backend: Guidance, parser: Any, choice: Any) -> None:
     tools = ({"type": "function", "function": {"name": "weather", "parameters": EITHER}},)
-    found = tool_parser(parser, tools, ChoiceContext(tools=tools, tool_choice=choice))
-    assert found is not None
+    spec = ParseChain(Parsers(tools=parser), tools, ChoiceContext(tools=tools, tool_choice=choice)).constraint
 
     def call(arguments: str) -> str:
         if parser is not None:
             return f'<tool_call>\n{{"name": "weather", "arguments": {arguments}}}\n</tool_call>'
         return arguments if choice == NAMED else f'[{{"name": "weather", "parameters": {arguments}}}]'
 
-    assert fits(backend, found[1], call('{"a": 1, "b": 2}'))
-    assert [text for text in ("[1]", "[]", "{}", '{"a": 1, "b": "x"}') if fits(backend, found[1], call(text))] == []
+    assert fits(backend, spec, call('{"a": 1, "b": 2}'))
+    assert [text for text in ("[1]", "[]", "{}", '{"a": 1, "b": "x"}') if fits(backend, spec, call(text))] == []
 
 
 def test_a_schema_without_objects_fits_nothing(backend: Guidance) -> None:
@@ -172,15 +173,13 @@ def test_a_schema_without_objects_fits_nothing(backend: Guidance) -> None:
 
 @pytest.mark.parametrize("parser", [Hermes, None])
 def test_nothing_else_fits_an_enforced_call(backend: Guidance, parser: Any) -> None:
-    found = tool_parser(parser, TOOLS, context("required"))
-    single = tool_parser(parser, TOOLS, context("required", parallel_tool_calls=False))
-    assert found is not None
-    assert single is not None
+    spec = ParseChain(Parsers(tools=parser), TOOLS, context("required")).constraint
+    single = ParseChain(Parsers(tools=parser), TOOLS, context("required", parallel_tool_calls=False)).constraint
     both = f"[{LISTED}, {LISTED_HI}]" if parser is None else f"{HERMES_CALL}\n{HERMES_HI}"
-    assert fits(backend, found[1], both)
-    assert not fits(backend, single[1], both)
+    assert fits(backend, spec, both)
+    assert not fits(backend, single, both)
     for text in ("Hello", "", "[]", HERMES_CALL.replace("weather", "wether"), LISTED.replace("city", "town")):
-        assert not fits(backend, found[1], text)
+        assert not fits(backend, spec, text)
 
 
 def test_strict_functions_fit_their_schema_also_when_the_model_chooses(backend: Guidance) -> None:
@@ -217,34 +216,14 @@ def test_a_format_begins_where_the_thoughts_end(
 
 
 @pytest.mark.parametrize("raw", [False, True])
-async def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: bool) -> None:
+def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: bool) -> None:
     """Offline callers state it there; a request's own, which routes state, comes first."""
-    compiled: list[GrammarSpec] = []
-
-    class Recorder(GrammarCompiler):
-        def __init__(self) -> None:
-            pass
-
-        async def compile(self, spec: GrammarSpec, param: str) -> Any:
-            compiled.append(spec)
-
-    constraints = Constraints(Parsers(), Recorder())
     params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a"))
-    own = GrammarSpec(form=Regex("b"))
-    for grammar in (None, own):
+    for grammar, form in ((None, Regex("a")), (GrammarSpec(form=Regex("b")), Regex("b"))):
         request = Generate(prompts=(Prompt(text="x"),), params=params, grammar=grammar, raw=raw)
-        await constraints.compile(request, ChoiceContext())
-    assert [spec.form for spec in compiled] == [Regex("a"), Regex("b")]
-
-
-class Kept(GrammarCompiler):
-    """Keeps constraints as they were put together."""
-
-    def __init__(self) -> None:
-        self.specs: list[GrammarSpec] = []
-
-    async def compile(self, spec: GrammarSpec, param: str) -> Any:
-        self.specs.append(spec)
+        spec = demanded(Parsers(), request, ChoiceContext())
+        assert spec is not None
+        assert spec.form == form
 
 
 @pytest.mark.parametrize(
@@ -257,39 +236,34 @@ class Kept(GrammarCompiler):
         (OpenAIGptOss, "Answer:", "yes", "<|channel|>final<|message|>yes"),
     ],
 )
-async def test_without_a_template_the_constraint_holds_from_the_first_token(
+def test_without_a_template_the_constraint_holds_from_the_first_token(
     backend: Guidance, parser: Any, prompt: str, fitting: str, failing: str
 ) -> None:
-    kept = Kept()
     request = Generate(
         prompts=(Prompt(text=prompt),), params=SamplingParams(), grammar=GrammarSpec(form=Regex("yes")), raw=True
     )
     told = ChoiceContext(prompt=prompt, templated=False)
-    await Constraints(Parsers(parser), kept).compile(request, told)
-    assert fits(backend, kept.specs[0], fitting)
-    assert not fits(backend, kept.specs[0], failing)
+    spec = demanded(Parsers(parser), request, told)
+    assert fits(backend, spec, fitting)
+    assert not fits(backend, spec, failing)
 
 
 @pytest.mark.parametrize("strict", [True, False])
 @pytest.mark.parametrize(("parser", "refused"), [(Qwen3Coder, True), (Hermes, False)])
-async def test_a_strict_function_that_cannot_be_enforced_is_named(parser: Any, strict: bool, refused: bool) -> None:
+def test_a_strict_function_that_cannot_be_enforced_is_named(parser: Any, strict: bool, refused: bool) -> None:
     mixed = {"type": "object", "properties": {"a": {"type": ["string", "object"]}}}
     tools = (
         {"type": "function", "function": {**TOOLS[0]["function"], "strict": True}},
         {"type": "function", "function": {"name": "mixed", "parameters": mixed, "strict": strict}},
     )
-    kept = Kept()
     request = Generate(prompts=(ChatPrompt(messages=()),), params=SamplingParams(), tools=tools, tool_choice="auto")
-    compiling = Constraints(Parsers(tools=parser), kept).compile(
-        request, ChoiceContext(tools=tools, tool_choice="auto")
-    )
+    told = ChoiceContext(tools=tools, tool_choice="auto")
     if refused and strict:
         with pytest.raises(RequestError, match="function 'mixed' cannot be enforced") as caught:
-            await compiling
+            demanded(Parsers(tools=parser), request, told)
         assert caught.value.param == "tools[1].function"
     else:
-        await compiling
-        assert len(kept.specs) == 1
+        assert demanded(Parsers(tools=parser), request, told) is not None
 
 
 OPEN = {"type": "object"}

@@ -13,12 +13,10 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import RequestError
 from ferrule.frontend.guided import compiler as compilers
 from ferrule.frontend.guided.compiler import GrammarCompiler
-from ferrule.frontend.guided.constraint import Constraints, Parsers
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
-from ferrule.interfaces.service import Generate, Prompt
 from ferrule.plugin import discover
-from ferrule.sampling_params import SamplingParams
 from ferrule.types import CompiledGrammar, Fixed, Form, GrammarSpec, Json, Regex, Rules
 from ferrule_plugins.tool_parser.hermes import Hermes
 from tests.e2e.http.test_hostile import LEAKS
@@ -119,16 +117,15 @@ async def test_compiled_constraints_are_kept_up_to_a_number_of_bytes(monkeypatch
 @pytest.mark.advisory("CVE-2025-48944")
 async def test_parameters_of_tools_go_through_the_same_gate() -> None:
     guided = compiler("guidance")
-    constraints = Constraints(Parsers(tools=Hermes), guided)
+    parsers = Parsers(tools=Hermes)
     try:
         for schema in BAD_SCHEMAS:
             tools = ({"type": "function", "function": {"name": "f", "parameters": schema}},)
             for choice in ("required", {"type": "function", "function": {"name": "f"}}):
-                request = Generate(
-                    prompts=(Prompt(text="x"),), params=SamplingParams(), tools=tools, tool_choice=choice
-                )
+                spec = ParseChain(parsers, tools, ChoiceContext(tools=tools, tool_choice=choice)).constraint
+                assert spec is not None
                 with pytest.raises(RequestError) as caught:
-                    await constraints.compile(request, ChoiceContext(tools=tools, tool_choice=choice))
+                    await guided.compile(spec, "tool_choice")
                 assert caught.value.status == 400
                 assert not LEAKS.search(caught.value.message)
         await guided.compile(GrammarSpec(form=Fixed("ok")), "x")

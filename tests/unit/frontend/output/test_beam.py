@@ -119,7 +119,7 @@ async def test_logprobs_are_shown_as_asked(folder: Path) -> None:
     async with serving(folder, engine(), model={"max_logprobs": 2}) as service:
         (answer,) = await answers(service, ask(Beam(width=4), max_tokens=3, logprobs=2, prompt_logprobs=1))
         with pytest.raises(RequestError, match="logprobs"):
-            await service.generate(ask(Beam(width=4), logprobs=3))
+            await service.admit(ask(Beam(width=4), logprobs=3))
     assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
     for place, entry in enumerate(answer.logprobs):
         values = next_logprobs(PROMPT + answer.token_ids[:place])
@@ -141,7 +141,6 @@ async def test_each_prompt_has_its_own_search(folder: Path) -> None:
         )
     assert [a.index for a in both] == [0, 1, 2, 3]
     assert [a.token_ids for a in both] == [a.token_ids for pair in alone for a in pair]
-    assert [a.prompt_ids for a in both] == [PROMPT, PROMPT, other, other]
 
 
 def _fields(request: Generate) -> dict[str, Any]:
@@ -237,9 +236,9 @@ async def test_leaving_cancels_what_runs(folder: Path, n: int) -> None:
     async with serving(folder, runs) as service:
         before = asyncio.all_tasks()
         runs.running.clear()
-        unread = await service.generate(ask(Beam(width=2), count=2, n=n))
+        unread = (await service.admit(ask(Beam(width=2), count=2, n=n))).outputs()
         await until(lambda: len(runs.requests) == 2)
-        await unread.aclose()  # type: ignore[attr-defined]
+        await unread.aclose()
         reader = asyncio.create_task(answers(service, ask(Beam(width=2), n=n)))
         await until(lambda: len(runs.requests) == 3)
         reader.cancel()
@@ -255,7 +254,7 @@ async def test_a_dead_engine_is_told(folder: Path, n: int) -> None:
     runs = engine()
     async with serving(folder, runs) as service:
         runs.running.clear()
-        stream = await service.generate(ask(Beam(width=2), n=n))
+        stream = (await service.admit(ask(Beam(width=2), n=n))).outputs()
         await until(lambda: runs.requests)
         runs.die()
         with pytest.raises(EngineDead):
@@ -292,7 +291,7 @@ async def test_what_a_beam_search_cannot_do_is_refused(
     async with serving(folder, runs) as service:
         sampling = SamplingParams(**{"temperature": 0, **params})
         with pytest.raises(RequestError) as caught:
-            await service.generate(Generate(prompts=(Prompt(ids=(5,)),), params=sampling, beam=Beam(**beam)))
+            await service.admit(Generate(prompts=(Prompt(ids=(5,)),), params=sampling, beam=Beam(**beam)))
         assert service.ledger.open == 0
     assert (caught.value.status, caught.value.param) == (400, param)
     assert param in caught.value.message
@@ -321,15 +320,15 @@ async def test_logits_processors_have_no_place_in_a_beam_search(folder: Path) ->
     async with serving(folder, engine(), plugins, model={"logits_processor_pattern": "p"}) as service:
         request = Generate(**{**_fields(ask(Beam(width=2))), "logits_processors": ({"qualname": "p"},)})
         with pytest.raises(RequestError, match="logits_processors"):
-            await service.generate(request)
+            await service.admit(request)
 
 
 async def test_beams_count_against_the_limits(folder: Path) -> None:
     async with serving(folder, engine(), limits={"max_prompts": 8, "max_waiting_tokens": 30}) as service:
         with pytest.raises(RequestError, match="more than 8"):
-            await service.generate(ask(Beam(width=3), count=3, n=1))
+            await service.admit(ask(Beam(width=3), count=3, n=1))
         with pytest.raises(RequestError, match="35 tokens"):
-            await service.generate(ask(Beam(width=7)))
+            await service.admit(ask(Beam(width=7)))
 
 
 # ------------------------------------------------------------------------------------------- best_of
@@ -357,7 +356,7 @@ async def test_the_best_samples_are_returned(folder: Path, logprobs: int | None)
             prompts=(Prompt(ids=(1,)), Prompt(ids=(1, 2))),
             params=SamplingParams(n=2, best_of=4, seed=0, max_tokens=8, logprobs=logprobs),
         )
-        stream = await service.generate(request)
+        stream = (await service.admit(request)).outputs()
         found = [output async for output in stream]
         await drained(service)
     assert [request.work.seed for request in runs.requests] == [0, 1, 2, 3] * 2
@@ -368,7 +367,7 @@ async def test_the_best_samples_are_returned(folder: Path, logprobs: int | None)
     assert all(bool(o.logprobs) == (logprobs is not None) for o in found)
     assert [some[-1].usage.completion_tokens for some in by_index.values()] == [3 + 2 + 4, 1, 3 + 2 + 4, 1]
     assert [some[-1].usage.prompt_tokens for some in by_index.values()] == [1, 1, 2, 2]
-    assert all(some[0].prompt_ids is not None and some[-1].finish is FinishReason.LENGTH for some in by_index.values())
+    assert all(some[-1].finish is FinishReason.LENGTH for some in by_index.values())
 
 
 async def test_a_sample_that_failed_is_the_worst(folder: Path) -> None:
@@ -386,10 +385,12 @@ async def test_leaving_a_ranked_request_cancels_its_samples(folder: Path) -> Non
     runs = FakeEngine(echo)
     async with serving(folder, runs) as service:
         runs.running.clear()
-        stream = await service.generate(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=1, best_of=3)))
+        stream = (
+            await service.admit(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=1, best_of=3)))
+        ).outputs()
         await until(lambda: len(runs.requests) == 3)
-        await stream.aclose()  # type: ignore[attr-defined]
+        await stream.aclose()
         assert len(runs.cancels) == 3
         await drained(service)
         with pytest.raises(RequestError, match="best_of"):
-            await service.generate(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=3, best_of=2)))
+            await service.admit(Generate(prompts=(Prompt(ids=(1,)),), params=SamplingParams(n=3, best_of=2)))

@@ -65,7 +65,7 @@ async def ask(service: FrontendService, stop: str | list[str], prompt: Any = CHA
         stop=stop, max_tokens=230, n=asked.pop("n", 1), **asked.pop("params", {}), skip_special_tokens=False
     )
     found: list[Output] = [
-        output async for output in await service.generate(Generate(prompts=(prompt,), params=params, **asked))
+        output async for output in (await service.admit(Generate(prompts=(prompt,), params=params, **asked))).outputs()
     ]
     return fold(found)
 

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from ferrule.errors import ConfigError, RequestError
-from ferrule.frontend.guided.constraint import Parsers
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.template_fit import generated
 from ferrule.frontend.text.builtin import builtin_templates, find_builtin, fitting, read_header
 from ferrule.frontend.text.messages import read_messages, read_tools

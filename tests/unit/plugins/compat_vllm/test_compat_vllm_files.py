@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import RequestFailed
-from ferrule.frontend.guided.constraint import Parsers
+from ferrule.frontend.output.parse import Parsers
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_testkit.tokenizers import ByteTokenizer
 from tests.unit.plugins.compat_vllm.reading import Characters, answer, calls, plugins_of

@@ -11,8 +11,7 @@ import pytest
 
 from ferrule.errors import PluginError
 from ferrule.frontend.guided.calls import CallList
-from ferrule.frontend.guided.constraint import Parsers, tool_parser
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins
@@ -212,11 +211,9 @@ def test_enforced_calls_are_json_of_the_tools(tmp_path: Path) -> None:
     """Such a file does not say what its notation looks like, so the output is constrained to JSON."""
     parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
     context = ChoiceContext(tools=tuple(TOOLS), tool_choice="required", tokenizer=ByteTokenizer())
-    enforced = tool_parser(parser, TOOLS, context)
-    assert enforced is not None
-    assert isinstance(enforced[0], CallList)
-    assert enforced[1] is not None
     chain = ParseChain(Parsers(tools=parser), TOOLS, context)
+    assert isinstance(chain.tools, CallList)
+    assert chain.constraint is not None
     text = '[{"name": "add", "parameters": {"a": 1}}]'
     events = [event for character in text for event in chain.feed(character)] + [*chain.finish()]
     (folded,) = fold([Output(index=0, events=tuple(events))])

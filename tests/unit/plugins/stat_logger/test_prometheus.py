@@ -14,8 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config, ModelConfig, ObservabilityConfig, StatSettings
 from ferrule.config.resolve import resolve
-from ferrule.frontend.guided.constraint import Parsers
-from ferrule.frontend.output.parse import ParseChain
+from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import CallStart, Content, Event, TextDelta, ToolParser
 from ferrule.interfaces.stats import HttpStats, RequestStats
 from ferrule.types import EngineStats, FinishReason

@@ -62,9 +62,10 @@ class ExampleRouter(Router):
         )
         async def proceed(body: Continue) -> JSON | EventStream:
             params = SamplingParams(temperature=0.0, max_tokens=body.tokens)
-            outputs = await ctx.service.generate(
+            admitted = await ctx.service.admit(
                 Generate(prompts=(Prompt(text=body.text),), params=params, raw=True, streamed=body.stream)
             )
+            outputs = admitted.outputs()
             pieces = Closing(_pieces(outputs), outputs)  # leaving early cancels what still runs
             if body.stream:
                 return EventStream(pieces)

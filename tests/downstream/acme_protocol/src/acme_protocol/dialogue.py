@@ -16,7 +16,7 @@ from fastapi import APIRouter
 from ferrule.interfaces.dialect import Dialect, Failure, encode
 from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Access, EventStream, Router, RouterContext, needs, streams
-from ferrule.interfaces.service import Generate, Output, Prompt
+from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
 from ferrule_protocol import Closing
@@ -70,13 +70,14 @@ class Dialogue(Router):
         async def say(body: Say) -> EventStream:
             params = SamplingParams(temperature=0.0, max_tokens=body.most)
             prompts = (Prompt(text=body.text),)
-            outputs = await ctx.service.generate(Generate(prompts=prompts, params=params, raw=True))
+            admitted = await ctx.service.admit(Generate(prompts=prompts, params=params, raw=True))
+            outputs = admitted.outputs()
             return EventStream(Closing(_events(outputs), outputs))
 
         return routes
 
 
-async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any]]:
+async def _events(outputs: Outputs) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "begin"}
     async for output in outputs:
         text = "".join(event.text for event in output.events if isinstance(event, Content))

@@ -54,7 +54,8 @@ class Acme(Router):
 
         @routes.post("/acme/v1/ask", summary="Ask a question.", responses=streams(dict[str, Any]))
         async def ask(body: Ask) -> Response:
-            outputs = await service.generate(await _request(body, service))
+            admitted = await service.admit(await _request(body, service))
+            outputs = admitted.outputs()
             events = Closing(_events(outputs), outputs)
             if body.live:
                 return EventStream(events)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ferrule.frontend.output.stops import StopMatcher, StopStrings
+from ferrule.frontend.text.stops import StopMatcher, StopStrings
 
 
 def oracle(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:

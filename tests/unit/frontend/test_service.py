@@ -35,6 +35,7 @@ from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
     CallStart,
+    ChoiceContext,
     Content,
     Event,
     Reasoning,
@@ -876,6 +877,27 @@ class Calls(ToolParser):
 
 
 TOOLS = ({"type": "function", "function": {"name": "f"}},)
+
+
+async def test_parsers_are_made_once_for_each_choice(folder: Path) -> None:
+    made: list[str] = []
+
+    class Thinking(Thinks):
+        def begin(self, context: ChoiceContext) -> None:
+            made.append("thoughts")
+
+    class Calling(Calls):
+        def begin(self, context: ChoiceContext) -> None:
+            made.append("calls")
+
+    plugins = FakePlugins(reasoning_parser={"thinks": Thinking}, tool_parser={"calls": Calling})
+    options = {"reasoning_parser": "thinks", "tool_call_parser": "calls", "enable_auto_tool_choice": True}
+    async with serving(folder, FakeEngine(text_script("a|b{}")), plugins, frontend=options) as service:
+        chat = ChatPrompt(messages=({"role": "user", "content": "Hi"},), tools=TOOLS)
+        request = Generate(prompts=(chat,), params=SamplingParams(n=3), tools=TOOLS, tool_choice="auto")
+        found = await answers(service, request)
+    assert [answer.tool_calls for answer in found] == [(ToolCall("c1", "f", "{}"),)] * 3
+    assert made == ["thoughts", "calls"] * 3
 
 
 @pytest.mark.parametrize("size", [1, 3, 100])

@@ -542,7 +542,7 @@ def test_hooks_are_told_and_notices_are_logged(
 
     class Told(Hooks):
         def process_started(self, process: str, config: Any) -> None:
-            told.append((process, config.model.model))
+            told.append((process, config.model_names[0]))
 
         def process_stopping(self, process: str, status: int) -> None:
             told.append((process, status))

@@ -50,7 +50,7 @@ class Tell(Hooks):
         self.admitted = Counter("tell_admitted", "Requests heard of.", registry=registry)
 
     def report_header(self, config):
-        return [f"telling about {config.model.served_model_name[0]}"]
+        return [f"telling about {config.model_names[0]}"]
 """
 
 POLICY = """

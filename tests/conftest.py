@@ -189,3 +189,11 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
     built = once(tmp_path_factory, "kernels.so", build)
     return ctypes.CDLL(str(built))
+
+
+@pytest.fixture(scope="session")
+def cpu_kernels() -> object:
+    """What the platform of CPUs supplies on this machine."""
+    from ferrule_plugins.platform.cpu_kernels import cpu_kernels
+
+    return cpu_kernels()

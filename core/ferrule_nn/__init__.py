@@ -16,7 +16,7 @@ from ferrule_nn.delta import DeltaSpec, GatedDelta
 from ferrule_nn.division import ROWS, UNDIVIDED, Division, Section, Shared, Split, inputs, outputs
 from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.layers import OutputNormLayer, ParallelLayer, SandwichLayer, TwoNormParallelLayer
-from ferrule_nn.linear import Dense, Linear, MergedLinear, Packed, PacksForCpu, division_of
+from ferrule_nn.linear import Dense, Linear, MergedLinear, PacksForCpu, division_of
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mamba import MambaMixer, MambaSpec
 from ferrule_nn.mamba2 import Mamba2Mixer, Mamba2Spec
@@ -26,6 +26,7 @@ from ferrule_nn.mlp import MLP, GatedMLP, activation
 from ferrule_nn.moe import Experts, MoE, MoESpec, Router, Routing
 from ferrule_nn.moe_decoder import MoEDecoder, read_grouped_routing, read_moe, read_routing, sparse_layers
 from ferrule_nn.norm import LayerNorm, RMSNorm
+from ferrule_nn.ops import LayerKernels
 from ferrule_nn.parameters import CheckpointParameter, checkpoint_parameter, parameter
 from ferrule_nn.pooling import Pooler
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
@@ -50,6 +51,7 @@ __all__ = [
     "Head",
     "LatentAttention",
     "LatentSpec",
+    "LayerKernels",
     "LayerNorm",
     "Linear",
     "MergedLinear",
@@ -58,7 +60,6 @@ __all__ = [
     "MoESpec",
     "Naming",
     "OutputNormLayer",
-    "Packed",
     "PacksForCpu",
     "Pooler",
     "ParallelLayer",

@@ -125,6 +125,7 @@ class Attention(nn.Module):
         )
         self._scales = _NONE  # of cached keys and values
         self._head_scales: HeadScales | None = None
+        self._kernels = ops.for_layers()
         self._heads: ops.Heads | None = None
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
@@ -147,7 +148,7 @@ class Attention(nn.Module):
         if type(rope) in (Rope, type(None)):
             turned, interleaved = (0, False) if rope is None else (rope.dim, rope.interleaved)
             counts = spec.num_heads, spec.num_kv_heads
-            self._heads = ops.heads(ops.weights_device(self), counts, spec.head_dim, kernels, turned, interleaved)
+            self._heads = ops.heads(self._kernels, counts, spec.head_dim, kernels, turned, interleaved)
             self._cached_heads = self._heads if spec.causal and isinstance(self._heads, ops.CachedHeads) else None
 
     @property

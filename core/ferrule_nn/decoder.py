@@ -29,6 +29,7 @@ from ferrule_nn.embedding import Embedding, Head
 from ferrule_nn.loading import Naming, load_into
 from ferrule_nn.mlp import MLP, GatedMLP
 from ferrule_nn.norm import LayerNorm, RMSNorm, add_and_norm
+from ferrule_nn.ops import using
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
 from ferrule_nn.states import StateLayer
 
@@ -37,11 +38,14 @@ _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "nor
 
 @contextmanager
 def building(ctx: BuildContext) -> Iterator[None]:
-    """Modules made inside have the type and device of `ctx`, and are its shard's part. Raises ConfigError."""
+    """Modules made inside have the type and device of `ctx`, compute with its kernels, and are its shard's part.
+
+    Raises ConfigError.
+    """
     before = torch.get_default_dtype()
     torch.set_default_dtype(ctx.dtype)
     try:
-        with torch.device(ctx.device), sharded(ctx.shard):
+        with torch.device(ctx.device), sharded(ctx.shard), using(ctx.kernels):
             yield
     finally:
         torch.set_default_dtype(before)

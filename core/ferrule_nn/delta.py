@@ -77,12 +77,13 @@ class GatedDelta(StateLayer):
         self.norm = GatedRMSNorm(spec.value_dim, eps=spec.norm_eps, gate_first=False, repeats=len(rates))
         self.out_proj = Linear(spec.values, hidden, split=inputs(units))
         self.spec = replace(spec, num_key_heads=units * len(rates) // heads, num_value_heads=len(rates))  # this rank's
+        self._kernels = ops.for_layers()
         self._fused: ops.Delta | None = None
 
     def pack(self) -> None:
         spec = self.spec
         shape = (spec.num_key_heads, spec.num_value_heads, spec.key_dim, spec.value_dim)
-        self._fused = ops.delta(self.A_log, self.dt_bias, shape, _NORM_EPS)
+        self._fused = ops.delta(self._kernels, self.A_log, self.dt_bias, shape, _NORM_EPS)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""

@@ -9,20 +9,22 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
+from ferrule_nn import ops
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
-from ferrule_nn.parameters import allocates_late, parameter
+from ferrule_nn.parameters import parameter
 
 
 class Table(Linear):
     """An embedding's quantized table: its rows are read, and nothing is multiplied by it."""
 
-    def __init__(self, weight: nn.Parameter, scheme: LinearScheme) -> None:
+    def __init__(self, weight: nn.Parameter, scheme: LinearScheme, kernels: Kernels) -> None:
         """`weight` is what a checkpoint without quantization would fill."""
-        with torch.device("meta"):  # the memory is that of `weight`
+        with torch.device("meta"), ops.using(kernels):  # the memory is that of `weight`
             super().__init__(weight.shape[1], weight.shape[0])
         if isinstance(weight, DividedParameter):
             self.shard, self.division = weight.shard, weight.division
@@ -51,16 +53,18 @@ class Embedding(nn.Module):
         self.count, self.size, self.scale = count, size, scale
         self.weight: torch.Tensor = parameter(count, size, division=None if split is None else split.of(count))
         self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
+        self.kernels = ops.current()
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
-        """No GPU kernel reads rows of packed weights, so a GPU's table stays as it is."""
+        """A table whose rows no kernel would read stays as it is."""
         weight = cast(nn.Parameter, self.weight)
-        if allocates_late(weight.device):
+        kernels = self.kernels.part(ops.LayerKernels)
+        if kernels is None or not kernels.reads_rows:
             return False
         scheme = method.embedding(LinearLayer(name, self.size, self.count))
         if scheme is not None:
-            self.table = Table(weight, scheme)
+            self.table = Table(weight, scheme, self.kernels)
             self.table.check_units(name, scheme.units(self.table))
             self.read_by(self.table.forward)
         return scheme is not None

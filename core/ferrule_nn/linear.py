@@ -14,12 +14,11 @@ from torch.utils.hooks import RemovableHandle
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
-from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
 from ferrule_nn.division import ALL, INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
-from ferrule_nn.parameters import CheckpointParameter, allocates_late, parameter
+from ferrule_nn.parameters import CheckpointParameter, parameter
 
 
 @runtime_checkable
@@ -32,31 +31,28 @@ class PacksForCpu(Protocol):
 
 
 class Dense(LinearScheme):
-    """Weights [out, in] of the model's type. On a CPU `pack` lays them out anew.
+    """Weights [out, in] of the model's type. `pack` lays them out anew where the device has kernels that want it.
 
-    bfloat16 weights are packed for our own kernel (`matrix`), in the memory that they have, where the processor has the
-    instructions that it needs. Other weights are packed by oneDNN, the CPU's matrix library, where it takes their type.
-    Packing changes the weight's memory, so a weight belongs to one layer. The exception is a `Head` that is `tied`: the
+    On a CPU bfloat16 weights are packed for our own kernel (`matrix`), in the memory that they have, where the
+    processor has the instructions that it needs. Other weights are packed by oneDNN, where it takes their type. Packing
+    changes the weight's memory, so a weight belongs to one layer. The exception is a `Head` that is `tied`: the
     embedding that shares its weight reads rows from `matrix` afterwards.
     """
 
     def __init__(self) -> None:
-        self.matrix: DenseMatrix | None = None
-        self._packed: Packed | None = None
+        self.matrix: ops.Matrix | None = None
+        self._packed: ops.Library | None = None
         self._one_row: ops.OneRow | None = None
+        self._result = torch.float32  # of the matrix
 
     def pack(self, layer: Any) -> None:
-        weight = layer.weight
-        if (
-            weight.device.type == "cpu"
-            and weight.dtype == torch.bfloat16
-            and weight.numel()
-            and dense.unit() is not None
-        ):
-            self.matrix = DenseMatrix(weight, layer.bias, in_place=True)
-        else:
-            self._packed = Packed.of(weight)
-            self._one_row = ops.one_row(weight)
+        self._result = torch.float32 if layer.head else layer.weight.dtype
+        weight, kernels = layer.weight, layer.kernels.part(ops.LayerKernels) or ops.LayerKernels()
+        if kernels.matrix is not None and weight.numel():
+            self.matrix = kernels.matrix(weight, layer.bias, True)
+        if self.matrix is None:
+            self._packed = kernels.packed(weight) if kernels.packed is not None else None
+            self._one_row = ops.one_row(kernels, weight)
         if self.matrix is not None or self._packed is not None:
             layer.weight = parameter(0)  # the packed form has its memory now
 
@@ -79,7 +75,7 @@ class Dense(LinearScheme):
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         """The head's result is float32 where the kernel makes it: its sums are."""
         if self.matrix is not None:
-            return self.matrix.multiply(x, torch.float32 if layer.head else torch.bfloat16)
+            return self.matrix.multiply(x, self._result)
         if self._packed is not None:
             return self._packed.matmul(x, layer.bias)
         if self._one_row is not None and x.shape[:-1] == (1,) and x.dtype == layer.weight.dtype:
@@ -123,7 +119,8 @@ class Linear(nn.Module):
         self.division = self._divided(in_features, out_features, split)
         self.scheme: LinearScheme = scheme or Dense()
         self.device = torch.get_default_device()
-        with torch.device("meta") if allocates_late(self.device) else nullcontext():
+        self.kernels = ops.current()
+        with torch.device("meta") if ops.for_layers().late else nullcontext():
             self.weight = parameter(self.out_features, self.in_features)
         self.bias = parameter(self.out_features) if bias else None
         self.quantized = self.packed = False
@@ -280,37 +277,3 @@ def division_of(layer: nn.Module, own: str) -> Division | None:
         return UNDIVIDED if summed and own == "bias" else layer.division  # one rank adds the bias, and all have it
     parameter = getattr(layer, own, None)
     return parameter.division if isinstance(parameter, DividedParameter) else None
-
-
-class Packed:
-    """A matrix in the layout of oneDNN, the CPU's matrix library: two to three times as fast as one that is not.
-
-    It takes float32, and bfloat16 on processors that our own kernel does not support.
-
-    Its kernels sum up a row in an order that does not depend on the other rows, except for a single row of float32,
-    which is doubled for that reason. So a token's hidden state has the same bits alone and in a batch.
-    """
-
-    def __init__(self, matrix: torch.Tensor) -> None:
-        self.matrix = matrix  # opaque: of torch's layout `mkldnn`, without a storage
-
-    @classmethod
-    def of(cls, weight: torch.Tensor) -> Packed | None:
-        """None for a device or type that the library does not pack, and for a torch without the library."""
-        library = torch.ops.mkldnn
-        if weight.device.type != "cpu" or not weight.numel() or not torch._C._has_mkldnn:
-            return None
-        if weight.dtype == torch.bfloat16 and library._is_mkldnn_bf16_supported() or weight.dtype == torch.float32:
-            return cls(library._reorder_linear_weight(weight.detach(), None))
-        return None
-
-    def plain(self) -> torch.Tensor:
-        """The matrix [out, in] in the order of torch."""
-        return self.matrix.to_dense()
-
-    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [tokens, in] → [tokens, out]."""
-        alone = x.shape[0] == 1 and x.dtype == torch.float32
-        rows = x.expand(2, -1) if alone else x
-        y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.matrix, bias, "none", [], "")
-        return y[:1] if alone else y

@@ -112,12 +112,13 @@ class Mamba2Mixer(StateLayer):
         self.out_proj = Linear(inner, spec.hidden_size, spec.out_bias, split=inputs(spec.num_heads))
         shares = [section.share(self.in_proj.shard.size) for section in sections]
         self.spec = replace(spec, num_heads=shares[4], groups=shares[2] // spec.state_size)  # of this rank's heads
+        self._kernels = ops.for_layers()
         self._fused: ops.Selective | None = None
 
     def pack(self) -> None:
-        spec, shape = self.spec, self.state.shape
+        spec, (heads, dim, size) = self.spec, self.state.shape
         self._fused = ops.selective(
-            self.A_log, self.D, self.dt_bias, (shape[0], shape[1], shape[2]), spec.groups, spec.width_limits
+            self._kernels, self.A_log, self.D, self.dt_bias, (heads, dim, size), spec.groups, spec.width_limits
         )
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:

@@ -18,12 +18,10 @@ from torch import nn
 
 from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, LayerCache
 from ferrule.types import CacheGroup
-from ferrule_kernels.cpu import dense
-from ferrule_kernels.cpu.bank import MatrixBank
-from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_nn import ops
 from ferrule_nn.configuration import need
 from ferrule_nn.division import Shared, inputs, outputs
-from ferrule_nn.linear import Linear, MergedLinear, Packed
+from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.norm import RMSNorm
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
 
@@ -98,6 +96,7 @@ class LatentAttention(nn.Module):
         self.o_proj = Linear(values, spec.hidden_size, spec.bias, split=inputs(spec.num_heads))
         self.spec = replace(spec, num_heads=self.o_proj.in_features // spec.value_dim)  # of this rank's heads
         self.options = AttentionOptions(scale=spec.scale)
+        self._kernels = ops.for_layers()
         self._matrices: tuple[HeadMatrices, HeadMatrices] | None = None  # of keys and of values
 
     @property
@@ -122,7 +121,7 @@ class LatentAttention(nn.Module):
         ones = torch.eye(spec.kv_rank, dtype=like.dtype, device=like.device)
         weights = self.kv_b_proj(ones).t().reshape(spec.num_heads, -1, spec.kv_rank)
         keys, values = weights.split([spec.nope_dim, spec.value_dim], dim=1)
-        return HeadMatrices(keys.transpose(1, 2)), HeadMatrices(values)
+        return HeadMatrices(keys.transpose(1, 2), self._kernels), HeadMatrices(values, self._kernels)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation) -> torch.Tensor:
         """[tokens, hidden] → [tokens, hidden]."""
@@ -160,20 +159,19 @@ class LatentAttention(nn.Module):
 class HeadMatrices:
     """A matrix for each head: [tokens, heads, in] → [tokens, heads, out]. `weights` [heads, out, in].
 
-    On a CPU each is packed like any other weight, so that a token's result has the same bits in any batch.
+    Each is packed like any other weight, where the device has kernels for that. On a CPU a token's result then has the
+    same bits in any batch.
     """
 
-    def __init__(self, weights: torch.Tensor) -> None:
+    def __init__(self, weights: torch.Tensor, kernels: ops.LayerKernels) -> None:
         self._weights = weights.contiguous()
-        self._bank: MatrixBank | None = None
-        self._packed: list[Packed] = []
-        self._dense: list[DenseMatrix] = []
-        if weights.device.type == "cpu" and weights.dtype == torch.bfloat16 and dense.unit() is not None:
-            self._dense = [DenseMatrix(weight) for weight in self._weights]
-            self._bank = MatrixBank(self._dense)
-        else:
-            self._packed = [packed for packed in map(Packed.of, self._weights) if packed is not None]
-        if self._dense or self._packed:
+        self._packed: list[ops.Library] = []
+        made = [kernels.matrix(weight, None, False) for weight in self._weights] if kernels.matrix else []
+        self._dense = [matrix for matrix in made if matrix is not None]
+        self._bank = kernels.bank(self._dense) if kernels.bank and self._dense else None
+        if self._bank is None and kernels.packed is not None:
+            self._packed = [packed for packed in map(kernels.packed, self._weights) if packed is not None]
+        if self._bank or self._packed:
             self._weights = weights.new_empty(0)
 
     def tensors(self) -> Iterable[torch.Tensor]:

@@ -89,10 +89,11 @@ class GatedMLP(nn.Module):
         self.down_proj = Linear(inner_size, hidden_size, bias, split=inputs() if self.divided else None)
         self.act = activation(act)
         self.act_name, self._inner_size = act, self.down_proj.in_features
+        self._kernels = ops.for_layers()
         self._gate: ops.Rowwise | None = None
 
     def pack(self) -> None:
-        self._gate = ops.gate(ops.weights_device(self), self.act_name, self._inner_size)
+        self._gate = ops.gate(self._kernels, self.act_name, self._inner_size)
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         """act(gate) * up of rows [gate, up]."""
@@ -115,10 +116,11 @@ class MLP(nn.Module):
         self.down_proj = Linear(inner_size, hidden_size, bias, split=inputs())
         self.act = activation(act)
         self._act_name, self._inner_size = act, self.down_proj.in_features
+        self._kernels = ops.for_layers()
         self._activate: ops.Rowwise | None = None
 
     def pack(self) -> None:
-        self._activate = ops.activation(ops.weights_device(self), self._act_name, self._inner_size)
+        self._activate = ops.activation(self._kernels, self._act_name, self._inner_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         inner = self.up_proj(x)

@@ -11,13 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
-from ferrule_kernels.cpu import dense
-from ferrule_kernels.cpu.bank import MatrixBank
-from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
 from ferrule_nn.division import UNDIVIDED
-from ferrule_nn.linear import Linear, Packed, PacksForCpu
+from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
 from ferrule_nn.parameters import parameter
 
@@ -58,22 +55,21 @@ class Router(nn.Module):
         self.bias = parameter(count, division=UNDIVIDED) if spec.router_bias else None
         wide = torch.float32
         self.e_score_correction_bias = parameter(count, division=UNDIVIDED, dtype=wide) if spec.correction else None
+        self._kernels = ops.for_layers()
         self._route: ops.Route = route
-        self._matrix: DenseMatrix | None = None
-        self._packed: Packed | None = None
+        self._matrix: ops.Matrix | None = None
+        self._packed: ops.Library | None = None
 
     def pack(self) -> None:
-        """Copy the weight into the form of the CPU's kernels, whose rows have the same bits in any batch."""
-        weight = self.weight.detach()
-        self._route = ops.router(weight.device, self.routing)
-        if weight.device.type == "cpu" and weight.dtype == torch.bfloat16 and dense.unit() is not None:
-            self._matrix = DenseMatrix(weight, self.bias)
-        else:
-            self._packed = Packed.of(weight.float())
+        """Copy the weight into the form of the device's kernels. On a CPU rows then have the same bits in any batch."""
+        kernels, weight = self._kernels, self.weight.detach()
+        self._route = ops.router(kernels, self.routing)
+        self._matrix = kernels.matrix(weight, self.bias, False) if kernels.matrix else None
+        self._packed = kernels.packed(weight.float()) if kernels.packed and self._matrix is None else None
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """[tokens, hidden] → float32 [tokens, experts]."""
-        if self._matrix is not None and x.dtype == torch.bfloat16:
+        if self._matrix is not None and x.dtype == self.weight.dtype:
             return self._matrix.multiply(x, torch.float32)
         bias = None if self.bias is None else self.bias.float()
         if self._packed is not None:
@@ -106,16 +102,17 @@ class Experts(nn.ModuleList):
         for layer in self.modules():
             if isinstance(layer, Linear):
                 layer.of_tokens = False  # each expert has some of them, sorted
+        self._kernels = ops.for_layers()
         self._grouped: ops.GroupedExperts | None = None  # where the weights are stacked
-        self._banks: tuple[MatrixBank, MatrixBank] | None = None  # where the CPU's kernel has all of them
+        self._banks: tuple[ops.Bank, ops.Bank] | None = None  # where one kernel has all of them
         summed = [block.down_proj for block in self.blocks if block.down_proj.sum_hook is not None]
         for layer in summed:
             layer.leave_sum()
         if summed:
             add_up = summed[0].shard.collectives.all_reduce
             self.register_forward_hook(lambda experts, given, y: add_up(y))
-        self._arrange: ops.Arrange = arrange
-        self._combine: ops.Combine = combine
+        self._arrange = self._kernels.arrange or arrange
+        self._combine = self._kernels.combine or combine
 
     def pack(self) -> None:
         for block in self.blocks:
@@ -125,9 +122,7 @@ class Experts(nn.ModuleList):
         parts = [block.gate_up_proj for block in self.blocks], [block.down_proj for block in self.blocks]
         for layer in (*parts[0], *parts[1]):
             layer.pack()
-        device = parts[0][0].device
-        self._arrange, self._combine = ops.arranger(device), ops.combiner(device)
-        gate_up, down = bank_of(parts[0]), bank_of(parts[1])
+        gate_up, down = (bank_of(layers, self._kernels) for layers in parts)
         self._banks = None if gate_up is None or down is None else (gate_up, down)
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
@@ -162,7 +157,7 @@ class Experts(nn.ModuleList):
             [block.gate_up_proj for block in self.blocks],
             [block.down_proj for block in self.blocks],
         )
-        kernel = ops.grouped_experts(parts[0][0].device)
+        kernel = self._kernels.experts
         if kernel is None or any(layer.quantized for part in parts for layer in part):
             return False
         for name, part in zip(("gate_up", "down"), parts, strict=True):
@@ -186,15 +181,15 @@ class Experts(nn.ModuleList):
             x = (x.unsqueeze(1) * weights.unsqueeze(2)).to(x.dtype).flatten(0, 1)
             weights = torch.ones_like(weights)
         block = self.blocks[0]
-        fused = type(block) is GatedMLP and block.act_name in ops.fused_acts(x.device)
+        fused = type(block) is GatedMLP and block.act_name in self._kernels.acts
         act = block.act_name if fused else block.gated
         return kernel(x, self.gate_up, self.down, weights, ids, act, (self.gate_up_bias, self.down_bias))
 
 
-def bank_of(layers: Sequence[Linear]) -> MatrixBank | None:
-    """What multiplies by several of the layers at once, where the CPU's kernel has packed them all alike."""
+def bank_of(layers: Sequence[Linear], kernels: ops.LayerKernels) -> ops.Bank | None:
+    """What multiplies by several of the layers at once, where one kernel has packed them all alike."""
     matrices = [layer.scheme.matrix for layer in layers if isinstance(layer.scheme, PacksForCpu)]
-    return MatrixBank.of(matrices) if len(matrices) == len(layers) else None
+    return kernels.bank(matrices) if kernels.bank and len(matrices) == len(layers) else None
 
 
 class MoE(nn.Module):

@@ -22,6 +22,7 @@ class RMSNorm(nn.Module):
         self.eps = eps
         self.offset = offset
         self.weight = parameter(size, division=UNDIVIDED)
+        self.kernels = ops.for_layers()
         self.kernel: ops.Norm | None = None
 
     def pack(self) -> None:
@@ -39,7 +40,7 @@ class RMSNorm(nn.Module):
 
 def norm_kernel(norm: nn.Module) -> ops.Norm | None:
     """What computes an `RMSNorm` whose weights are there; None for other norms, which may be subclasses of it."""
-    return ops.rms_norm(norm.weight, norm.eps, norm.offset) if type(norm) is RMSNorm else None
+    return ops.rms_norm(norm.kernels, norm.weight, norm.eps, norm.offset) if type(norm) is RMSNorm else None
 
 
 class LayerNorm(nn.Module):
@@ -54,12 +55,13 @@ class LayerNorm(nn.Module):
         self.offset = offset
         self.weight = parameter(size, division=UNDIVIDED) if affine else None
         self.bias = parameter(size, division=UNDIVIDED) if affine and bias else None
+        self.kernels = ops.for_layers()
         self.kernel: ops.Norm | None = None
 
     def pack(self) -> None:
         weight = self._factor()
         if type(self) is LayerNorm and weight is not None:
-            self.kernel = ops.layer_norm(weight, self.bias, self.eps)
+            self.kernel = ops.layer_norm(self.kernels, weight, self.bias, self.eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self.kernel is not None and self.kernel.accepts(x):

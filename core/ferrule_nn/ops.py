@@ -1,51 +1,52 @@
 """The seam between layers and compiled kernels: each function returns the kernel for what a layer computes, or None.
 
-The device of a layer's weights decides. `family` gives the kernels for that kind of device, those in C++ for a CPU and
-those in Triton for a GPU, with the same interface. The result is None on a machine without such kernels, and where they
-do not support the operation or the type. Layers ask once, when their weights are loaded. A layer that gets None, or a
-tensor of another type than its weights, computes with torch, which is the definition.
+`LayerKernels` are the kernels that a platform has for layers. A layer takes note of them when it is made, and asks
+once, when its weights are loaded. The result is None where they do not have the operation, or do not support it for
+these sizes or this type. A layer that gets None, or a tensor of another type than its weights, computes with torch,
+which is the definition.
 
 No kernel waits for a device, and what it returns is allocated by torch: so a step with them can be recorded as a graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import StateRows
-from ferrule_kernels import cuda, moe
-from ferrule_kernels.cpu import elementwise, library, routing, states
+from ferrule_kernels import moe
 
 __all__ = [
     "Arrange",
+    "Bank",
     "CachedHeads",
     "Combine",
     "Convolution",
     "Delta",
-    "Family",
     "GatedNorm",
     "GroupedExperts",
     "Heads",
+    "LayerKernels",
+    "Library",
+    "Matrix",
     "Norm",
     "OneRow",
     "Route",
     "Rowwise",
     "Selective",
     "activation",
-    "arranger",
-    "combiner",
+    "current",
     "delta",
-    "family",
-    "fused_acts",
+    "for_layers",
     "gate",
     "gated_norm",
-    "grouped_experts",
     "heads",
     "layer_norm",
     "one_row",
@@ -53,6 +54,7 @@ __all__ = [
     "router",
     "selective",
     "short_conv",
+    "using",
     "weights_device",
 ]
 
@@ -164,15 +166,36 @@ Arrange = Callable[[torch.Tensor, int], moe.Arranged]
 Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
 
-@dataclass(frozen=True)
-class Family:
-    """The kernels of one kind of device. A kernel that does not exist is None; activations are those in `acts`."""
+class Matrix(Protocol):
+    """Weights [out, in] in the form that a kernel multiplies by."""
 
-    dtypes: Collection[torch.dtype]
-    acts: Collection[str]  # as config.json calls activations
-    rms_norm: Callable[[torch.Tensor, float, float], Norm]  # weight, eps, offset
-    heads: Callable[[tuple[int, int], int, Sequence[Any], int, bool], Heads]
-    gate: Callable[[str, int], Rowwise]
+    def multiply(self, x: torch.Tensor, dtype: torch.dtype, /) -> torch.Tensor:
+        """x [tokens, in] → [tokens, out] of `dtype`."""
+
+    def rows(self, ids: torch.Tensor, /) -> torch.Tensor:
+        """Rows [ids, in] of the weights."""
+
+    def tensors(self) -> Iterable[torch.Tensor]:
+        """Everything that is read."""
+
+
+class Bank(Protocol):
+    """Several matrices of one form, by which rows are multiplied at once."""
+
+    def multiply(self, rows: torch.Tensor, counts: torch.Tensor, count: int, shared: bool = False, /) -> torch.Tensor:
+        """The first counts[0] of `count` rows by the first matrix, the next counts[1] by the second, and so on. With
+        `shared` there is one row, for all."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerKernels:
+    """The kernels that a platform has for layers, and what it says of the memory of weights. All of it is optional."""
+
+    dtypes: Collection[torch.dtype] = ()  # of weights, that norms and `one_row` support
+    acts: Collection[str] = ()  # activations of `gate` and `activation`, as config.json calls them
+    rms_norm: Callable[[torch.Tensor, float, float], Norm] | None = None  # weight, eps, offset
+    heads: Callable[[tuple[int, int], int, Sequence[Any], int, bool], Heads] | None = None
+    gate: Callable[[str, int], Rowwise] | None = None
     layer_norm: Callable[[torch.Tensor, torch.Tensor | None, float], Norm] | None = None  # weight, bias, eps
     activation: Callable[[str, int], Rowwise] | None = None
     route: Route | None = None
@@ -180,60 +203,54 @@ class Family:
     combine: Combine | None = None
     experts: GroupedExperts | None = None
     short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
-    selective: Callable[..., Selective] | None = None  # as `selective`
-    delta: Callable[..., Delta] | None = None  # as `delta`
+    selective: Callable[..., Selective | None] | None = None  # as `selective`
+    delta: Callable[..., Delta | None] | None = None  # as `delta`
     gated_norm: Callable[[torch.Tensor, int, bool, float, bool], GatedNorm] | None = None  # as `gated_norm`
     one_row: OneRow | None = None
+    # Of a weight and a bias; with the flag in the memory of that weight, whose values are lost. None: not of that type.
+    matrix: Callable[[torch.Tensor, torch.Tensor | None, bool], Matrix | None] | None = None
+    packed: Callable[[torch.Tensor], Library | None] | None = None
+    bank: Callable[[Sequence[Any]], Bank | None] | None = None  # of what schemes have as their `matrix`
+    allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None  # memory of weights; None: torch's
+    late: bool = False  # memory is taken when it is allocated: weights get theirs when the checkpoint's tensors come
+    reads_rows: bool = False  # of packed quantized weights: tables of embeddings can be quantized
 
 
-def family(device: torch.device) -> Family | None:
-    """The kernels for tensors on `device`, or None where there are none for it or they cannot run here."""
-    if device.type == "cpu":
-        return _cpu()
-    if device.type == "cuda" and cuda.available() is None:
-        return triton_family()
-    return None
+class Library(Protocol):
+    """Weights [out, in] in the layout of a library of the device."""
+
+    @property
+    def matrix(self) -> torch.Tensor: ...
+
+    def plain(self) -> torch.Tensor:
+        """The weights as they were."""
+
+    def matmul(self, x: torch.Tensor, bias: torch.Tensor | None, /) -> torch.Tensor:
+        """x [tokens, in] → [tokens, out]."""
 
 
-def _cpu() -> Family | None:
+_NO_KERNELS, _NO_LAYERS = Kernels(), LayerKernels()
+_CURRENT: ContextVar[Kernels] = ContextVar("kernels", default=_NO_KERNELS)
+
+
+@contextmanager
+def using(kernels: Kernels) -> Iterator[None]:
+    """Let layers that are made inside use these kernels."""
+    token = _CURRENT.set(kernels)
     try:
-        library.load()
-    except library.KernelsUnavailableError:
-        return None
-    return Family(
-        (torch.float32, torch.bfloat16),
-        elementwise.GATES,
-        elementwise.RMSNorm,
-        elementwise.Heads,
-        elementwise.Gate,
-        route=routing.route,
-        arrange=routing.arrange,
-        combine=routing.combine,
-        short_conv=states.ShortConv,
-        selective=states.Selective,
-        delta=states.Delta,
-        gated_norm=elementwise.GatedNorm,
-    )
+        yield
+    finally:
+        _CURRENT.reset(token)
 
 
-@cache
-def triton_family() -> Family:
-    """Those in Triton, which is imported here and not before."""
-    from ferrule_kernels.cuda import gates, grouped, norms, rope_cache, vectors
-    from ferrule_kernels.cuda import moe as routers
+def current() -> Kernels:
+    """Return the kernels that a layer is to use that is made now."""
+    return _CURRENT.get()
 
-    return Family(
-        (torch.float32, torch.float16, torch.bfloat16),
-        gates.GATES,
-        norms.RMSNorm,
-        rope_cache.CachedHeads,
-        gates.Gate,
-        norms.LayerNorm,
-        gates.Activation,
-        route=routers.route,
-        experts=grouped.experts,
-        one_row=vectors.multiply,
-    )
+
+def for_layers() -> LayerKernels:
+    """Return the current kernels for layers; without any kernel where the device has none."""
+    return current().part(LayerKernels) or _NO_LAYERS
 
 
 def weights_device(layer: nn.Module) -> torch.device:
@@ -242,22 +259,20 @@ def weights_device(layer: nn.Module) -> torch.device:
     return next((weight.device for weight in weights if weight.numel()), weights[0].device)
 
 
-def rms_norm(weight: torch.Tensor, eps: float, offset: float) -> Norm | None:
-    kernels = family(weight.device)
-    if kernels is None or weight.dtype not in kernels.dtypes:
+def rms_norm(kernels: LayerKernels, weight: torch.Tensor, eps: float, offset: float) -> Norm | None:
+    if kernels.rms_norm is None or weight.dtype not in kernels.dtypes:
         return None
     return kernels.rms_norm(weight, eps, offset)
 
 
-def layer_norm(weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Norm | None:
-    kernels = family(weight.device)
-    if kernels is None or kernels.layer_norm is None or weight.dtype not in kernels.dtypes:
+def layer_norm(kernels: LayerKernels, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> Norm | None:
+    if kernels.layer_norm is None or weight.dtype not in kernels.dtypes:
         return None
     return kernels.layer_norm(weight, bias, eps)
 
 
 def heads(
-    device: torch.device,
+    kernels: LayerKernels,
     counts: tuple[int, int],
     dim: int,
     norms: Sequence[Norm | None] | None,
@@ -266,71 +281,41 @@ def heads(
 ) -> Heads | None:
     """Norms, if any, and rotation of so many query and key heads of size `dim`; `turned` is 0 without a rotation."""
     given = [norm for norm in norms or () if norm is not None and norm.size == dim]
-    kernels = family(device)
-    if kernels is None or len(given) != len(norms or ()) or not (given or turned):
+    if kernels.heads is None or len(given) != len(norms or ()) or not (given or turned):
         return None
     return kernels.heads(counts, dim, given, turned, interleaved)
 
 
-def one_row(weight: torch.Tensor) -> OneRow | None:
+def one_row(kernels: LayerKernels, weight: torch.Tensor) -> OneRow | None:
     """The product of a single row with `weight`, where the device has a faster one than torch."""
-    kernels = family(weight.device)
-    if kernels is None or weight.dtype not in kernels.dtypes or weight.stride(-1) != 1:
+    if weight.dtype not in kernels.dtypes or weight.stride(-1) != 1:
         return None
     return kernels.one_row
 
 
-def gate(device: torch.device, act: str, size: int) -> Rowwise | None:
+def gate(kernels: LayerKernels, act: str, size: int) -> Rowwise | None:
     """act(gate) * up of rows [gate, up] of 2 * size."""
-    kernels = family(device)
-    return kernels.gate(act, size) if kernels is not None and act in kernels.acts else None
+    return kernels.gate(act, size) if kernels.gate is not None and act in kernels.acts else None
 
 
-def activation(device: torch.device, act: str, size: int) -> Rowwise | None:
-    kernels = family(device)
-    if kernels is None or kernels.activation is None or act not in kernels.acts:
-        return None
-    return kernels.activation(act, size)
+def activation(kernels: LayerKernels, act: str, size: int) -> Rowwise | None:
+    return kernels.activation(act, size) if kernels.activation is not None and act in kernels.acts else None
 
 
-def router(device: torch.device, choice: moe.Routing) -> Route:
+def router(kernels: LayerKernels, choice: moe.Routing) -> Route:
     """The function that chooses experts by their scores: a kernel where this device has one, otherwise torch."""
-    kernels = family(device)
-    if kernels is None or kernels.route is None or choice.scores == "sparsemixer":
-        return moe.route
-    return kernels.route
+    return moe.route if kernels.route is None or choice.scores == "sparsemixer" else kernels.route
 
 
-def arranger(device: torch.device) -> Arrange:
-    """The function that sorts rows by their expert."""
-    kernels = family(device)
-    return moe.arrange if kernels is None or kernels.arrange is None else kernels.arrange
-
-
-def combiner(device: torch.device) -> Combine:
-    """The function that sums up the results of each token's experts."""
-    kernels = family(device)
-    return moe.combine if kernels is None or kernels.combine is None else kernels.combine
-
-
-def grouped_experts(device: torch.device) -> GroupedExperts | None:
-    kernels = family(device)
-    return None if kernels is None else kernels.experts
-
-
-def fused_acts(device: torch.device) -> Collection[str]:
-    """Activations that `grouped_experts` computes between its products."""
-    kernels = family(device)
-    return () if kernels is None else kernels.acts
-
-
-def short_conv(weight: torch.Tensor, bias: torch.Tensor | None, silu: bool) -> Convolution | None:
+def short_conv(
+    kernels: LayerKernels, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
+) -> Convolution | None:
     """With weight [channels, 1, kernel] and bias [channels]."""
-    kernels = family(weight.device)
-    return None if kernels is None or kernels.short_conv is None else kernels.short_conv(weight, bias, silu)
+    return None if kernels.short_conv is None else kernels.short_conv(weight, bias, silu)
 
 
 def selective(
+    kernels: LayerKernels,
     a_log: torch.Tensor,
     skip: torch.Tensor,
     bias: torch.Tensor,
@@ -339,23 +324,18 @@ def selective(
     limits: tuple[float, float],
 ) -> Selective | None:
     """As `ferrule_kernels.cpu.states.Selective`; None for a shape that has no kernel."""
-    kernels = family(a_log.device)
-    if kernels is None or kernels.selective is None or shape[1] % 2 or shape[2] % states.LANES:
-        return None
-    return kernels.selective(a_log, skip, bias, shape, groups, limits)
+    return None if kernels.selective is None else kernels.selective(a_log, skip, bias, shape, groups, limits)
 
 
-def delta(a_log: torch.Tensor, bias: torch.Tensor, shape: tuple[int, int, int, int], eps: float) -> Delta | None:
+def delta(
+    kernels: LayerKernels, a_log: torch.Tensor, bias: torch.Tensor, shape: tuple[int, int, int, int], eps: float
+) -> Delta | None:
     """As `ferrule_kernels.cpu.states.Delta`; None for a shape that has no kernel."""
-    kernels = family(a_log.device)
-    if kernels is None or kernels.delta is None or any(size % states.LANES for size in shape[2:]):
-        return None
-    return kernels.delta(a_log, bias, shape, eps)
+    return None if kernels.delta is None else kernels.delta(a_log, bias, shape, eps)
 
 
-def gated_norm(weight: torch.Tensor, parts: int, repeats: bool, eps: float, gate_first: bool) -> GatedNorm | None:
+def gated_norm(
+    kernels: LayerKernels, weight: torch.Tensor, parts: int, repeats: bool, eps: float, gate_first: bool
+) -> GatedNorm | None:
     """Of rows with so many parts, each with its own piece of the weight or, with `repeats`, all with the same."""
-    kernels = family(weight.device)
-    if kernels is None or kernels.gated_norm is None:
-        return None
-    return kernels.gated_norm(weight, parts, repeats, eps, gate_first)
+    return None if kernels.gated_norm is None else kernels.gated_norm(weight, parts, repeats, eps, gate_first)

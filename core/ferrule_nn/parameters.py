@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrule_kernels.cpu.pages import weight_memory
+from ferrule_nn import ops
 from ferrule_nn.division import DividedParameter, Division, current_shard
 
 
@@ -21,14 +21,9 @@ def parameter(*shape: int, division: Division | None = None, dtype: torch.dtype 
     if division is not None and division.sections:
         own = sum(division.shares(shard.size))
         shape = (*shape[: division.axis], own, *shape[division.axis + 1 :])
-    on_cpu = torch.get_default_device().type == "cpu"
-    values = weight_memory(shape, dtype) if on_cpu else torch.empty(shape, dtype=dtype)
+    allocate = None if torch.empty(0).is_meta else ops.for_layers().allocate
+    values = torch.empty(shape, dtype=dtype) if allocate is None else allocate(shape, dtype)
     return nn.Parameter(values, False) if division is None else DividedParameter(values, division, shard)
-
-
-def allocates_late(device: torch.device) -> bool:
-    """Whether weights on that device get memory only when the checkpoint's tensors come."""
-    return device.type not in ("cpu", "meta")
 
 
 class CheckpointParameter(nn.Parameter):

@@ -97,10 +97,11 @@ class ShortConv(StateLayer):
         self.bias = parameter(channels, division=division) if bias else None
         self.act = activation(act) if act else None
         self._silu = act in ("silu", "swish")
+        self._kernels = ops.for_layers()
         self._fused: ops.Convolution | None = None
 
     def pack(self) -> None:
-        self._fused = ops.short_conv(self.weight, self.bias, self._silu)
+        self._fused = ops.short_conv(self._kernels, self.weight, self.bias, self._silu)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         rows, act = ctx.state(self.name), self.act
@@ -158,11 +159,14 @@ class GatedRMSNorm(nn.Module):
         self.gate_first = gate_first
         self.repeats = bool(repeats)
         self.weight = parameter(size, division=None if split is None else split.of(size))
+        self._kernels = ops.for_layers()
         self._fused: ops.GatedNorm | None = None
 
     def pack(self) -> None:
         if self.spread is None:
-            self._fused = ops.gated_norm(self.weight, self.groups, self.repeats, self.eps, self.gate_first)
+            self._fused = ops.gated_norm(
+                self._kernels, self.weight, self.groups, self.repeats, self.eps, self.gate_first
+            )
 
     def forward(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
         if self._fused is not None and self._fused.accepts(x, z):

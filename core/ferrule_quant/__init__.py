@@ -10,6 +10,7 @@ Levelled              integers in a form of the CPU's kernel
 Fp8                   numbers of 8 bits in floating point, with scales of rows or of blocks
 Tables                places in tables
 Wide                  floats, where no kernel multiplies fewer bits
+Products            what multiplies by them, by torch; a platform's part of `Kernels` derives from it
 CodedScheme         a scheme of `Coded`: codes of 4 bits, each a place in a table of 16, with scales of groups
 Float4Scheme        a scheme of nvfp4 and mxfp4, as compressed-tensors, ModelOpt and Quark write them
 Int8Scheme          a scheme of integers of 8 bits, as these write them
@@ -33,6 +34,7 @@ from ferrule_quant.products import (
     FP8_FORM,
     Floats,
     Fp8,
+    Products,
     Quantized,
     Rounded,
     Shared,
@@ -43,6 +45,7 @@ from ferrule_quant.products import (
     fitting,
     has_room,
     kept,
+    products_of,
 )
 from ferrule_quant.scales import Smoothed, check_groups, scale_parameter
 from ferrule_quant.weights import Integers, Levelled
@@ -75,6 +78,7 @@ __all__ = [
     "Integers",
     "Levelled",
     "OneOf",
+    "Products",
     "Quantized",
     "Rounded",
     "Settings",
@@ -102,6 +106,7 @@ __all__ = [
     "outputs",
     "per_words",
     "powers_of_two",
+    "products_of",
     "scale_parameter",
     "side_by_side",
     "spellings",

@@ -10,7 +10,7 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu.bank import Abreast
 from ferrule_kernels.cpu.matmul import PackedMatrix
-from ferrule_nn import Dense, Linear, PacksForCpu
+from ferrule_nn import Dense, Linear, PacksForCpu, ops
 
 T = TypeVar("T")
 
@@ -39,7 +39,7 @@ class Apart(LinearScheme):
     def allocate(self, layer: Any) -> None:
         dtype, parts = layer.weight.dtype, []
         for name, scheme in self._schemes.items():
-            with torch.device(layer.device):
+            with torch.device(layer.device), ops.using(layer.kernels):
                 part = Linear(layer.in_features, layer.projections[name], layer.bias is not None).to(dtype)
             part.ignored_tensors = layer.ignored_tensors
             part.scheme, part.quantized = scheme or Dense(), scheme is not None

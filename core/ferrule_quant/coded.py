@@ -1,8 +1,8 @@
 """Weights as codes of 4 bits: a number of a table of 16, times the scale of its group.
 
 The tables are those of e2m1 (OCP Microscaling formats 1.0: mxfp4 and nvfp4 have it) and of bitsandbytes' nf4 and fp4.
-On CPUs codes are looked up as numbers of 8 bits: what e2m1 stands for exactly, and a number of nf4 or fp4 to half of
-1/127 of its group's largest. Scales are rounded to bfloat16 there. On other devices they are floats of the
+Codes are looked up as numbers of 8 bits: what e2m1 stands for exactly, and a number of nf4 or fp4 to half of 1/127 of
+its group's largest. Scales are rounded to bfloat16. On a GPU, which has no kernel for that, they are floats of the
 activations' type.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from ferrule_quant.products import Integers, Quantized, Shared, Wide
+from ferrule_quant.products import Integers, Quantized, Shared, Wide, products_of
 
 _HALF = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
 E2M1 = (*_HALF, *(-value for value in _HALF))
@@ -56,7 +56,7 @@ class CodedScheme(Quantized):
 
     def weights(self, layer: Any) -> Integers | Wide:
         coded = self.coded(layer)
-        return coded.integers() if coded.codes.device.type == "cpu" else Wide(coded.widened(self.given), _WHY)
+        return coded.integers() if products_of(layer).looks_up else Wide(coded.widened(self.given), _WHY)
 
 
 def halves(pairs: torch.Tensor, first_is_low: bool = True) -> torch.Tensor:

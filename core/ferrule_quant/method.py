@@ -36,7 +36,7 @@ class CheckedMethod(QuantizationMethod):
             cls.check(config)
         except (CheckpointError, ValueError) as error:
             return f"{error!s:.{_LONGEST}}"
-        return cannot_run(caps.platform, dtype)
+        return cannot_run(dtype)
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:

@@ -1,8 +1,7 @@
-"""How quantized weights are laid out and multiplied on each kind of device: one place for all methods and formats.
+"""How quantized weights are laid out and multiplied: one place for all methods and formats.
 
-A scheme says what the weights are, as integers with scales, as fp8 with scales, or as floats. Here they are laid out
-for the kernel of the device, and multiplied by. On a GPU they are buffers of the layer, so whatever moves a model moves
-them.
+A scheme says what the weights are, as integers with scales, as fp8 with scales, or as floats. `Products` lay them out
+and multiply by them: these by torch, and those that a platform supplies by its kernels.
 """
 
 from __future__ import annotations
@@ -11,8 +10,6 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
-from itertools import accumulate
 from typing import Any, TypeAlias
 
 import torch
@@ -21,11 +18,7 @@ from ferrule import log
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearScheme
 from ferrule_kernels import matmul as reference
-from ferrule_kernels.cpu import library
-from ferrule_kernels.cpu.dense import DenseMatrix
-from ferrule_kernels.cpu.matmul import PANEL, PackedMatrix, UnfitWeightError, Workspace
-from ferrule_kernels.cpu.pages import memory_nodes
-from ferrule_kernels.cpu.tables import MergedTables
+from ferrule_kernels.cpu.matmul import UnfitWeightError
 from ferrule_kernels.matmul import Form
 from ferrule_kernels.tables import Additive, Palette
 from ferrule_nn import Dense
@@ -35,16 +28,10 @@ from ferrule_quant.weights import gathered, looked_up, sorted_by_group
 
 _log = log.get("quantization")
 _DAMAGED = "The file may be damaged."
-_FP8_UNITS = (8, 9)  # the first compute capability that has them
 GROUPS = 8  # inputs of a group of the CPU's kernel are a multiple of it
 FP8_FORM = Form(bits=8, group=32)  # of fp8 weights on CPUs, whose kernels multiply integers
-_FP8_MOST = 448  # the largest number of e4m3
+FP8_MOST = 448  # the largest number of e4m3
 _ROWS = 4096  # that torch quantizes at a time
-_BLOCK = 128  # inputs that have a scale in the GPU's kernels for blocks
-_WHY_BLOCKS = (
-    f"no GPU kernel multiplies fp8 whose scales are not for {_BLOCK} inputs: such weights take 16 bits, or 32 with"
-    " --dtype float32"
-)
 Product = Callable[[Any, torch.Tensor], torch.Tensor]  # of a layer and activations [tokens, in]
 Weights: TypeAlias = "Integers | Levelled | Rounded | Fp8 | Wide | Tables"  # that a scheme has
 
@@ -148,33 +135,6 @@ def has_room(bits: int, group: int) -> bool:
     return kept_bits(bits, -(-group // GROUPS) * GROUPS) > bits
 
 
-class Shared:
-    """What the layers of one model share: working memory, and log lines that appear once."""
-
-    def __init__(self) -> None:
-        self.workspace = Workspace()
-        self._compiled: bool | None = None
-        self._said: set[str] = set()
-
-    def say(self, text: str) -> None:
-        """A line of the log, the first time."""
-        if text not in self._said:
-            self._said.add(text)
-            _log.warning("%s", text)
-
-    def compiled(self) -> bool:
-        """Whether the CPU's compiled kernels can be loaded. The log says what follows if not."""
-        if self._compiled is None:
-            try:
-                library.load()
-            except library.KernelsUnavailableError as error:
-                self.say(f"quantized weights are multiplied by torch, many times slower: {error}")
-                self._compiled = False
-            else:
-                self._compiled = True
-        return self._compiled
-
-
 @contextmanager
 def fitting() -> Iterator[None]:
     """Raise CheckpointError for weights that cannot be quantized."""
@@ -191,6 +151,19 @@ def free(layer: Any) -> None:
             setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
 
 
+class Shared:
+    """What the layers of one model share: log lines that appear once."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def say(self, text: str) -> None:
+        """A line of the log, the first time."""
+        if text not in self._said:
+            self._said.add(text)
+            _log.warning("%s", text)
+
+
 class Quantized(LinearScheme):
     """A scheme that packs what `weights` returns for a layer with loaded parameters.
 
@@ -203,9 +176,9 @@ class Quantized(LinearScheme):
         self.dtype = dtype
         self.wide = wide
         self.given = torch.get_default_dtype()  # the activations', where `allocate` does not know better
-        self.matrix: DenseMatrix | PackedMatrix | None = None  # on a CPU that has compiled kernels
-        self._coming: PackedMatrix | None = None  # of which not all rows may be there
-        self._unpacked: tuple[torch.Tensor, ...] = ()  # on a CPU without them
+        self.matrix: Any = None  # what a kernel packed that has banks of such matrices, and reads their rows
+        self.coming: Any = None  # a matrix of which not all rows may be there
+        self.unpacked: tuple[torch.Tensor, ...] = ()  # what else is multiplied by
         self._product: Product | None = None
 
     @abstractmethod
@@ -213,199 +186,144 @@ class Quantized(LinearScheme):
         """What the layer's parameters hold. Raises CheckpointError for what they may not."""
 
     def pack(self, layer: Any) -> None:
-        if self._coming is not None:
+        products = products_of(layer)
+        if self.coming is not None:
             free(layer)
-            self._product, self._coming = self._filled(layer, self._coming), None
+            coming, self.coming = self.coming, None
+            self._product = products.filled(self, layer, coming)
             return
-        device = next(layer.parameters()).device.type
-        weights = self.weights(layer)
-        if isinstance(weights, Levelled) and device != "cpu":
-            weights = weights.integers()
-        if isinstance(weights, Rounded) and not (device == "cpu" and self.shared.compiled()):
-            weights = weights.integers()
+        weights = products.taken(self.weights(layer))
         for values in _floats_of(weights):
             check_scales(values, self.given)
         free(layer)
-        if isinstance(weights, Tables):
-            self._product = self._tables(layer, weights, device)
-        elif isinstance(weights, Wide):
-            self._product = self._widened(layer, weights)
-        elif isinstance(weights, Fp8):
-            self._product = (self._fp8_cpu if device == "cpu" else self._fp8_cuda)(layer, weights)
-        elif isinstance(weights, Levelled):
-            self._product = self._levelled(layer, weights)
-        elif isinstance(weights, Rounded):
-            self._product = self._multiplied(self._quantized(layer, weights))
-        else:
-            self._product = self._cpu(layer, weights) if device == "cpu" else self._cuda(layer, weights)
-
-    def compiles(self, layer: Any) -> bool:
-        """Whether the CPU's kernel will multiply. A model on `meta`, which is only measured, counts as the CPU's."""
-        device = getattr(layer, "device", layer.weight.device)  # weights for a GPU are on `meta` until they come
-        return device.type != "cuda" and self.shared.compiled()
+        self._product = products.product(self, layer, weights)
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
-        return self._unpacked if self.matrix is None else self.matrix.tensors()
+        tensors: Iterable[torch.Tensor] = self.unpacked if self.matrix is None else self.matrix.tensors()
+        return tensors
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
         if self._product is None:
             raise RuntimeError("a quantized layer multiplies once its weights are packed")
         return self._product(layer, x)
 
-    # ------------------------------------------------------------------------------------ CPUs
 
-    def _coming_rows(self, layer: Any, form: Form) -> PackedMatrix | None:
-        """The matrix into which rows are packed as they come. None where no kernel does that, where projections do not
-        begin with a panel, and where memory has several nodes: there the kernel divides the whole matrix among
-        threads as products do.
-        """
-        borders = list(accumulate(layer.projections.values()))[:-1]
-        own = next(layer.parameters()).device.type == "cpu" and not any(border % PANEL for border in borders)
-        if not own or len(memory_nodes()) > 1 or not self.shared.compiled():
-            return None
-        if self._coming is None:
-            self._coming = self._empty(layer, form)
-        return self._coming
+class Products:
+    """How a device multiplies by quantized weights. This is by torch: the definition, on any device.
 
-    def _empty(self, layer: Any, form: Form) -> PackedMatrix:
-        return PackedMatrix.empty(layer.out_features, layer.in_features, form, self.shared.workspace)
+    A platform's part of `Kernels` derives from it and overrides what it has kernels for.
+    """
 
-    def _quantized(self, layer: Any, weights: Rounded) -> PackedMatrix:
-        with fitting():
-            return PackedMatrix(weights.weight, weights.form, layer.bias, self.shared.workspace)
+    compiled = False  # whether rows are packed as they come, also those of GGUF's blocks, and tables are looked up
+    keeps_fp8 = False  # whether float weights become fp8, where the user wishes for that, and not integers
+    looks_up = True  # whether codes of 4 bits are multiplied, and not floats in their place
+    any_type = True  # whether activations may be float32, whatever the model's type is
 
-    def _filled(self, layer: Any, matrix: PackedMatrix) -> Product:
-        """The product with a matrix whose rows are all there."""
-        matrix.add_bias(layer.bias)
-        return self._multiplied(matrix)
+    def __init__(self, why: str = "this device has no kernels for them") -> None:
+        self._why = why
 
-    def _fp8_cpu(self, layer: Any, weights: Fp8) -> Product:
-        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
-        check_scales(weights.scales * _FP8_MOST)
-        form = replace(FP8_FORM, digits=2 if self.wide else 1)
-        dtype = torch.float32 if self.given == torch.float32 else torch.bfloat16
-        if not self.shared.compiled():
-            checked(weights.numbers)
-            return self._cpu(layer, Rounded(weights.widened(dtype), form).integers())
-        matrix = self._empty(layer, form)
-        with fitting():
-            matrix.put_fp8(weights.numbers, weights.scales, weights.block, dtype)
-        return self._filled(layer, matrix)
+    def taken(self, weights: Weights) -> Weights:
+        """Return the weights in a form that `product` multiplies by."""
+        return weights.integers() if isinstance(weights, Rounded) else weights
 
-    def _cpu(self, layer: Any, weights: Integers) -> Product:
-        """The kernel has no zero points: what they make of a group's weights is added to these."""
+    def product(self, scheme: Quantized, layer: Any, weights: Weights) -> Product:
+        """Lay the weights out and return what multiplies by them. The layer's own parameters are gone."""
+        if isinstance(weights, Wide):
+            return self.widened(scheme, layer, weights)
+        if isinstance(weights, Tables):
+            return self.tables(scheme, layer, weights)
+        if isinstance(weights, Fp8):
+            return self.fp8(scheme, layer, weights)
+        if isinstance(weights, Levelled):
+            return self.levelled(scheme, layer, weights)
+        if isinstance(weights, Rounded):
+            return self.rounded(scheme, layer, weights)
+        return self.integers(scheme, layer, weights)
+
+    def coming_rows(self, scheme: Quantized, layer: Any, form: Form) -> Any:
+        """Return the matrix into which rows are packed as they come; None where no kernel does that."""
+        return None
+
+    def empty(self, layer: Any, form: Form) -> Any:
+        """Make the matrix of a layer, without rows. Only where the rows of GGUF's blocks are packed as they are."""
+        raise RuntimeError(self._why)
+
+    def filled(self, scheme: Quantized, layer: Any, matrix: Any) -> Product:
+        """Return the product with a matrix whose rows have all come."""
+        raise RuntimeError(self._why)
+
+    def integers(self, scheme: Quantized, layer: Any, weights: Integers) -> Product:
+        """There are no zero points: what they make of a group's weights is added to these."""
         weights, order = sorted_by_group(weights, multiple=GROUPS)
         half = 1 << (kept_bits(weights.bits, weights.group) - 1)
         if weights.table:
             numbers, added = weights.numbers.to(torch.int8), weights.offsets
         else:
             numbers, added = weights.fitted(max(-half, -127), half - 1)
-        form = kept(weights.bits, weights.group, self.wide, added is not None, weights.table)
-        given = reference.Quantized(numbers, weights.scales, added)
-        product = (self._compiled if self.shared.compiled() else self._torch)(layer, form, given)
-        return product if order is None else self._reordered(layer, product, order)
+        form = kept(weights.bits, weights.group, scheme.wide, added is not None, weights.table)
+        product = self.quantized(scheme, layer, form, reference.Quantized(numbers, weights.scales, added))
+        return product if order is None else self._reordered(scheme, layer, product, order)
 
-    def _compiled(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
-        workspace = self.shared.workspace
-        return self._multiplied(PackedMatrix(given.numbers, form, layer.bias, workspace, given.scales, given.offsets))
+    def levelled(self, scheme: Quantized, layer: Any, weights: Levelled) -> Product:
+        """Weights with the levels of a file's blocks."""
+        added = None if weights.offsets is None else weights.offsets.spread()
+        given = reference.Quantized(weights.numbers, weights.scales.spread(), added)
+        return self.quantized(scheme, layer, weights.form, given)
 
-    def _levelled(self, layer: Any, weights: Levelled) -> Product:
-        form, scales, offsets = weights.form, weights.scales, weights.offsets
-        if self.shared.compiled():
-            matrix = PackedMatrix(weights.numbers, form, layer.bias, self.shared.workspace, scales, offsets)
-            return self._multiplied(matrix)
-        added = None if offsets is None else offsets.spread()
-        return self._torch(layer, form, reference.Quantized(weights.numbers, scales.spread(), added))
+    def rounded(self, scheme: Quantized, layer: Any, weights: Rounded) -> Product:
+        """Float weights, quantized here."""
+        return self.integers(scheme, layer, weights.integers())
 
-    def _tables(self, layer: Any, weights: Tables, device: str) -> Product:
-        if device != "cpu" or not self.shared.compiled():
-            return self._widened(layer, weights.widened(self.given))
-        matrix = MergedTables(weights.projections, self.given, layer.bias)
-        self._unpacked = matrix.tensors()
-        return lambda _, x: matrix.multiply(x, self.dtype)
+    def fp8(self, scheme: Quantized, layer: Any, weights: Fp8) -> Product:
+        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
+        check_scales(weights.scales * FP8_MOST)
+        checked(weights.numbers)
+        form, dtype = fp8_form(scheme)
+        return self.integers(scheme, layer, Rounded(weights.widened(dtype), form).integers())
 
-    def _multiplied(self, matrix: PackedMatrix) -> Product:
-        self.matrix = matrix
-        return lambda _, x: matrix.multiply(x, self.dtype)
+    def tables(self, scheme: Quantized, layer: Any, weights: Tables) -> Product:
+        """Weights that are looked up."""
+        return self.widened(scheme, layer, weights.widened(scheme.given))
 
-    def _reordered(self, layer: Any, product: Product, order: torch.Tensor) -> Product:
-        """The product of activations whose columns stand otherwise: not one that the `matrix` alone gives."""
-        self._unpacked = (*self.packed_tensors(), order)
-        self.matrix, padded = None, bool((order == layer.in_features).any())
-        return lambda layer, x: product(layer, gathered(x, order, padded))
-
-    def _torch(self, layer: Any, form: Form, given: reference.Quantized) -> Product:
+    def quantized(self, scheme: Quantized, layer: Any, form: Form, given: reference.Quantized) -> Product:
         """`given` has numbers or codes [n, k]."""
+        scheme.shared.say(f"quantized weights are multiplied by torch, many times slower: {self._why}")
         numbers = looked_up(form.table, given.numbers)
         group, padded = form.widths(numbers.shape[1])
         cells = torch.nn.functional.pad(numbers, (0, padded - numbers.shape[1])).view(numbers.shape[0], -1, group)
         weight = replace(given, numbers=cells)
-        self._unpacked = tuple(each for each in (cells, given.scales, given.offsets) if each is not None)
-        return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(self.dtype or x.dtype)
+        scheme.unpacked = tuple(each for each in (cells, given.scales, given.offsets) if each is not None)
+        return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(scheme.dtype or x.dtype)
 
-    def _widened(self, layer: Any, weights: Wide) -> Product:
+    def widened(self, scheme: Quantized, layer: Any, weights: Wide) -> Product:
         """Make it a float layer from here on, whose experts can be stacked."""
-        self.shared.say(weights.why)
+        scheme.shared.say(weights.why)
         layer.weight = torch.nn.Parameter(weights.weight, requires_grad=False)
         dense = Dense()
         dense.pack(layer)
         layer.scheme, layer.quantized = dense, False
-        self.matrix, self._unpacked = dense.matrix, tuple(dense.packed_tensors())
+        scheme.matrix, scheme.unpacked = dense.matrix, tuple(dense.packed_tensors())
         return dense.matmul
 
-    # ------------------------------------------------------------------------------------ GPUs
+    def _reordered(self, scheme: Quantized, layer: Any, product: Product, order: torch.Tensor) -> Product:
+        """The product of activations whose columns stand otherwise: not one that the `matrix` alone gives."""
+        scheme.unpacked = (*scheme.packed_tensors(), order)
+        scheme.matrix, padded = None, bool((order == layer.in_features).any())
+        return lambda layer, x: product(layer, gathered(x, order, padded))
 
-    def _keep(self, layer: Any, **tensors: torch.Tensor | None) -> None:
-        for name, tensor in tensors.items():
-            layer.register_buffer(f"packed_{name}", tensor, persistent=False)
 
-    def _cuda(self, layer: Any, weights: Integers) -> Product:
-        added = weights.added()
-        floats = weights.zeros is not None and weights.zeros.is_floating_point() or weights.offsets is not None
-        grouped = weights.scales.shape[1] > 1 or added is not None
-        if weights.table or floats or weights.bits > 4 and (grouped or weights.bits < 8):
-            what = "of a table" if weights.table else "with offsets" if floats else "in groups, or with zero points"
-            form = f"{weights.bits} bits {what}"
-            why = f"no GPU kernel multiplies integers of {form}: such weights take 16 bits, or 32 with --dtype float32"
-            return self._widened(layer, Wide(weights.widened(self.given), why))
-        if weights.bits == 8:
-            from ferrule_kernels.cuda import int8
+_TORCH = Products()
 
-            self._keep(layer, numbers=weights.numbers.contiguous(), scales=weights.scales[:, 0].contiguous())
-            multiply = int8.multiply_wide if self.wide else int8.multiply
-            return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
-        from ferrule_kernels.cuda import int4
 
-        weights, order = sorted_by_group(weights, multiple=int4.QUARTER)
-        shift = 8 - weights.middle  # fewer bits are numbers of four around the same middle
-        zeros = None if weights.zeros is None or added is None else weights.zeros.to(torch.int32) + shift
-        group = weights.group or weights.numbers.shape[1]
-        packed = int4.pack(weights.numbers + shift, weights.scales.to(self.given), zeros, group)
-        self._keep(layer, words=packed.words, scales=packed.scales, zeros=packed.zeros, order=order)
-        packed_weight = partial(int4.Packed, group=packed.group, inputs=packed.inputs)
-        padded = order is not None and bool((order == layer.in_features).any())
+def products_of(layer: Any) -> Products:
+    """Return what the device of a layer has for quantized weights."""
+    return layer.kernels.part(Products) or _TORCH
 
-        def product(layer: Any, x: torch.Tensor) -> torch.Tensor:
-            if layer.packed_order is not None:
-                x = gathered(x, layer.packed_order, padded)
-            words, scales, zeros = layer.packed_words, layer.packed_scales, layer.packed_zeros
-            return int4.multiply(x, packed_weight(words=words, scales=scales, zeros=zeros), layer.bias, self.dtype)
 
-        return product
-
-    def _fp8_cuda(self, layer: Any, weights: Fp8) -> Product:
-        if weights.tall and weights.step != _BLOCK:
-            return self._widened(layer, Wide(weights.widened(self.given), _WHY_BLOCKS))
-        from ferrule_kernels.cuda import fp8
-
-        self._keep(layer, numbers=weights.numbers.contiguous(), scales=weights.scales.contiguous())
-        units = torch.cuda.get_device_capability(weights.numbers.device) >= _FP8_UNITS
-        if not units and not self.wide:
-            self.shared.say(
-                "this GPU has no units for fp8: weights stay fp8, and are multiplied in the activations' type"
-            )
-        multiply = partial(fp8.multiply if units and not self.wide else fp8.multiply_wide, tall=weights.tall)
-        return lambda layer, x: multiply(x, layer.packed_numbers, layer.packed_scales, layer.bias, self.dtype)
+def fp8_form(scheme: Quantized) -> tuple[Form, torch.dtype]:
+    """How fp8 weights become integers, and the type of the floats between the two."""
+    form = replace(FP8_FORM, digits=2 if scheme.wide else 1)
+    return form, torch.float32 if scheme.given == torch.float32 else torch.bfloat16
 
 
 def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
@@ -436,12 +354,8 @@ def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> No
         raise CheckpointError("A scale of the checkpoint's quantized weights is not a finite number.", _DAMAGED)
 
 
-def cannot_run(platform: str, dtype: torch.dtype) -> str | None:
-    """Why no kernel multiplies quantized weights there, by activations of `dtype`."""
+def cannot_run(dtype: torch.dtype) -> str | None:
+    """Why quantized weights are not multiplied by activations of `dtype`."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"takes float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
-    if platform == "cuda":
-        from ferrule_kernels import cuda
-
-        return cuda.available()
-    return None if platform == "cpu" else f"runs on CPUs and on NVIDIA GPUs, not on {platform}"
+    return None

@@ -10,7 +10,6 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule_kernels.cpu import blocks as kernels
-from ferrule_kernels.cpu import library
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_ORDER_8 = (0, 2, 1, 3)
@@ -30,7 +29,7 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
     where there is none.
     """
     count, across = per_words(bits)
-    if words.is_cpu and count % 8 == 0 and len(order) in (0, 8) and library.available():
+    if kernels.takes(words) and count % 8 == 0 and len(order) in (0, 8):
         return kernels.unpack(words, bits, order)
     parts = words.reshape(len(words), -1, across)
     numbers = torch.empty((*parts.shape[:2], count), dtype=torch.uint8, device=words.device)

@@ -49,7 +49,7 @@ def test_the_walk_sees_the_repository() -> None:
 
 def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
     """A base class that no kind names could not be plugged in."""
-    shared = {"dialect", "plugins", "ranks", "service"}  # what a plugin is handed, not what it is
+    shared = {"dialect", "kernels", "plugins", "ranks", "service"}  # what a plugin is handed, not what it is
     shared |= {"speculator", "adapters"}  # not chosen by an option yet: a runner is given one
     modules = {module.name for module in repository() if module.name.startswith("ferrule.interfaces.")}
     bases = {kind.base.partition(":")[0] for kind in KINDS.values()}
@@ -119,6 +119,11 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "no-remote-code", engine, "load(name, trust_remote_code=True)\n", 1
     for address in ("0.0.0.0", "tcp://*:5555", "::"):
         yield "no-wide-bind", engine, f"bind('{address}')\n", 1
+    for asked in ("x.device.type", "device.type", "torch.get_default_device().type", "platform.device().type"):
+        yield "device-kinds-in-platforms", "core/ferrule_nn/x.py", f"if {asked}:\n    pass\n", 1
+    yield "device-kinds-in-platforms", "plugins/ferrule_plugins/attention/x.py", "x = t.is_cuda\n", 1
+    for asked in ('device == "cuda"', 'caps.platform in ("cpu", "cuda")', 'x.device != torch.device("cpu")'):
+        yield "device-kinds-in-platforms", "core/ferrule/runner/x.py", f"x = {asked}\n", 1
     for orphan in ("asyncio.create_task(f())", "loop.create_task(f())", "_ = asyncio.create_task(f())"):
         yield "tasks-have-owners", engine, f"{orphan}\n", 1
     for decorator in ("cache", "functools.cache", "lru_cache(maxsize=None)", "functools.lru_cache(None)"):

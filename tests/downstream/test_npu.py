@@ -10,16 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from ferrule.assembly.memory import device_tensors
 from ferrule.config import Config, DeviceConfig, ModelConfig, PluginConfig
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.plugin import discover
+from ferrule_plugins.platform import cpu
 from ferrule_testkit import server as servers
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
+from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 
 PROMPTS = [[random.Random(length).randrange(3, 320) for _ in range(length)] for length in (1, 5, 16, 33)]
 TOKENS = 12
@@ -40,10 +45,10 @@ def on_cpu(tiny_llama: Path) -> list[Any]:
     return outputs
 
 
-def same(outputs: list[Any], others: list[Any]) -> None:
+def same(outputs: list[Any], others: list[Any], within: float = 1e-4) -> None:
     for output, other in zip(outputs, others, strict=True):
         assert output.token_ids == other.token_ids
-        assert [e.logprob for e in output.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=1e-4)
+        assert [e.logprob for e in output.logprobs] == pytest.approx([e.logprob for e in other.logprobs], abs=within)
 
 
 def test_auto_prefers_a_device_that_is_there_and_allowed(
@@ -73,6 +78,53 @@ def test_windows_slide_on_it_too(tmp_path: Path, on_path: Callable[[str], None])
     harness, outputs = run(folder, allowed=True, max_num_batched_tokens=10)
     assert (harness.info.attention, [group.window for group in harness.info.groups]) == ("acme_paged", [12])
     same(outputs, wanted)
+
+
+ONLINE = ("int8", "int4", "fp8", "bitsandbytes", "mxfp4", "mxfp8", "fp8_per_block", "int4_weight_only")
+SCHEMES = [*((name, "") for name in FORMATS), *(("", name) for name in ONLINE)]
+QUICK = {"int8", "fp8-blocks", "gptq", "nf4"}  # of each way to multiply one; the rest run in `make test-slow`
+
+
+@pytest.mark.parametrize(
+    ("stored", "online"),
+    [pytest.param(*scheme, marks=() if QUICK & set(scheme) else pytest.mark.slow) for scheme in SCHEMES],
+)
+def test_quantized_weights_need_no_kernels(
+    stored: str,
+    online: str,
+    tiny_llama: Path,
+    tmp_path: Path,
+    on_path: Callable[[str], None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The NPU says what torch, the definition, says on a CPU that is left without kernels."""
+    folder, model = tiny_llama, {"quantization": online} if online else {}
+    if stored:
+        quantized_checkpoint(tiny_llama, tmp_path / "made", stored)
+        folder = tmp_path / "made"
+    monkeypatch.setattr(cpu, "cpu_kernels", Kernels)
+    with Harness(folder, dtype="float32", **model) as harness:
+        wanted = harness.engine().run(PROMPTS[:2], max_tokens=4)
+    on_path("acme_npu")
+    plugins = configured(discover(), PluginConfig(plugins_allow=("acme-npu",)), Environment())
+    with Harness(folder, plugins=plugins, dtype="float32", **model) as harness:
+        outputs = harness.engine().run(PROMPTS[:2], max_tokens=4)
+        assert (harness.info.device, harness.info.attention) == ("acme_npu", "acme_paged")
+    same(outputs, wanted, within=2e-3)  # other sums, and activations that are rounded the other way
+
+
+def test_it_uses_the_kernels_that_it_has(tiny_llama: Path, on_cpu: list[Any], on_path: Callable[[str], None]) -> None:
+    on_path("acme_npu")
+    from acme_npu.platform import AcmeNorm, AcmeProducts
+
+    before = AcmeNorm.calls, AcmeProducts.calls
+    plugins = configured(discover(), PluginConfig(plugins_allow=("acme-npu",)), Environment())
+    with Harness(tiny_llama, plugins=plugins, dtype="float32", quantization="int8") as harness:
+        harness.engine().run(PROMPTS[:1], max_tokens=1)
+        tensors = device_tensors(harness.executor._worker._worker.model_runner.model, torch.device("acme_npu"))  # type: ignore[attr-defined]
+    assert tensors
+    assert AcmeNorm.calls > before[0]
+    assert AcmeProducts.calls > before[1]
 
 
 @pytest.mark.parametrize(

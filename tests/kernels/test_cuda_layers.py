@@ -12,11 +12,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 from ferrule.assembly.model import pack
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import BuildContext
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import gates, grouped, moe, norms, rope
 from ferrule_nn import LayerNorm, ops
 from ferrule_plugins.model import gemma2, gpt2, llama, opt, qwen3
+from ferrule_plugins.platform.cuda_kernels import triton_layers
 from tests.shared import allocated
 
 TOKENS = 5
@@ -41,7 +43,15 @@ MODELS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 def _model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
     make, changes = MODELS[name]
-    model = make(BuildContext(config={**CONFIG, **changes}, dtype=dtype, device=device, block_size=4, max_model_len=64))
+    context = BuildContext(
+        config={**CONFIG, **changes},
+        dtype=dtype,
+        device=device,
+        block_size=4,
+        max_model_len=64,
+        kernels=Kernels((triton_layers(),)),
+    )
+    model = make(context)
     for parameter in allocated(model).parameters():
         nn.init.normal_(parameter, std=0.2)
     return model
@@ -68,12 +78,10 @@ def _hidden(model: Any, device: torch.device) -> torch.Tensor:
 def test_models(name: str, dtype: torch.dtype, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     model = _model(name, dtype, device)
     plain = _hidden(model, device)
-    monkeypatch.setattr(ops, "family", lambda device: ops.triton_family())
     launched: list[str] = []
-    for kernel in (ops.triton_family().rms_norm, ops.triton_family().layer_norm, ops.triton_family().heads):
+    kernels = triton_layers()
+    for kernel in (kernels.rms_norm, kernels.layer_norm, kernels.heads, kernels.gate, kernels.activation):
         _count(monkeypatch, kernel, launched)
-    _count(monkeypatch, ops.triton_family().gate, launched)
-    _count(monkeypatch, ops.triton_family().activation, launched)
     pack(model)
     tolerance = 1e-4 if dtype == torch.float32 else 2e-2
     torch.testing.assert_close(_hidden(model, device), plain, rtol=tolerance, atol=tolerance)
@@ -91,13 +99,13 @@ def _count(monkeypatch: pytest.MonkeyPatch, kernel: Any, launched: list[str]) ->
     monkeypatch.setattr(kernel, "__call__", counted)
 
 
-def test_a_layer_norm_with_a_kernel_of_its_own(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_norm_with_a_kernel_of_its_own(device: torch.device) -> None:
     class Doubled(LayerNorm):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             return 2 * super().forward(x)
 
-    monkeypatch.setattr(ops, "family", lambda device: ops.triton_family())
-    layer = Doubled(16).to(device)
+    with ops.using(Kernels((triton_layers(),))):
+        layer = Doubled(16).to(device)
     for parameter in layer.parameters():
         nn.init.normal_(parameter)
     layer.pack()

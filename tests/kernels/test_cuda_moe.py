@@ -10,11 +10,13 @@ import torch
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
+from ferrule.interfaces.kernels import Kernels
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import grouped, moe
 from ferrule_kernels.moe import Routing
 from ferrule_nn import MoE, MoESpec, ops
 from ferrule_plugins.model.gpt_oss import ClampedMLP
+from ferrule_plugins.platform.cuda_kernels import triton_layers
 from tests.shared import allocated, grid
 
 PRODUCT_DTYPES = [torch.float32, torch.float16]
@@ -207,18 +209,17 @@ def test_every_case_runs(device: torch.device) -> None:
 
 
 @pytest.mark.parametrize("name", ["gated", "own activation and biases", "weighted inputs"])
-def test_a_block_of_experts(name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_block_of_experts(name: str, device: torch.device) -> None:
     """`ferrule_nn.moe` with these kernels, beside itself without any."""
     routing = Routing(num_experts=4, top_k=1 if name == "weighted inputs" else 2)
     spec = MoESpec(hidden_size=24, inner_size=16, routing=routing, weigh_inputs=name == "weighted inputs")
     make = partial(ClampedMLP, 24, 16, 1.702, 0.5) if name == "own activation and biases" else None
-    with device:
+    with device, ops.using(Kernels((triton_layers(),))):
         block = MoE(spec, make)
     for parameter in allocated(block).parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     x = torch.randn(5, 24, device=device)
     plain = block(x)
-    monkeypatch.setattr(ops, "family", lambda device: ops.triton_family())
     block.gate.pack()
     block.experts.pack()
     assert block.experts.blocks[0].down_proj.weight.numel() == 0, "the weights are not stacked"

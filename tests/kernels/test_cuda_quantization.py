@@ -10,19 +10,22 @@ import torch
 
 pytest.importorskip("triton")
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Dense, Linear, MergedLinear
+from ferrule_nn.ops import using
 from ferrule_plugins.gguf.blocks import TABLES, Decoded
+from ferrule_plugins.platform.cuda_kernels import cuda_kernels
+from ferrule_plugins.platform.cuda_products import CudaProducts
 from ferrule_plugins.quantization import integers
 from ferrule_plugins.quantization.compressed import CompressedTensors
-from ferrule_plugins.quantization.fp8 import Fp8FromFloats, Fp8Method
-from ferrule_plugins.quantization.gguf import GgufMethod, GgufScheme
+from ferrule_plugins.quantization.fp8 import Fp8Method
+from ferrule_plugins.quantization.gguf import GgufMethod
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
-from ferrule_quant.products import Quantized, Shared
 from ferrule_testkit.quantized import FORMATS
 from tests.shared import allocated
 from tests.unit.plugins.quantization.packers import drawn, gptq, loaded
@@ -50,16 +53,12 @@ def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPat
     if device.type == "cuda":
         if request.param == (8, 0):
             pytest.skip("a GPU is what it is")
-        yield torch.cuda.get_device_capability(device)
+        with using(cuda_kernels()):
+            yield torch.cuda.get_device_capability(device)
         return
-    monkeypatch.setattr(Quantized, "_cpu", Quantized._cuda)
-    monkeypatch.setattr(Quantized, "_fp8_cpu", Quantized._fp8_cuda)
-    monkeypatch.setattr(Fp8FromFloats, "weights", Fp8FromFloats.e4m3)
-    levelled = GgufScheme.weights  # only the CPU's kernel takes scales of two levels
-    monkeypatch.setattr(GgufScheme, "weights", lambda scheme, layer: levelled(scheme, layer).integers())
-    monkeypatch.setattr(Shared, "compiled", lambda self: False)  # else the CPU's kernel quantizes float weights
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: request.param)
-    yield request.param
+    with using(Kernels((CudaProducts(),))):
+        yield request.param
 
 
 def _checked(layer: Linear, meant: torch.Tensor, error: float, bits: float) -> None:

@@ -18,7 +18,6 @@ from ferrule.assembly.cache_scales import CacheScales
 from ferrule.errors import CheckpointError, ConfigError, RequestError
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.frontend.text.template import compile_template
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import discover
 from ferrule_nn import Linear
@@ -27,6 +26,7 @@ from ferrule_plugins.quantization.packed import FerrulePacked
 from ferrule_plugins.quantization.samples import PACKED
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_plugins.tokenizer.files import chat_templates, read_settings
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.tekken import write_tekken
 from ferrule_testkit.tokenizers import byte_fallback, byte_level, metaspace, word_piece, write_tokenizer
 from tests.mutations import Mutation, mutated, rewritten
@@ -34,7 +34,7 @@ from tests.unit.plugins.gguf.files import entry, file, tensor
 from tests.unit.plugins.tokenizer import test_kimi
 
 PLUGINS = discover()
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 CONFIG = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",

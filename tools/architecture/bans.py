@@ -14,6 +14,9 @@ from tools.architecture.source import Module, Rule, Violation, calls, dotted, fu
 ENVIRONMENT = "core/ferrule/env.py"
 BUILD = "kernels/ferrule_kernels/building.py"  # runs in installations only, and has a variable of its own
 LISTENER = "plugins/ferrule_plugins/command/listen.py"  # the HTTP listener: the one place that may name all interfaces
+PLATFORMS = "plugins/ferrule_plugins/platform/"
+KINDS_OF_DEVICES = frozenset({"cpu", "cuda", "hpu", "mps", "mtia", "xla", "xpu"})
+KINDS_OF_TENSORS = frozenset({f"is_{kind}" for kind in KINDS_OF_DEVICES})
 PICKLERS = frozenset({"pickle", "cPickle", "_pickle", "dill", "cloudpickle", "shelve", "marshal", "joblib"})
 NO_PICKLE_INSIDE = frozenset({"multiprocessing.shared_memory", "multiprocessing.resource_tracker"})
 MUTABLE_CALLS = frozenset({"list", "dict", "set", "defaultdict", "deque", "OrderedDict", "Counter", "bytearray"})
@@ -176,6 +179,23 @@ def exceptions_are_told(module: Module) -> Iterator[Violation]:
             yield module.violation(node, "suppress of every exception")
 
 
+def device_kinds_in_platforms(module: Module) -> Iterator[Violation]:
+    """Which kind of device there is, platforms and kernels know. Whoever else needs to know something of a device asks
+    for its kernels and its features, so that those of others are not forgotten."""
+    if module.package == "ferrule_kernels" or module.path.startswith(PLATFORMS) or not module.product:
+        return
+    for node in module.nodes:
+        match node:
+            case ast.Attribute(attr=attr) if attr in KINDS_OF_TENSORS:
+                yield module.violation(node, f"reads .{attr} outside {PLATFORMS}")
+            case ast.Attribute(attr="type", value=value) if _is_device(value):
+                yield module.violation(node, f"reads a device's type outside {PLATFORMS}")
+            case ast.Compare(left=left, comparators=others):
+                sides = [left, *others]
+                if any(map(_is_device, sides)) and any(map(_names_device, sides)):
+                    yield module.violation(node, f"compares a device with one kind outside {PLATFORMS}")
+
+
 def _rule(check: Check) -> Rule:
     def rule(modules: Sequence[Module]) -> list[Violation]:
         return [violation for module in modules for violation in check(module)]
@@ -196,6 +216,7 @@ BANS: dict[str, Rule] = {
     "tasks-have-owners": _rule(tasks_have_owners),
     "bounded-caches": _rule(bounded_caches),
     "exceptions-are-told": _rule(exceptions_are_told),
+    "device-kinds-in-platforms": _rule(device_kinds_in_platforms),
 }
 
 
@@ -254,6 +275,21 @@ def _unbounded(decorator: ast.expr) -> bool:
         return False
     sizes = [*decorator.args[:1], *(k.value for k in decorator.keywords if k.arg == "maxsize")]
     return any(isinstance(size, ast.Constant) and size.value is None for size in sizes)
+
+
+def _is_device(node: ast.expr) -> bool:
+    """What is called a device, or a device's platform, and what makes one."""
+    name = dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
+    return name in {"device", "get_default_device"} or (name == "platform" and isinstance(node, ast.Attribute))
+
+
+def _names_device(node: ast.expr) -> bool:
+    """A kind of device, several of them, or a device of one kind."""
+    if isinstance(node, ast.Tuple | ast.List | ast.Set):
+        return any(map(_names_device, node.elts))
+    if isinstance(node, ast.Call):
+        return dotted(node.func) == "torch.device"
+    return isinstance(node, ast.Constant) and node.value in KINDS_OF_DEVICES
 
 
 def _broad(node: ast.expr) -> bool:

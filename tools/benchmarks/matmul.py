@@ -23,8 +23,8 @@ from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.machine import Limits, measure
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
+from ferrule_kernels.cpu.onednn import Packed
 from ferrule_kernels.matmul import Form
-from ferrule_nn import Packed
 
 FORMS = {
     "int8": Form(8),

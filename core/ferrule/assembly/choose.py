@@ -130,6 +130,7 @@ class Chooser:
             max_model_len=_max_model_len(config, checkpoint),
             folder=folder,
             trust_remote_code=config.model.trust_remote_code,
+            kernels=device.platform.execution().kernels(),
             sliding_window=not config.model.disable_sliding_window,
             pooling=read_pooling(folder, config.model.pooler_config),
         )
@@ -172,7 +173,9 @@ class Chooser:
             wanted = wanted.lower()
         order = choice.device.platform.attention_order()
         name = self.choose("attention", "--attention-backend", wanted, order, refuses)
-        return name, self._plugins.make("attention", name)
+        backend: AttentionBackend = self._plugins.make("attention", name)
+        backend.begin(caps)
+        return name, backend
 
     def weight_format(self, config: Resolved) -> Callable[[], WeightSource]:
         """What opens the weights in the model's folder, in their format. Raises StartupError if no format fits."""

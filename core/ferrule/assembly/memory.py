@@ -27,11 +27,10 @@ def weight_tensors(model: object) -> list[torch.Tensor]:
 
 
 def device_tensors(model: object, device: torch.device) -> list[torch.Tensor]:
-    """Weights and buffers that lie in memory of the kind of `device`, each once, in the order of the submodules."""
+    """Weights and buffers that lie in the memory of `device`, each once, in the order of the submodules."""
+    here = torch.empty(0, device=device).device  # with the number that tensors have
     tensors = (tensor for part in _submodules(model) for tensor in (*_weights(part), *part.buffers(recurse=False)))
-    return [
-        tensor for tensor in _unique(tensors) if tensor.device.type == device.type and tensor.layout == torch.strided
-    ]
+    return [tensor for tensor in _unique(tensors) if tensor.device == here and tensor.layout == torch.strided]
 
 
 def count_parameters(model: object) -> int:

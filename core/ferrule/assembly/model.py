@@ -30,7 +30,7 @@ from ferrule.interfaces.adapters import Adaptable, AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
-from ferrule.interfaces.platform import Platform
+from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
 from ferrule.log import Log
@@ -50,6 +50,7 @@ class Loaded:
     reload: Callable[[], Model]  # the same model once more, from the checkpoint's files as they are then
     context: BuildContext
     platform: Platform
+    caps: DeviceCaps
     attention: AttentionBackend
     cache_type: torch.dtype
     cache_scales: CacheScales
@@ -95,12 +96,6 @@ def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *,
     if choice.unread:
         _log.warning("%s", choice.unread)
     context = choice.context
-    tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
-    wanted = config.model.task.replace("embedding", "embed")
-    if wanted not in ("auto", *tasks):
-        raise ConfigError(
-            f"--task {wanted}: the model implementation {choice.implementation} is for {', '.join(tasks)}."
-        )
     info = ModelInfo(
         architecture=choice.architecture,
         implementation=f"{choice.implementation} ({plugins.origin('model', choice.implementation)})",
@@ -118,7 +113,7 @@ def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *,
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
         adapter_slots=0 if adapters is None else adapters.num_slots,
-        tasks=tasks,
+        tasks=_tasks(config, choice, model),
         splits_prompts=model.splits_prompts,
         groups=(),
         page_bytes=0,
@@ -126,7 +121,28 @@ def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *,
     )
     cache_type = _cache_type(config, choice, model, attention)
     reload = partial(_reload, choice, open_weights)
-    return Loaded(model, reload, context, device.platform, attention, cache_type, choice.cache_scales, info)
+    return Loaded(
+        model=model,
+        reload=reload,
+        context=context,
+        platform=device.platform,
+        caps=device.caps,
+        attention=attention,
+        cache_type=cache_type,
+        cache_scales=choice.cache_scales,
+        info=info,
+    )
+
+
+def _tasks(config: Resolved, choice: Choice, model: Model) -> tuple[str, ...]:
+    """Return what the model is for. Raises ConfigError where that is not what was asked for."""
+    tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
+    wanted = config.model.task.replace("embedding", "embed")
+    if wanted not in ("auto", *tasks):
+        raise ConfigError(
+            f"--task {wanted}: the model implementation {choice.implementation} is for {', '.join(tasks)}."
+        )
+    return tasks
 
 
 def _cache_type(config: Resolved, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:

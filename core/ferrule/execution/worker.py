@@ -74,6 +74,7 @@ class Worker:
         self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
         self._settled = False  # the step of the warm-up was repeated
+        self._own_memory = False  # the device does not compute in the host's memory
 
     @property
     def model_runner(self) -> ModelRunner:
@@ -97,6 +98,7 @@ class Worker:
         sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         loaded = load_model(self.config, self._plugins, self._adapters)
         self.platform, self._reload = loaded.platform, loaded.reload
+        self._own_memory = "host_memory" not in loaded.caps.features
         context = loaded.context
         limits = RunnerLimits(
             slots=_num_slots(self.config, loaded),
@@ -104,6 +106,7 @@ class Worker:
             vocab_size=loaded.info.vocab_size,
             dtype=context.dtype,
             device=context.device,
+            host_memory="host_memory" in loaded.caps.features,
             block_size=context.block_size,
             cache_type=loaded.cache_type,
             logprobs_mode=_logprobs_mode(self.config, sampler),
@@ -130,6 +133,8 @@ class Worker:
             tokenizer=tokenizer,
             grammars=self.grammars,
             adapters=self._adapters,
+            kernels=context.kernels,
+            zeros=self.platform.memory().zeros,
         )
         self._runner = runner = ModelRunner(parts)
         self._shortage = Shortage(runner, self.platform.memory())
@@ -228,14 +233,14 @@ class Worker:
     def close(self, failed: bool = False) -> None:
         """End the threads of constraints and adapters, and give a device's memory back.
 
-        Not if it has `failed`, or is still in a step: whoever waits for it then may wait for ever. A CPU's memory goes
-        with the last reference to it. Nothing is called afterwards.
+        Not if it has `failed`, or is still in a step: whoever waits for it then may wait for ever. The host's memory
+        goes with the last reference to it. Nothing is called afterwards.
         """
         if self._runner is None:
             return
         self.grammars.close()
         self._loader.shutdown(wait=False, cancel_futures=True)
-        if self.platform.device().type != "cpu" and not failed:
+        if self._own_memory and not failed:
             del self._shortage
             self._runner = self._asleep = None
             gc.collect()  # the parts of a model may refer to each other
@@ -254,7 +259,7 @@ class Worker:
         other memory, and they are read again at either level.
         """
         if "weights" in parts:
-            if level == 1 and "weights" not in self._missing and self.platform.device().type != "cpu":
+            if level == 1 and "weights" not in self._missing and self._own_memory:
                 model = self.model_runner.model
                 self._asleep = model, HostCopy(device_tensors(model, self.platform.device()))
             elif level > 1:
@@ -303,9 +308,10 @@ class Worker:
     def _warm_up(self, runner: ModelRunner) -> None:
         """Run one token, so that a first request waits for nothing; then give back what loading needed.
 
-        A GPU runs two: such a step is launched, not recorded, and what compiles kernels for it is a second or more.
+        A device of its own runs two: such a step is launched, not recorded, and what compiles kernels for it is a
+        second or more.
         """
-        count = 1 if self.platform.device().type == "cpu" else 2
+        count = 2 if self._own_memory else 1
         with waiting("the first step of the model"):
             runner.capture()
             fails = partial(_fails, runner, runner.execute, count)

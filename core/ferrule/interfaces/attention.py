@@ -57,6 +57,9 @@ class AttentionBackend(ABC):
         """The type of the cache's elements for `--kv-cache-dtype` and a model of `dtype`; None where there is none."""
         return dtype if name in ("auto", str(dtype).removeprefix("torch.")) else None
 
+    def begin(self, caps: DeviceCaps) -> None:
+        """Take note of the device, once, before the first step. The default does not need to know it."""
+
     @abstractmethod
     def cache_shape(self, spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
         """Shape of one layer's cache tensor; the first dimension is `num_blocks`. Zero-initialised by the runner."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_checkable
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.types import CacheGroup, Pooling, PromptBorder
 
@@ -41,6 +42,7 @@ class BuildContext:
     max_model_len: int
     folder: Path | None = None  # the checkpoint; None for a model without files
     trust_remote_code: bool = False
+    kernels: Kernels = Kernels()  # the device's; what has none is computed by torch
     sliding_window: bool = True  # False: --disable-sliding-window, treat every layer as full attention
     pooling: PoolingSpec = PoolingSpec()  # for a model that `Pools`
     adapters: AdapterBank | None = None  # whose parts `Adaptable` submodules are given once the model is built

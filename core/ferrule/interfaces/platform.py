@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ferrule.errors import RequestError
+from ferrule.interfaces.kernels import Kernels
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +25,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceCaps:
-    """What a device can do. `features` are names such as "avx512_bf16", "amx_bf16", "sm90"."""
+    """What a device can do. `features` are names such as "avx512_bf16", "amx_bf16", "sm90".
+
+    Attention backends and quantization methods ask for these: "host_memory", tensors lie in the host's memory; "cuda",
+    libraries for NVIDIA GPUs run; "triton", Triton's kernels do.
+    """
 
     platform: str
     name: str
@@ -149,6 +154,13 @@ class DeviceMemory(ABC):
         Raises ConfigError where it is not there. The default does nothing, as is right where to allocate is enough.
         """
 
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor | None:
+        """Allocate a part of the cache, or of states, in memory that is taken when it is written.
+
+        The default returns None: torch allocates it.
+        """
+        return None
+
     def rehearse(self, step: Callable[[], None]) -> None:
         """Measure what a step needs beside weights and cache: `step` computes the largest one, without a cache.
 
@@ -183,6 +195,13 @@ class Execution:
 
     def optimise(self, model: Model, config: DeviceSettings) -> None:
         """Change how parts of a model compute, in place, once its weights are there."""
+
+    def kernels(self) -> Kernels:
+        """Return what layers, quantized weights and samplers compute with here. The default has none: torch does it.
+
+        Called once for a model, before it is built.
+        """
+        return Kernels()
 
     def transfers(self) -> Transfers:
         """How a step's inputs come to the device, and its results from there."""

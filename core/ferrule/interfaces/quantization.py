@@ -37,9 +37,10 @@ class LinearScheme(ABC):
     """How one linear layer keeps its weights and multiplies by them.
 
     `layer` is the layer's module, a `torch.nn.Module`. It has `in_features`, `out_features`; `projections`, a mapping
-    from the name of each merged projection to its rows, empty for a layer that merges nothing; `head`; parameters
-    `weight` [out, in] and `bias` [out] or None, as a checkpoint without quantization fills them; and `ignored_tensors`,
-    a tuple of names that a checkpoint may have for this layer and that are dropped, to which `allocate` may add.
+    from the name of each merged projection to its rows, empty for a layer that merges nothing; `head`; the device's
+    `kernels`; parameters `weight` [out, in] and `bias` [out] or None, as a checkpoint without quantization fills them;
+    and `ignored_tensors`, a tuple of names that a checkpoint may have for this layer and that are dropped, to which
+    `allocate` may add.
     """
 
     row_parameter: str = "weight"  # whose rows `pack_rows` is offered
@@ -129,7 +130,8 @@ class QuantizationMethod(ABC):
         """Make the scheme of an embedding that the checkpoint has quantized; None for one whose table is of floats.
 
         Its `rows` is called in place of `matmul`, and may not be None once the table is packed. `layer` has an output
-        for each row of the table. Not called for embeddings on GPUs. By default returns None, and `decoded` or the
+        for each row of the table. Not called where a device has no
+        kernel that reads rows (`ferrule_nn.LayerKernels.reads_rows`). By default returns None, and `decoded` or the
         load format widens what is quantized.
         """
         return None

@@ -6,13 +6,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import TokenSampling
 
 if TYPE_CHECKING:
+    import numpy as np
     import torch
 
     from ferrule.interfaces.plugins import Plugins
@@ -70,6 +72,7 @@ class SampleBatch:
     transfers: Transfers = field(default_factory=Transfers)
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS  # what rows that ask are told; one of the sampler's
+    kernels: Kernels = Kernels()  # the device's
 
 
 @dataclass(frozen=True)
@@ -83,6 +86,86 @@ class Sampled:
     errors: Mapping[int, str] = field(default_factory=dict)  # by row
     ranked: Sequence[torch.Tensor] | None = None  # in the place of logprobs: what `runner.logprobs.rank` makes of them
     barred: torch.Tensor | None = None  # [rows] bool: not finite because the request's own wishes leave no token
+
+
+class Best(NamedTuple):
+    """Of each row [rows]. A row is finite when it has no NaN and a finite maximum; the token of another is some id."""
+
+    tokens: torch.Tensor  # int64: of the likeliest ones the first
+    most: torch.Tensor  # float32
+    finite: torch.Tensor  # bool
+
+
+class Reading(NamedTuple):
+    """How logits are told: their log-softmax, or they themselves. `kept` promises that they stay as they are."""
+
+    normalised: bool
+    kept: bool
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Rows to draw: their numbers on the host and, once sent, on the device. `filtered`: some has a top_k or a top_p.
+
+    A row of the table [draws, 6] float64: row, top_k (0: all), noise in [0, 1), top_p, temperature, min_p.
+    """
+
+    table: np.ndarray[Any, np.dtype[np.float64]]
+    filtered: bool
+    there: Callable[[], torch.Tensor]
+
+
+@dataclass(frozen=True)
+class Penalised:
+    """Rows with penalties. `longest` is the most ids that one of them has seen.
+
+    A row of the table [rows, 8] float64: row, slot, first position that counts, prompt's length, position, and the
+    penalties for repetition, frequency and presence.
+    """
+
+    table: np.ndarray[Any, np.dtype[np.float64]]
+    longest: int
+    there: Callable[[], torch.Tensor]
+
+
+class Chooser(ABC):
+    """The parts of sampling that a device may have kernels for. Logits are [rows, vocab] float32, row after row."""
+
+    @abstractmethod
+    def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
+        """Make now what would else be made when a request first asks for it. Called with the first rows of all."""
+
+    @abstractmethod
+    def best(self, logits: torch.Tensor) -> Best:
+        """Find the likeliest token of each row. May put zeros in the place of logits of rows that are not finite."""
+
+    @abstractmethod
+    def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
+        """Tokens [rows]: drawn by inversion of the noise where a draw says so, else the best. May overwrite logits."""
+
+    @abstractmethod
+    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
+        """Ban, in place, each token of `rows` [n] int64 whose bit in `words` [n, any] int32 is 0 or missing."""
+
+    @abstractmethod
+    def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
+        """Apply penalties, in place."""
+
+    @abstractmethod
+    def rank(
+        self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading
+    ) -> Callable[[torch.Tensor], list[torch.Tensor]]:
+        """What `runner.logprobs.rank` makes of these rows' logits as they are now, and of tokens [rows] chosen later.
+
+        `rows` None: of all.
+        """
+
+
+@dataclass(frozen=True)
+class SamplerKernels:
+    """The part of a platform's `Kernels` that samplers ask for: it makes the `Chooser` of one sampler."""
+
+    chooser: Callable[[], Chooser]
 
 
 class Sampler(ABC):

@@ -8,7 +8,6 @@ leaves one group may serve another. Where the layers' pages differ in size the s
 from __future__ import annotations
 
 import math
-import mmap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +20,7 @@ from ferrule.interfaces.model import LayerCache, StateSpec
 from ferrule.types import Admit, CacheGroup, Chunk, StepPlan
 
 Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from the host to the device
+Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]  # on the device
 
 
 @dataclass(frozen=True)
@@ -54,11 +54,11 @@ class CacheMap:
         self,
         num_blocks: int,
         dtype: torch.dtype,
-        device: torch.device,
+        zeros: Zeros,
         shape_of: Callable[[LayerCache, int], tuple[int, ...]],
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Zeroed storages [num_blocks, page], and each layer's view of its own in the shape that attention wants."""
-        storages = [_zeros((num_blocks, size), dtype, device) for size in self.page_elements]
+        storages = [zeros((num_blocks, size), dtype) for size in self.page_elements]
         views = {}
         for name, place in self.places.items():
             views[name] = _view(storages[place.storage], shape_of(place.spec, num_blocks), place.spec.group.block_size)
@@ -101,10 +101,14 @@ class StateStore:
     def num_bytes(self) -> int:
         return self._slots * self.request_bytes
 
-    def allocate(self, num_snapshots: int = 0) -> None:
-        """Zeros everywhere."""
-        self.tensors = self._zeros(self._slots)
-        self._saved = self._zeros(num_snapshots) if num_snapshots else {}
+    def allocate(self, zeros: Zeros, num_snapshots: int = 0) -> None:
+        """Make all states, and as many snapshots."""
+
+        def states(count: int) -> dict[str, torch.Tensor]:
+            return {name: zeros((count, *shape), dtype) for name, (shape, dtype) in self._specs.items()}
+
+        self.tensors = states(self._slots)
+        self._saved = states(num_snapshots) if num_snapshots else {}
 
     def release(self) -> None:
         self.tensors, self._saved, self._before = {}, {}, {}
@@ -165,9 +169,6 @@ class StateStore:
                 tensor.index_copy_(0, slots, kept[name])
 
         return put_back
-
-    def _zeros(self, count: int) -> dict[str, torch.Tensor]:
-        return {name: _zeros((count, *shape), dtype, self._device) for name, (shape, dtype) in self._specs.items()}
 
 
 def snapshots_in(room: int, each: int, page_bytes: int) -> int:
@@ -233,16 +234,3 @@ def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> tor
     if shape[1] != block_size:
         return storage[:, :page].view(shape)
     return storage.view(shape[0], block_size, -1)[:, :, : page // block_size].view(shape)
-
-
-def _zeros(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """On the CPU, memory that is never touched costs nothing: the cache grows as it is used.
-
-    It begins where a page does: pieces that are as large as a page then lie in one, and in whole cache lines.
-    """
-    if device.type != "cpu":
-        return torch.zeros(shape, dtype=dtype, device=device)
-    size = math.prod(shape) * dtype.itemsize
-    raw = np.zeros(size + mmap.PAGESIZE, np.uint8)
-    start = -raw.ctypes.data % mmap.PAGESIZE
-    return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)

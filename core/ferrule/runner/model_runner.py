@@ -11,6 +11,7 @@ import torch
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import Generates, InputEmbeds, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
@@ -52,6 +53,8 @@ class RunnerParts:
     grammars: Grammars | None = None
     speculator: Speculator | None = None
     adapters: AdapterBank | None = None
+    kernels: Kernels = Kernels()
+    zeros: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] = lambda shape, dtype: None  # None: by torch
 
 
 class ModelRunner:
@@ -64,6 +67,7 @@ class ModelRunner:
     def __init__(self, parts: RunnerParts) -> None:
         model, attention, recorder = parts.model, parts.attention, parts.recorder
         self._model: Model | None = model
+        self._allocate, self._kernels = parts.zeros, parts.kernels
         self._attention = attention
         self._sampler, self._transfers = parts.sampler, parts.transfers
         self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
@@ -107,14 +111,18 @@ class ModelRunner:
         self.release_cache()  # before the new one: both do not fit
         limits = self._limits
         element = limits.cache_type or limits.dtype
-        self._storages, views = self.cache.allocate(num_blocks, element, limits.device, self._shape)
-        self.recurrent.allocate(num_snapshots)
+        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros, self._shape)
+        self.recurrent.allocate(self._zeros, num_snapshots)
         self._bind(views)
 
     @property
     def cache_tensors(self) -> list[torch.Tensor]:
         """The memory of cache and states."""
         return [*self._storages, *self.recurrent.all_tensors]
+
+    def _zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        made = self._allocate(shape, dtype)
+        return torch.zeros(shape, dtype=dtype, device=self._limits.device) if made is None else made
 
     def _bind(self, views: dict[str, torch.Tensor]) -> None:
         self._bound = Bindings(self._attention, self.cache.paged, self.cache.places, views, self.recurrent.tensors)
@@ -272,7 +280,7 @@ class ModelRunner:
         here, *last = self._stage(places)
         logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
         mode = self._limits.logprobs_mode
-        batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode)
+        batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels)
         if draws.guesses is None:
             sampled = self._sampler.sample(logits, batch)
         else:

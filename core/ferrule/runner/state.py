@@ -30,6 +30,7 @@ class RunnerLimits:
     vocab_size: int
     dtype: torch.dtype
     device: torch.device
+    host_memory: bool = False  # the device's tensors lie in the host's memory
     embed_size: int = 0
     block_size: int = 16  # of a model without blocks: where its prefixes may end
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
@@ -45,8 +46,13 @@ class SlotState:
         self.limits = limits
         self.max_len = limits.max_model_len
         self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that is never read
-        self.ids = _zeros((slots, self.stride), limits.device)  # [slots, stride] int32
-        self._host_ids: IntArray | None = self.ids.view(-1).numpy() if limits.device.type == "cpu" else None
+        ids: IntArray | None = np.zeros((slots, self.stride), np.int32) if limits.host_memory else None
+        self._host_ids = None if ids is None else ids.reshape(-1)  # pages that are never written cost nothing
+        self.ids = (  # [slots, stride] int32
+            torch.zeros((slots, self.stride), dtype=torch.int32, device=limits.device)
+            if ids is None
+            else torch.from_numpy(ids)
+        )
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
@@ -160,10 +166,3 @@ class SlotState:
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
         self._written.append((slot * self.stride + start, values.astype(np.int32)))
-
-
-def _zeros(shape: tuple[int, int], device: torch.device) -> torch.Tensor:
-    """int32 zeros; on the CPU, pages that are never written cost nothing."""
-    if device.type == "cpu":
-        return torch.from_numpy(np.zeros(shape, np.int32))
-    return torch.zeros(shape, dtype=torch.int32, device=device)

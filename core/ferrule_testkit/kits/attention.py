@@ -13,8 +13,8 @@ import torch
 from ferrule.assembly.choose import lacking_feature
 from ferrule.interfaces.attention import AttentionBackend, AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
 Step = Sequence[tuple[int, int]]  # (query tokens, context tokens) of each row
@@ -209,7 +209,7 @@ class AttentionKit(Kit):
         return replace(shapes[reasons.index(None)], **changes)
 
     def _refuses(self, options: Mapping[str, Any], shape: Shape, platform: str) -> str | None:
-        caps = DeviceCaps(platform, "kit", 1 << 30)
+        caps = fake_caps(platform)
         spec, own = _spec(shape, options), _options(options, shape)
         reason: str | None = lacking_feature(self.plugin, spec, own)
         return reason or self.plugin.refuses(spec, own, caps, getattr(torch, shape.dtype))

@@ -18,6 +18,7 @@ from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, Embeds, Pooling, StepPlan, TokenSampling, Work
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise
+from ferrule_testkit.simulate import load
 
 BLOCK = 4
 LENGTH = 64
@@ -92,6 +93,7 @@ class Checkpoints(Kit):
             block_size=BLOCK,
             max_model_len=LENGTH,
             folder=folder,
+            kernels=load("platform", "cpu")().execution().kernels(),
             **changes,
         )
         model: Model = self.new(context)
@@ -139,14 +141,13 @@ class Runner:
     """A model under the real runner, with the reference attention; `run` gives logits instead of tokens, or vectors."""
 
     def __init__(self, model: Model, vocab_size: int) -> None:
-        from ferrule_testkit.simulate import load
-
         limits = RunnerLimits(
             slots=SLOTS,
             max_model_len=LENGTH,
             vocab_size=vocab_size,
             dtype=torch.float32,
             device=torch.device("cpu"),
+            host_memory=True,
         )
         self.splits = model.splits_prompts
         self._generates = isinstance(model, Generates)

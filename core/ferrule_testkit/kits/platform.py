@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
 
 from ferrule.config import Config, DeviceSettings
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import ConfigError
+from ferrule.interfaces.kernels import Kernels
+from ferrule.interfaces.model import Packable
 from ferrule.interfaces.platform import DeviceCaps, Platform
+from ferrule.interfaces.sampler import SamplerKernels
+from ferrule_nn import MLP, GatedMLP, LayerNorm, Linear, RMSNorm, load_into
+from ferrule_nn.ops import using
 from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
 from ferrule_testkit.kits.count import work
 
@@ -139,6 +146,35 @@ class PlatformKit(Kit):
         depth = self.here().execution().depth()
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
+    def test_features_are_true(self) -> None:
+        """A device with the feature "host_memory" has tensors that NumPy can read."""
+        platform = self.here()
+        if "host_memory" not in self.caps.features:
+            does_not_apply("its tensors are not said to lie in the host's memory")
+        read = torch.arange(3, device=platform.device()).numpy()
+        promise(read.tolist() == [0, 1, 2], f"NumPy reads {shown(read)}")
+
+    def test_kernels_compute_what_torch_does(self) -> None:
+        """Layers and sampling with the kernels that the platform supplies give nearly what they give without."""
+        platform = self.here()
+        execution, device, dtype = platform.execution(), platform.device(), platform.dtype("auto", {})
+        kernels = execution.kernels()
+        promise(isinstance(kernels, Kernels), f"kernels are {shown(kernels)}")
+        classes = [type(part) for part in kernels.parts]
+        promise(len(set(classes)) == len(classes), f"two parts are of one class: {shown(classes)}")
+        draw = torch.Generator().manual_seed(0)
+        x = torch.randn(5, 64, generator=draw).to(device, dtype)
+        error = 1e-4 if dtype == torch.float32 else 0.05
+        for name, (layer, plain) in _layers(kernels, device, dtype, draw).items():
+            got, wanted = layer(x).float(), plain(x).float()
+            off = float((got - wanted).abs().max() / (1 + wanted.abs().max()))
+            promise(off <= error, f"{name} with kernels is {off:.1e} off, more than {error}")
+        part = kernels.part(SamplerKernels)
+        if part is not None:
+            logits = torch.randn(4, 50, generator=draw).to(device)
+            best = part.chooser().best(logits.clone()).tokens
+            promise(torch.equal(best, logits.argmax(-1)), f"the likeliest tokens are {shown(best)}")
+
     def test_tensors_cross_whole(self) -> None:
         """`transfers` carry tensors of any type and shape to the device and back, in order, several at a time."""
         platform = self.here()
@@ -186,3 +222,43 @@ class PlatformKit(Kit):
 
     def _config(self, **variables: Any) -> DeviceSettings:
         return DeviceSettings.of(resolve(Config(env=Environment(**{"cpu_kvcache_space": 0.01, **variables}))))
+
+
+def _layers(
+    kernels: Kernels, device: torch.device, dtype: torch.dtype, draw: torch.Generator
+) -> dict[str, tuple[nn.Module, nn.Module]]:
+    """Layers of 64 features with the kernels, packed, and the same ones that torch computes, by their names."""
+    makers: dict[str, Callable[[], nn.Module]] = {
+        "RMSNorm": lambda: RMSNorm(64, 1e-5),
+        "RMSNorm with an offset": lambda: RMSNorm(64, 1e-5, 1.0),
+        "LayerNorm": lambda: LayerNorm(64),
+        "Linear": lambda: Linear(64, 48, bias=True),
+        "GatedMLP": lambda: GatedMLP(64, 96),
+        "MLP": lambda: MLP(64, 96, "gelu_pytorch_tanh"),
+    }
+    return {name: _pair(make, kernels, device, dtype, draw) for name, make in makers.items()}
+
+
+def _pair(
+    make: Callable[[], nn.Module],
+    kernels: Kernels,
+    device: torch.device,
+    dtype: torch.dtype,
+    draw: torch.Generator,
+) -> tuple[nn.Module, nn.Module]:
+    pair, before = [], torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for each in (kernels, Kernels()):
+            with device, using(each):
+                pair.append(make())
+    finally:
+        torch.set_default_dtype(before)
+    shapes = {name: tuple(own.shape) for name, own in pair[0].named_parameters()}
+    weights = {name: torch.randn(shape, generator=draw) * 0.2 for name, shape in shapes.items()}
+    for layer in pair:
+        load_into(layer, weights.items())
+    for part in pair[0].modules():
+        if isinstance(part, Packable):
+            part.pack()
+    return pair[0], pair[1]

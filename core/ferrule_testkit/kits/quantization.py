@@ -9,9 +9,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits.base import Kit, promise, shown
+from ferrule_testkit.simulate import load
 
 Encode = Callable[[LinearLayer, torch.Tensor, Mapping[str, Any]], Mapping[str, torch.Tensor]]
 
@@ -27,8 +30,9 @@ class Layer(nn.Module):
     weight: nn.Parameter
     bias: nn.Parameter | None
 
-    def __init__(self, given: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+    def __init__(self, given: LinearLayer, weight: torch.Tensor, bias: torch.Tensor | None, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         self.in_features = given.in_features
         self.out_features = given.out_features
         self.head = given.head
@@ -180,7 +184,7 @@ class QuantizationKit(Kit):
     # ------------------------------------------------------------------------------------ helpers
 
     def _caps(self, platform: str) -> DeviceCaps:
-        return DeviceCaps(platform, "a device of the kit", 1 << 33, frozenset(self.features))
+        return fake_caps(platform, self.features)
 
     def _dtypes(self) -> list[torch.dtype]:
         """The float types that it takes; the widest when it takes none."""
@@ -203,6 +207,7 @@ class QuantizationKit(Kit):
         """Each layer that has a scheme, or the embedding, loaded and packed, and the float weight: in each float type
         that is taken, without and with a bias."""
         method, draw = self._method(), torch.Generator().manual_seed(0)
+        kernels = load("platform", self.platform)().execution().kernels()
         make, layers = (method.embedding, [_EMBEDDING]) if embedding else (method.scheme, self._layers())
         for given, dtype, biased in product(layers, self._dtypes(), (False, True)):
             scheme = make(given)
@@ -212,7 +217,7 @@ class QuantizationKit(Kit):
             if empty is not None:
                 weight[empty] = 0
             bias = torch.randn(given.out_features, generator=draw).to(dtype) if biased else None
-            layer = Layer(given, weight.clone(), bias)
+            layer = Layer(given, weight.clone(), bias, kernels)
             if shared:
                 layer.register_buffer("shared", layer.weight.data)
             scheme.allocate(layer)

@@ -13,6 +13,7 @@ from ferrule.plugin import Plugins
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
 from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
+from ferrule_testkit.simulate import load
 
 _VOCAB = 16
 _STEPS = torch.linspace(0, 3, _VOCAB)  # the last token is the most likely
@@ -53,6 +54,11 @@ class OnePlugin(Plugins):
 
     def origin(self, kind: str, name: str) -> str:
         return super().origin(kind, name) if kind != "logits_processor" else "the kit"
+
+
+def _batch(rows: Sequence[SampleRow], history: torch.Tensor, **more: Any) -> SampleBatch:
+    """On this machine's processor."""
+    return SampleBatch(rows, history, kernels=load("platform", "cpu")().execution().kernels(), **more)
 
 
 def _ids(rows: int) -> torch.Tensor:
@@ -189,7 +195,7 @@ class SamplerKit(Kit):
         first, again, second = (
             self.make().sample(
                 flat.expand(len(seeds), -1).clone(),
-                SampleBatch([SampleRow(n, sampling(seed=n), 1, 1, draw=draw) for n in seeds], _ids(len(seeds))),
+                _batch([SampleRow(n, sampling(seed=n), 1, 1, draw=draw) for n in seeds], _ids(len(seeds))),
             )
             for draw in (0, 0, 1)
         )
@@ -214,8 +220,8 @@ class SamplerKit(Kit):
         for given in (*MANNERS, *MANNERS):
             for seed in range(3):
                 row = SampleRow(0, sampling(seed=seed, **given), 1, 1)
-                used = sampler.sample(_wide(), SampleBatch([row], history)).tokens
-                fresh = self.make().sample(_wide(), SampleBatch([row], history)).tokens
+                used = sampler.sample(_wide(), _batch([row], history)).tokens
+                fresh = self.make().sample(_wide(), _batch([row], history)).tokens
                 promise(torch.equal(used, fresh), f"a slot that was used before draws otherwise with {given}")
 
     def test_rows_that_are_not_finite(self) -> None:
@@ -297,7 +303,7 @@ class SamplerKit(Kit):
         num_prompt = len(history) if prompt is None else prompt
         batch = [SampleRow(n, row, num_prompt, len(history), mask) for n, row in enumerate(rows)]
         wide = logits.expand(len(rows), -1) if logits.dim() == 1 else logits
-        return self.make().sample(wide.clone(), SampleBatch(batch, ids, logprobs_mode=mode))
+        return self.make().sample(wide.clone(), _batch(batch, ids, logprobs_mode=mode))
 
     def _follows(
         self, logits: torch.Tensor, probs: torch.Tensor, history: Sequence[int] = (), prompt: int = 0, **given: Any
@@ -312,7 +318,7 @@ class SamplerKit(Kit):
         ids[:, 1] = guess
         batch = [SampleRow(n, row, 1, position) for n, row in enumerate(rows) for position in (1, 2)]
         logits, guesses = _STEPS.repeat(len(batch), 1), torch.tensor([guess, -1]).repeat(len(rows))
-        return self.make().verify(logits, SampleBatch(batch, ids), guesses)
+        return self.make().verify(logits, _batch(batch, ids), guesses)
 
 
 def _told(sampled: Sampled, asking: Sequence[int], tops: Sequence[int]) -> Sequence[torch.Tensor]:

@@ -83,6 +83,11 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
     _kernels().widen(*told, codes, to.dtype == torch.bfloat16, to.data_ptr())
 
 
+def takes(rows: torch.Tensor) -> bool:
+    """Whether the kernels are compiled, and can read this tensor's memory."""
+    return rows.is_cpu and library.available()
+
+
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
     """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
 

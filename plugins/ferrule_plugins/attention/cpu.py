@@ -69,7 +69,7 @@ class CpuAttention(AttentionBackend):
 
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        return None if caps.platform == "cpu" else f"runs on CPUs only, not on {caps.platform}"
+        return None if "host_memory" in caps.features else f"runs on CPUs only, not on {caps.platform}"
 
     @classmethod
     def cache_type(cls, name: str, dtype: torch.dtype) -> torch.dtype | None:

@@ -25,7 +25,7 @@ class CpuNativeAttention(AttentionBackend):
 
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if caps.platform != "cpu":
+        if "host_memory" not in caps.features:
             return f"runs on CPUs only, not on {caps.platform}"
         if dtype not in kernel.DTYPES:
             return f"computes in bfloat16 and float32, not in {str(dtype).removeprefix('torch.')}"

@@ -52,13 +52,20 @@ class FlexPlan:
 
 
 class FlexAttention(AttentionBackend):
+    def __init__(self) -> None:
+        self._compiled = False
+
+    def begin(self, caps: DeviceCaps) -> None:
+        """Compile for a GPU, which is what makes one kernel of it."""
+        self._compiled = "cuda" in caps.features
+
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if caps.platform not in ("cpu", "cuda"):
+        if not caps.features & {"cuda", "host_memory"}:
             return f"runs on CPUs and NVIDIA GPUs, not on {caps.platform}"
         if dtype not in _DTYPES:
             return f"computes in float32, float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
-        if caps.platform == "cuda" and spec.head_dim < _SMALLEST:
+        if "cuda" in caps.features and spec.head_dim < _SMALLEST:
             return f"takes head sizes from {_SMALLEST} on, not {spec.head_dim}"
         return None
 
@@ -102,7 +109,7 @@ class FlexAttention(AttentionBackend):
         kernel.write_cache(flat, plan.layout.slot_mapping, k, v)
         entries = kernel.read_cache(flat, plan.slots, q.dtype)  # [keys, 2, kv_heads, dim]
         keys, values = (entries[:, side].transpose(0, 1).unsqueeze(0) for side in (0, 1))
-        out, more = _function(q.device.type)(
+        out, more = _function(self._compiled)(
             q.transpose(0, 1).unsqueeze(0),
             keys,
             values,
@@ -145,11 +152,11 @@ def _scores(plan: FlexPlan, options: AttentionOptions, device: torch.device) -> 
 
 
 @lru_cache(maxsize=2)
-def _function(device: str) -> Callable[..., Any]:
-    """Compiled for a GPU, which is what makes one kernel of it. On a CPU torch warns that it is not."""
+def _function(compiled: bool) -> Callable[..., Any]:
+    """Torch's function, compiled or as it is, without its warning of that."""
     from torch.nn.attention.flex_attention import flex_attention
 
-    if device == "cuda":
+    if compiled:
         return torch.compile(flex_attention, dynamic=True)
 
     def plainly(*args: Any, **options: Any) -> Any:

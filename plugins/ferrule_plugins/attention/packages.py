@@ -19,7 +19,7 @@ def not_installed(module: str, install: str) -> str | None:
 
 def not_for(caps: DeviceCaps, dtype: torch.dtype) -> str | None:
     """Why kernels in 16 bits for NVIDIA GPUs do not serve this device or type."""
-    if caps.platform != "cuda":
+    if "cuda" not in caps.features:
         return f"runs on NVIDIA GPUs only, not on {caps.platform}"
     if dtype not in HALVES:
         return f"computes in float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"

@@ -45,13 +45,15 @@ class TritonAttention(AttentionBackend):
 
     @classmethod
     def refuses(cls, spec: LayerCache, options: AttentionOptions, caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        if caps.platform not in ("cuda", "cpu"):
+        if not caps.features & {"cuda", "triton", "host_memory"}:
             return f"runs on NVIDIA GPUs only, not on {caps.platform}"
         if dtype not in _DTYPES:
             return f"computes in float32, float16 and bfloat16, not in {str(dtype).removeprefix('torch.')}"
         if not 1 <= spec.head_dim <= _MAX_DIM:
             return f"takes head sizes up to {_MAX_DIM}, not {spec.head_dim}"
-        if caps.platform == "cpu" and torch.cuda.is_available():
+        if "triton" in caps.features:
+            return None
+        if "host_memory" in caps.features and torch.cuda.is_available():
             return "runs on NVIDIA GPUs; on a CPU it needs Triton's interpreter, which needs the GPUs to be hidden"
         return cuda.available()
 

@@ -16,7 +16,6 @@ from pathlib import Path
 import torch
 
 from ferrule_kernels.cpu import blocks as kernels
-from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Levels
 from ferrule_plugins.gguf.reader import FLOATS, TYPES, TensorInfo
 
@@ -111,7 +110,7 @@ def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor
 
 
 def _compiled(rows: torch.Tensor) -> bool:
-    return library.available() and rows.is_cpu and rows.stride(1) == 1
+    return kernels.takes(rows) and rows.stride(1) == 1
 
 
 def _some_rows(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:

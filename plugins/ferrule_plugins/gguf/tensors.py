@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_kernels.cpu.blocks import takes
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
 from ferrule_plugins.gguf.names import Names, Target
 from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
@@ -73,7 +74,7 @@ class Reader:
     def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
         """The parameter itself, where it is all of a tensor and on the CPU: a large table is not there twice."""
         place = self.parameters().get(target.name)
-        if place is None or place.device.type != "cpu" or place.dtype != self.dtype:
+        if place is None or not takes(place) or place.dtype != self.dtype:
             return None
         return place.detach() if target == Target(target.name) and place.shape == info.shape else None
 

@@ -29,7 +29,10 @@ class Locations:
     @property
     def needed(self) -> bool:
         """Whether a tensor may be put on another device than the CPU."""
-        return any(device.type != "cpu" for device in self._devices.values())
+        import torch
+
+        host = torch.empty(0)
+        return any(host.to(device) is not host for device in self._devices.values())
 
     def note(self, storage: Any, location: str) -> Any:
         """A `map_location` that leaves storages in the host's memory, and keeps what the file says of them."""
@@ -40,20 +43,19 @@ class Locations:
         """The tensor where it belongs: itself where that is the CPU."""
         location = self._stated.get(tensor.untyped_storage().data_ptr(), "cpu")
         device = self._devices.get(location, self._devices.get(""))
-        return tensor if device is None or device.type == "cpu" else tensor.to(device)
+        return tensor if device is None else tensor.to(device)
 
 
 def _device(name: str) -> torch.device:
     import torch
 
     try:
-        device = torch.device(name)
-        torch.empty(0, device=device)
+        made = torch.empty(0, device=name)
     except (AssertionError, ImportError, RuntimeError) as error:
         raise ConfigError(
             f"--pt-load-map-location: this machine has no device {name!r}.",
             "Leave the option out: whatever device a file was saved on, its tensors go to the model's device.",
         ) from error
-    if device.type == "meta":
+    if made.is_meta:
         raise ConfigError("--pt-load-map-location: the device 'meta' keeps no weights.", "Leave the option out.")
-    return device
+    return made.device

@@ -130,7 +130,7 @@ def _checked(file: Path, content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
             raise CheckpointError(f"{file} has an entry whose name is of the type {type(name).__name__}.")
         if not isinstance(value, torch.Tensor) or value.layout != torch.strided:
             raise CheckpointError(f"{file}: the entry {name!r} is not a dense tensor.")
-        if value.device.type != "cpu" or value.nbytes > value.untyped_storage().nbytes():
+        if value.is_meta or value.nbytes > value.untyped_storage().nbytes():
             raise CheckpointError(
                 f"{file}: the entry {name!r} has fewer bytes than its shape {tuple(value.shape)} needs."
             )

@@ -18,9 +18,11 @@ import torch
 
 from ferrule.config import CacheConfig, DeviceSettings, SchedulerConfig
 from ferrule.errors import ConfigError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.platform import DeviceCaps, Execution, Platform, Recorder
 from ferrule.log import Log
 from ferrule_kernels.cpu import dense, library
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 from ferrule_plugins.platform.cpu_memory import CpuMemory, limit
 from ferrule_plugins.platform.cpu_steps import step_recorder
 from ferrule_plugins.platform.levels import optimization_level
@@ -48,6 +50,9 @@ class CpuExecution(Execution):
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
         return step_recorder(config)
+
+    def kernels(self) -> Kernels:
+        return cpu_kernels()
 
     def profile(self, file: Path) -> Callable[[], None]:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -136,7 +141,7 @@ def describe(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) 
         elif key.strip() in ("flags", "Features"):
             flags = frozenset(value.split())
             break
-    return DeviceCaps("cpu", name, limit(proc, cgroup), flags & (_X86 | _ARM))
+    return DeviceCaps("cpu", name, limit(proc, cgroup), flags & (_X86 | _ARM) | {"host_memory"})
 
 
 def bind(spec: str) -> int:

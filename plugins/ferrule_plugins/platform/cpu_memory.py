@@ -11,6 +11,7 @@ https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
 from __future__ import annotations
 
 import ctypes
+import math
 import mmap
 import os
 import threading
@@ -24,6 +25,7 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from ferrule.config import DeviceSettings
@@ -66,6 +68,16 @@ class CpuMemory(DeviceMemory):
                 "Set FERRULE_CPU_KVCACHE_SPACE (GiB) to less.",
             )
         return wanted
+
+    def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+        """Memory that is never touched costs nothing: the cache grows as it is used.
+
+        It begins where a page does: pieces that are as large as a page then lie in one, and in whole cache lines.
+        """
+        size = math.prod(shape) * dtype.itemsize
+        raw = np.zeros(size + mmap.PAGESIZE, np.uint8)
+        start = -raw.ctypes.data % mmap.PAGESIZE
+        return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
 
     def keeps_more(self, config: DeviceSettings) -> bool:
         """Where the size was not named, memory that running requests cannot fill is left to others."""

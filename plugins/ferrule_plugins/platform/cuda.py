@@ -15,12 +15,15 @@ import torch
 
 from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform, Recorder, Transfers
 from ferrule.log import Log
+from ferrule_kernels import cuda
 from ferrule_plugins.platform.cpu import describe
 from ferrule_plugins.platform.cuda_compile import compile_parts
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder
+from ferrule_plugins.platform.cuda_kernels import cuda_kernels
 from ferrule_plugins.platform.cuda_memory import Budget, Device, Reading, TorchDevice, gib
 from ferrule_plugins.platform.cuda_offload import HostWeights
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
@@ -114,6 +117,9 @@ class CudaExecution(Execution):
         if optimization_level(config) == 3:
             compile_parts(model)
 
+    def kernels(self) -> Kernels:
+        return cuda_kernels()
+
     def transfers(self) -> Transfers:
         return self._transfers
 
@@ -163,9 +169,9 @@ class CudaPlatform(Platform):
         if self._capability < _OLDEST:
             raise ConfigError(f"{name} has compute capability {version}; 7.0 is the least.", "Use --device cpu.")
         now = self._memory.begin(config)
-        features = frozenset({"sm{}{}".format(*self._capability)})
+        features = {"cuda", "sm{}{}".format(*self._capability)} | ({"triton"} if cuda.available() is None else set())
         _log.info("cuda ready", device=name, capability=version, memory=gib(now.total), free=gib(now.free))
-        return DeviceCaps("cuda", name, now.total, features)
+        return DeviceCaps("cuda", name, now.total, frozenset(features))
 
     def device(self) -> torch.device:
         return _DEVICE

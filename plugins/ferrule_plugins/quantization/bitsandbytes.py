@@ -20,7 +20,7 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
-from ferrule_kernels.cpu import library
+from ferrule_kernels.cpu import blocks
 from ferrule_kernels.cpu.codes import encode
 from ferrule_nn import checkpoint_parameter
 from ferrule_quant.coded import Coded, CodedScheme, halves
@@ -83,10 +83,7 @@ class Nf4FromFloats(CodedScheme):
 def coded_of(weight: torch.Tensor) -> Coded:
     """The nearest nf4 numbers of weights [n, k], for groups of inputs: 64, or as many as divide k evenly."""
     group = math.gcd(weight.shape[1], BLOCK)
-    try:
-        codes, scales = (encode if weight.is_cpu else encode_by_torch)(weight, torch.tensor(NF4), group)
-    except library.KernelsUnavailableError:  # the log has it: torch will multiply, too
-        codes, scales = encode_by_torch(weight, torch.tensor(NF4), group)
+    codes, scales = (encode if blocks.takes(weight) else encode_by_torch)(weight, torch.tensor(NF4), group)
     return Coded(codes, NF4, scales, group)
 
 

@@ -20,7 +20,7 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.integers import Online
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
-from ferrule_quant.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, checked
+from ferrule_quant.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, products_of
 from ferrule_quant.scales import scale_parameter
 from ferrule_quant.words import outputs
 
@@ -72,7 +72,7 @@ class Fp8FromFloats(Online):
     """Float weights, quantized when they have come: on a GPU to e4m3, with a scale for each output channel."""
 
     def weights(self, layer: Any) -> Rounded | Fp8:
-        return super().weights(layer) if layer.weight.device.type == "cpu" else self.e4m3(layer)
+        return self.e4m3(layer) if products_of(layer).keeps_fp8 else super().weights(layer)
 
     def e4m3(self, layer: Any) -> Fp8:
         from ferrule_kernels.cuda import fp8
@@ -118,8 +118,6 @@ class Fp8Scheme(Quantized):
 
     def weights(self, layer: Any) -> Fp8:
         numbers, scales = (getattr(layer, name).detach() for name in (self._numbers, self._scales))
-        if numbers.device.type != "cpu":  # there the kernel does so
-            checked(numbers)
         if not self._tall:
             return Fp8(numbers, scales[:, 0])
         counts = outputs(layer)

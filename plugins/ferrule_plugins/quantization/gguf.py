@@ -24,7 +24,7 @@ from ferrule_plugins.gguf.reader import TYPES
 from ferrule_quant.apart import side_by_side
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import listed, names_of
-from ferrule_quant.products import Levelled, Quantized, Shared, check_scales
+from ferrule_quant.products import Levelled, Quantized, Shared, check_scales, products_of
 
 
 def form_of(kind: str) -> Form:
@@ -69,7 +69,7 @@ class GgufMethod(CheckedMethod):
 
     def embedding(self, layer: LinearLayer) -> LinearScheme | None:
         kind = self._types.get(layer.name)
-        return None if kind is None or not self.shared.compiled() else GgufScheme(self.shared, kind, None)
+        return None if kind is None else GgufScheme(self.shared, kind, None)
 
 
 class GgufScheme(Quantized):
@@ -96,7 +96,7 @@ class GgufScheme(Quantized):
         block = form.block or form.group
         if inputs % block:
             raise CheckpointError(f"A quantized layer has {inputs} inputs, which are not whole blocks.")
-        if self._type is not None and self.compiles(layer):
+        if self._type is not None and products_of(layer).compiled:
             each = TYPES[self._type]
             layer.blocks = checkpoint_parameter(layer, (-1, inputs // each.size * each.num_bytes), torch.uint8)
             layer.weight = None
@@ -112,15 +112,15 @@ class GgufScheme(Quantized):
             setattr(layer, name, parameter)
 
     def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
-        coming = self._coming_rows(layer, self.form)
+        coming = products_of(layer).coming_rows(self, layer, self.form)
         if coming is not None:
             self._put(coming, first, rows)
         return coming is not None
 
     def pack(self, layer: Any) -> None:
-        if self._type is not None and self._coming is None:
-            self._coming = self._empty(layer, self.form)
-            self._put(self._coming, 0, layer.blocks.detach())
+        if self._type is not None and self.coming is None:
+            self.coming = products_of(layer).empty(layer, self.form)
+            self._put(self.coming, 0, layer.blocks.detach())
         super().pack(layer)
 
     def _put(self, coming: PackedMatrix, first: int, rows: torch.Tensor) -> None:

@@ -62,7 +62,7 @@ def unpacked(words: torch.Tensor, bits: int, per: int) -> torch.Tensor:
 
 def checked(name: str, value: torch.Tensor) -> torch.Tensor:
     """A dense tensor with all of its bytes. Raises CheckpointError."""
-    if value.layout != torch.strided or value.device.type != "cpu":
+    if value.layout != torch.strided or value.is_meta:
         raise _damaged(name, "it is not a dense tensor")
     if value.nbytes > value.untyped_storage().nbytes():
         raise _damaged(name, f"it has fewer bytes than its shape {tuple(value.shape)} needs")

@@ -21,7 +21,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
 from ferrule_quant.method import CheckedMethod
-from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting
+from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting, products_of
 
 
 class FromFloats(CheckedMethod):
@@ -100,7 +100,7 @@ class Online(Quantized):
         return Rounded(layer.weight.detach(), self.form)
 
     def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
-        coming = self._coming_rows(layer, self.form)
+        coming = products_of(layer).coming_rows(self, layer, self.form)
         if coming is not None:
             with fitting():
                 coming.put(first, rows.to(layer.weight.dtype))

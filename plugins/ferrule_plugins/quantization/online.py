@@ -80,7 +80,7 @@ class Named(CheckedMethod):
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
         reason = super().refuses(config, caps, dtype)
         alone = next((name for name in cls.kinds(config) if name in _CPU_ALONE), None) if reason is None else None
-        if alone is not None and caps.platform != "cpu":
+        if alone is not None and "cuda" in caps.features:
             return f"no GPU kernel multiplies {alone}, which fp8_per_channel is nearest to"
         return reason
 

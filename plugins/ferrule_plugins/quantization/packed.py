@@ -164,7 +164,7 @@ class FerrulePacked(QuantizationMethod):
         """Another layout is not refused: the constructor says what is wrong with the folder."""
         if not config:
             return "the weights are not packed: `ferrule pack` writes a folder of such"
-        if caps.platform != "cpu":
+        if "host_memory" not in caps.features:
             return "the weights are packed for CPUs: other devices take the checkpoint that they were made from"
         if config.get("layout") not in LAYOUTS or config.get("dtype") not in _TYPES:
             return None

@@ -24,7 +24,7 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import outliers
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
-from ferrule_quant.products import Floats, Quantized, Shared, Tables, Wide
+from ferrule_quant.products import Floats, Quantized, Shared, Tables, Wide, products_of
 from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
@@ -68,7 +68,7 @@ class TableScheme(Quantized):
         outliers.allocate(layer, self.config)
         self.given = layer.weight.dtype
         self.form: Floats | PaletteForm = Floats(self.given)
-        if self.compiles(layer) and not outliers.expected(self.config):
+        if products_of(layer).compiled and not outliers.expected(self.config):
             self.form = palette_form(self.bits, self.given)
         words = checkpoint_parameter(layer, (layer.in_features * self.bits // 32, -1), torch.int32)
         table = checkpoint_parameter(layer, (-1, 1 << self.bits), torch.float32)
@@ -119,7 +119,7 @@ class AqlmScheme(Quantized):
             raise CheckpointError(f"A layer has no whole number of groups of {self.outer} x {self.inner} weights.")
         self.given = layer.weight.dtype
         self.form: Floats | AdditiveForm = Floats(self.given)
-        if self._has_kernel and self.compiles(layer):
+        if self._has_kernel and products_of(layer).compiled:
             item = unit(self.given).itemsize
             self.form = AdditiveForm(self.books, self.bits, self.inner, item, len(outputs(layer)))
         kind = torch.int8 if self.bits <= 8 else torch.int16

@@ -1,54 +1,30 @@
-"""What depends on the device: choosing tokens, masks, penalties, log-probabilities.
+"""What a device may have kernels for: choosing tokens, masks, penalties, log-probabilities.
 
-Torch's version is the definition. CPUs have compiled kernels for the choice, GPUs have Triton's for all of it, which
-never wait for the device.
+Torch's version is the definition. The platform of CPUs supplies compiled kernels for the choice, that of GPUs Triton's
+for all of it, which never wait for the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
 
-import ferrule_kernels.cuda as cuda
+from ferrule.interfaces.kernels import Kernels
+from ferrule.interfaces.sampler import Best, Chooser, Draws, Penalised, Reading, SamplerKernels
 from ferrule.runner import logprobs
 from ferrule.types import TokenSampling
-from ferrule_kernels.cpu import library, sampling
+from ferrule_kernels.cpu import sampling
 from ferrule_plugins.sampler.draw import draw
 from ferrule_plugins.sampler.penalties import Penalties
-from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked, Reading
+from ferrule_plugins.sampler.plan import Ranked
 
 NEVER = float("-inf")
 
 
-class Chooser(Protocol):
-    """Logits are [rows, vocab], row after row."""
-
-    def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
-        """Make now what would else be made when a request first asks for it. Called with the first rows of all."""
-
-    def best(self, logits: torch.Tensor) -> Best:
-        """May put zeros in the place of logits of rows that are not finite."""
-
-    def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
-        """Tokens [rows]: drawn by inversion of the noise where a draw says so, else the best. May overwrite logits."""
-
-    def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
-        """Ban, in place, each token of `rows` [n] int64 whose bit in `words` [n, any] int32 is 0 or missing."""
-
-    def penalise(self, logits: torch.Tensor, history: torch.Tensor, penalised: Penalised) -> None:
-        """In place."""
-
-    def rank(self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading) -> Ranked:
-        """What `logprobs.rank` makes of these rows' logits as they are now, and of tokens [rows] chosen later.
-
-        `rows` None: of all.
-        """
-
-
-class TorchChooser:
+class TorchChooser(Chooser):
     """On any device; one that computes apart is waited for."""
 
     def __init__(self) -> None:
@@ -115,16 +91,10 @@ class CompiledChooser(TorchChooser):
             super().mask(logits, rows, words)
 
 
-def chooser(device: torch.device) -> Chooser:
-    """The best that this machine has for logits on `device`."""
-    if device.type == "cuda" and cuda.available() is None:
-        from ferrule_plugins.sampler.triton import TritonChooser  # Triton is for GPUs only
-
-        return TritonChooser()
-    try:
-        return CompiledChooser(sampling.Sampling()) if device.type == "cpu" else TorchChooser()
-    except library.KernelsUnavailableError:
-        return TorchChooser()
+def chooser(kernels: Kernels) -> Chooser:
+    """The device's, or torch's."""
+    part = kernels.part(SamplerKernels)
+    return TorchChooser() if part is None else part.chooser()
 
 
 def _mask(logits: torch.Tensor, words: np.ndarray[Any, np.dtype[np.int32]]) -> None:
@@ -143,4 +113,4 @@ def _mask(logits: torch.Tensor, words: np.ndarray[Any, np.dtype[np.int32]]) -> N
 
 
 def _is_ours(logits: torch.Tensor) -> bool:
-    return logits.is_cpu and logits.dtype == torch.float32 and logits.is_contiguous()
+    return logits.dtype == torch.float32 and logits.is_contiguous()

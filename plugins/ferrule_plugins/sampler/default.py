@@ -10,12 +10,12 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.sampler import LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
+from ferrule.interfaces.sampler import Chooser, LogprobsMode, SampleBatch, Sampled, Sampler, SampleRow
 from ferrule_plugins.sampler import adjust, chooser
 from ferrule_plugins.sampler.plan import Parcel, Plan
 from ferrule_plugins.sampler.told import Told
 
-Change = Callable[[chooser.Chooser, torch.Tensor], None]
+Change = Callable[[Chooser, torch.Tensor], None]
 
 
 class DefaultSampler(Sampler):
@@ -32,13 +32,13 @@ class DefaultSampler(Sampler):
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(plugins)
         self._prepared: dict[int, adjust.Prepared] = {}
-        self._chooser: chooser.Chooser | None = None
+        self._chooser: Chooser | None = None
         self._plan = Plan(())
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         logits, rows, parcel = logits.contiguous(), batch.rows, Parcel()
         if self._chooser is None:
-            self._chooser = chooser.chooser(logits.device)
+            self._chooser = chooser.chooser(batch.kernels)
             self._chooser.warm(logits, batch.history)
         plan, choose = self._follow(rows), self._chooser
         errors: dict[int, str] = {}
@@ -115,7 +115,7 @@ class DefaultSampler(Sampler):
 
 
 def _process(
-    _: chooser.Chooser,
+    _: Chooser,
     logits: torch.Tensor,
     batch: SampleBatch,
     index: int,

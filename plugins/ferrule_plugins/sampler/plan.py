@@ -3,62 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from ferrule.interfaces.platform import Transfers
-from ferrule.interfaces.sampler import SampleRow
+from ferrule.interfaces.sampler import Draws, Penalised, SampleRow
 from ferrule.types import TokenSampling
 from ferrule_plugins.sampler import noise
 
 _AHEAD = 16  # positions whose noise is made at once
 
 Numbers = np.ndarray[Any, np.dtype[np.float64]]
-Sent = Callable[[], torch.Tensor]  # the tensor on the device, once its parcel is sent
 Ranked = Callable[[torch.Tensor], list[torch.Tensor]]  # from chosen tokens to what `logprobs.rank` makes
-
-
-class Best(NamedTuple):
-    """Of each row [rows]. A row is finite when it has no NaN and a finite maximum; the token of another is some id."""
-
-    tokens: torch.Tensor  # int64: of the likeliest ones the first
-    most: torch.Tensor  # float32
-    finite: torch.Tensor  # bool
-
-
-class Reading(NamedTuple):
-    """How logits are told: their log-softmax, or they themselves. `kept` promises that they stay as they are."""
-
-    normalised: bool
-    kept: bool
-
-
-@dataclass(frozen=True)
-class Draws:
-    """Rows to draw: their numbers on the host and, once sent, on the device. `filtered`: some has a top_k or a top_p.
-
-    A row of the table [draws, 6] float64: row, top_k (0: all), noise in [0, 1), top_p, temperature, min_p.
-    """
-
-    table: Numbers
-    filtered: bool
-    there: Sent
-
-
-@dataclass(frozen=True)
-class Penalised:
-    """Rows with penalties. `longest` is the most ids that one of them has seen.
-
-    A row of the table [rows, 8] float64: row, slot, first position that counts, prompt's length, position, and the
-    penalties for repetition, frequency and presence.
-    """
-
-    table: Numbers
-    longest: int
-    there: Sent
+Sent = Callable[[], torch.Tensor]  # the tensor on the device, once its parcel is sent
 
 
 class Parcel:

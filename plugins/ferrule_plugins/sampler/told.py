@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from ferrule.interfaces.sampler import LogprobsMode
-from ferrule_plugins.sampler.chooser import Chooser
+from ferrule.interfaces.sampler import Chooser, LogprobsMode, Reading
 from ferrule_plugins.sampler.draw import processed
-from ferrule_plugins.sampler.plan import Parcel, Plan, Ranked, Reading
+from ferrule_plugins.sampler.plan import Parcel, Plan, Ranked
 
 
 class Told:

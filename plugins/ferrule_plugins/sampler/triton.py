@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 
+from ferrule.interfaces.sampler import Best, Chooser, Draws, Penalised, Reading
 from ferrule_kernels.cuda import logits as adjusting
 from ferrule_kernels.cuda import sampling
-from ferrule_plugins.sampler.plan import Best, Draws, Penalised, Ranked, Reading
+from ferrule_plugins.sampler.plan import Ranked
 
 
-class TritonChooser:
+class TritonChooser(Chooser):
     """The `Chooser` of `ferrule_kernels.cuda`: logits are float32. Rows that are not finite stay as they are."""
 
     def __init__(self) -> None:

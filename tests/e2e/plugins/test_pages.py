@@ -8,10 +8,12 @@ from pathlib import Path
 import pytest
 
 from ferrule.plugin import KINDS
+from ferrule_testkit.public import Shown
 from tools import ROOT
+from tools.contract import shown
 from tools.pages.console import WORLDS, World, main, renew, renewed
-from tools.pages.kinds import PARTS, pages
 from tools.pages.kinds import main as write_pages
+from tools.pages.kinds import pages
 
 DOCS = ROOT / "docs"
 
@@ -30,7 +32,7 @@ def test_the_pages_of_the_kinds_are_up_to_date() -> None:
 
 def test_every_kind_has_a_page_with_all_of_its_methods() -> None:
     written = pages(ROOT / "templates" / "plugin")
-    assert set(written) == {*KINDS, *(name.replace(".", "_") for name in PARTS)}
+    assert set(written) == {*KINDS, *(module.__name__.replace(".", "_") for module in shown(Shown.PARTS))}
     for kind in KINDS.values():
         base = kind.load_base()
         headings = set(re.findall(r"^### (\w+)$", written[kind.name], re.MULTILINE))

@@ -99,7 +99,7 @@ def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
     )
     worker = Worker(config, discover())
     worker.start()
-    monkeypatch.setattr(worker.platform, "device", lambda: torch.device("cuda"))
+    worker._own_memory = True
     monkeypatch.setattr(worker, "_warm_up", lambda runner: None)
     worker.init_cache(8)
     return worker

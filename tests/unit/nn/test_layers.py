@@ -35,6 +35,7 @@ from ferrule_nn import (
     load_into,
 )
 from ferrule_nn.linear import PacksForCpu
+from ferrule_nn.ops import current
 from ferrule_plugins.quantization.integers import FromFloats, Int4, Int8WeightOnly
 
 CONFIG: dict[str, Any] = {
@@ -50,7 +51,12 @@ CONFIG: dict[str, Any] = {
 
 def _context(dtype: torch.dtype = torch.float32, **changes: Any) -> BuildContext:
     return BuildContext(
-        config={**CONFIG, **changes}, dtype=dtype, device=torch.device("cpu"), block_size=4, max_model_len=64
+        config={**CONFIG, **changes},
+        dtype=dtype,
+        device=torch.device("cpu"),
+        block_size=4,
+        max_model_len=64,
+        kernels=current(),
     )
 
 
@@ -242,7 +248,7 @@ def test_rows_are_quantized_as_they_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Where projections begin with a panel and memory has one node. The packed form is that of the whole matrix."""
-    monkeypatch.setattr("ferrule_quant.products.memory_nodes", lambda: tuple(range(nodes)))
+    monkeypatch.setattr("ferrule_plugins.platform.cpu_products.memory_nodes", lambda: tuple(range(nodes)))
     model, inputs, copied = _Rows(first, second, 70, method), 70, []
     monkeypatch.setattr("ferrule_nn.loading.copy_to_new", lambda to, rows: copied.append(rows.shape) or to.copy_(rows))
     weight, bias = torch.randn(first + second, inputs, dtype=dtype), torch.randn(first + second, dtype=dtype)

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from ferrule.assembly.model import pack
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import AttentionOptions, BuildContext
-from ferrule_kernels import cuda
 from ferrule_kernels.cpu import elementwise, library
 from ferrule_nn import (
     Attention,
@@ -27,6 +27,8 @@ from ferrule_nn import (
     ops,
 )
 from ferrule_nn import norm as norms
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
+from ferrule_plugins.platform.cuda_kernels import triton_layers
 
 CPU = torch.device("cpu")
 DTYPES = [torch.float32, torch.bfloat16]
@@ -105,7 +107,7 @@ def test_other_norms_keep_their_own_code() -> None:
 @pytest.mark.parametrize("size", [5, 24, 600])
 @pytest.mark.parametrize("act", ["silu", "gelu_pytorch_tanh"])
 def test_gate(dtype: torch.dtype, size: int, act: str) -> None:
-    kernel = ops.gate(CPU, act, size)
+    kernel = ops.gate(ops.for_layers(), act, size)
     assert kernel is not None
     x = torch.randn(70, 2 * size).to(dtype) * 4
     x[0, :4] = torch.tensor([0.0, -0.0, 1e4, -1e4])
@@ -196,37 +198,39 @@ def test_without_kernels_torch_computes(monkeypatch: pytest.MonkeyPatch) -> None
         raise library.KernelsUnavailableError("no compiler")
 
     monkeypatch.setattr(library, "load", missing)
-    layer = RMSNorm(16)
+    kernels = cpu_kernels()
+    with ops.using(kernels):
+        layer = RMSNorm(16)
     _fill(layer, torch.float32)
     layer.pack()
     assert layer.kernel is None
-    assert ops.gate(CPU, "silu", 8) is None
-    assert ops.heads(CPU, (2, 1), 8, None, 8, False) is None
+    found = kernels.part(ops.LayerKernels)
+    assert found is not None
+    assert ops.gate(found, "silu", 8) is None
+    assert ops.heads(found, (2, 1), 8, None, 8, False) is None
 
 
 def test_types_and_devices_without_a_kernel() -> None:
-    assert ops.rms_norm(torch.ones(8, dtype=torch.float16), 1e-6, 0.0) is None
-    assert ops.rms_norm(torch.ones(8, device="meta"), 1e-6, 0.0) is None
-    assert ops.gate(torch.device("meta"), "silu", 8) is None
-    assert ops.heads(torch.device("meta"), (2, 1), 8, None, 8, False) is None
-    kernel = ops.gate(CPU, "silu", 8)
+    ours, none = ops.for_layers(), ops.LayerKernels()
+    assert ops.rms_norm(ours, torch.ones(8, dtype=torch.float16), 1e-6, 0.0) is None
+    assert ops.rms_norm(none, torch.ones(8), 1e-6, 0.0) is None
+    assert ops.gate(none, "silu", 8) is None
+    assert ops.heads(none, (2, 1), 8, None, 8, False) is None
+    kernel = ops.gate(ours, "silu", 8)
     assert kernel is not None
     assert not kernel.accepts(torch.ones(1, 16, dtype=torch.float16))
 
 
-def test_a_gpu_gets_its_own_kernels_where_they_can_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = ops.Family((torch.float16,), ("relu",), *(lambda *given: given for _ in range(3)))  # type: ignore[arg-type]
-    gpu = torch.device("cuda", 1)
-    monkeypatch.setattr(ops, "triton_family", lambda: made)
-    monkeypatch.setattr(cuda, "available", lambda: None)
-    assert ops.family(gpu) is made
-    assert ops.gate(gpu, "relu", 8) == ("relu", 8)
-    assert ops.gate(gpu, "silu", 8) is None
-    assert ops.activation(gpu, "relu", 8) is None
-    assert ops.heads(gpu, (2, 1), 8, None, 4, True) == ((2, 1), 8, [], 4, True)
-    assert ops.family(CPU) is not made
-    monkeypatch.setattr(cuda, "available", lambda: "no triton")
-    assert ops.family(gpu) is None
+def test_a_layer_has_the_kernels_that_it_was_made_with() -> None:
+    made: Any = [lambda *given: given] * 2
+    kernels = ops.LayerKernels(dtypes=(torch.float16,), acts=("relu",), gate=made[0], heads=made[1])
+    with ops.using(Kernels((object(), kernels))):
+        assert ops.for_layers() is kernels
+    assert ops.for_layers() is not kernels
+    assert ops.gate(kernels, "relu", 8) == ("relu", 8)
+    assert ops.gate(kernels, "silu", 8) is None
+    assert ops.activation(kernels, "relu", 8) is None
+    assert ops.heads(kernels, (2, 1), 8, None, 4, True) == ((2, 1), 8, [], 4, True)
 
 
 def test_the_home_of_a_layer_is_where_what_is_left_of_it_is() -> None:
@@ -243,8 +247,7 @@ def test_kernels_of_both_kinds_have_one_form() -> None:
     import inspect
 
     pytest.importorskip("triton")
-    ours, theirs = ops.triton_family(), ops.family(CPU)
-    assert theirs is not None
+    ours, theirs = triton_layers(), ops.for_layers()
     for name in ("rms_norm", "heads", "gate"):
         kernel, twin = getattr(ours, name), getattr(theirs, name)
         for method in ("__init__", "__call__", "accepts", *(("after",) if name == "rms_norm" else ())):
@@ -265,7 +268,9 @@ def test_layers_that_make_their_sums_in_the_next_norm_have_the_same_bits(packed:
 
     sizes = {"hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 2, "vocab_size": 30}
     config = {**sizes, "num_hidden_layers": 3}
-    ctx = BuildContext(config=config, dtype=torch.float32, device=CPU, block_size=4, max_model_len=64)
+    ctx = BuildContext(
+        config=config, dtype=torch.float32, device=CPU, block_size=4, max_model_len=64, kernels=ops.current()
+    )
     models = [Decoder(ctx), Other(ctx)]
     _fill(models[0], torch.float32)
     models[1].load_state_dict(models[0].state_dict())

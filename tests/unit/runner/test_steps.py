@@ -20,6 +20,7 @@ from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.model.llama import Llama
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 from ferrule_plugins.sampler.default import DefaultSampler
 
 VOCAB, BLOCK, MAX_LEN, BLOCKS = 128, 4, 96, 120
@@ -61,6 +62,7 @@ def _model(weights: dict[str, torch.Tensor], dtype: torch.dtype = torch.float32,
         device=torch.device("cpu"),
         block_size=BLOCK,
         max_model_len=MAX_LEN,
+        kernels=cpu_kernels(),
     )
     model = Llama(context)
     model.load_weights(weights.items())

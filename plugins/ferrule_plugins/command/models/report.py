@@ -180,7 +180,7 @@ def _saved(module: nn.Module, method: QuantizationMethod) -> int:
 
 
 def _free(choice: Choice) -> int:
-    if choice.device.caps.platform == "cuda":
+    if "cuda" in choice.device.caps.features:
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 

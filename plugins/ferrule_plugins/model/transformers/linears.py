@@ -21,6 +21,7 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.log import Log
 from ferrule_nn import Linear, load_into
+from ferrule_quant.products import products_of
 
 _log = Log("worker")
 _INPUTS = 1024  # of a layer that are multiplied at a time
@@ -85,7 +86,7 @@ def from_floats(scheme: LinearScheme) -> bool:
 def _floats(layer: Linear, dtype: torch.dtype) -> torch.Tensor:
     """What a packed layer multiplies by, [out, in]: its products with each input alone."""
     device = layer.device
-    kind = dtype if device.type == "cuda" else torch.float32
+    kind = torch.float32 if products_of(layer).any_type else dtype
     nothing = layer(torch.zeros((1, layer.in_features), dtype=kind, device=device))
     rows = []
     for first in range(0, layer.in_features, _INPUTS):

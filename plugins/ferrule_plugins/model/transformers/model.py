@@ -17,6 +17,7 @@ from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.log import Log
 from ferrule.types import PromptBorder
 from ferrule_nn import Linear
+from ferrule_nn.ops import using
 from ferrule_plugins.model.transformers import linears
 from ferrule_plugins.model.transformers.build import (
     EAGER,
@@ -145,7 +146,8 @@ class TransformersModel(nn.Module, Model, Generates):
         tensors = {name.removeprefix("inner."): tensor for name, tensor in weights}
         made: Mapping[str, Linear] = {}
         if self._method is not None and self._method.config:
-            made, tensors = linears.stored(self.inner, self._method, tensors, self._ctx.dtype, self._ctx.device)
+            with using(self._ctx.kernels):
+                made, tensors = linears.stored(self.inner, self._method, tensors, self._ctx.dtype, self._ctx.device)
         cls = type(self.inner)
         attention = self._attention if self.flat is None else NAME
         del self.inner  # before there is another one
@@ -159,7 +161,8 @@ class TransformersModel(nn.Module, Model, Generates):
             if not self._rows.keeps_cache:
                 _log.warning("this model is slow", model=type(self.inner).__name__, reason=NO_CACHE)
         if self._method is not None:
-            linears.replace(self.inner, self._method, self._ctx.device, self._pass, made)
+            with using(self._ctx.kernels):
+                linears.replace(self.inner, self._method, self._ctx.device, self._pass, made)
         return {name for name, _ in self.named_parameters()}
 
     def _check_flat(self, flat: Flat) -> None:

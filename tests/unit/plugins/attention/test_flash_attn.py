@@ -14,10 +14,11 @@ from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_plugins.attention import flash_attn as backend
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits import AttentionKit
 
-HOPPER = DeviceCaps("cuda", "test", 1 << 30, frozenset({"sm90"}))
-AMPERE = DeviceCaps("cuda", "test", 1 << 30, frozenset({"sm80"}))
+HOPPER = fake_caps("cuda", {"sm90"})
+AMPERE = fake_caps("cuda", {"sm80"})
 
 
 def row_attention(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], cap: float, slopes: Any) -> Any:
@@ -138,7 +139,7 @@ def test_what_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, "flash_attn", flash_attn_varlen_func)
     assert refuses() is None
     for said, reason in (
-        ("not on cpu", refuses(DeviceCaps("cpu", "test", 1 << 30))),
+        ("not on cpu", refuses(fake_caps())),
         ("not in float32", refuses(dtype=torch.float32)),
         ("no sinks", refuses(sinks=torch.zeros(4))),
         ("not 12", refuses(dim=12)),

@@ -14,10 +14,11 @@ from ferrule.interfaces.model import AttentionOptions, LayerCache
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_plugins.attention import flashinfer as backend
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits import AttentionKit
 from ferrule_testkit.kits.attention import layout_of
 
-GPU = DeviceCaps("cuda", "test", 1 << 30, frozenset({"sm90"}))
+GPU = fake_caps("cuda", {"sm90"})
 
 
 class Wrapper:
@@ -135,7 +136,7 @@ def test_a_package_that_is_missing_is_named() -> None:
 def test_what_is_refused() -> None:
     assert refuses() is None
     for said, reason in (
-        ("not on cpu", refuses(DeviceCaps("cpu", "test", 1 << 30))),
+        ("not on cpu", refuses(fake_caps())),
         ("not in float32", refuses(dtype=torch.float32)),
         ("no sinks", refuses(sinks=torch.zeros(4))),
         ("no slopes", refuses(alibi_slopes=(1.0,))),

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_plugins.attention.flex_attention import FlexAttention
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits import AttentionKit
 
 
@@ -28,6 +28,6 @@ class TestConformance(AttentionKit):
     ],
 )
 def test_what_it_takes(platform: str, dim: int, dtype: torch.dtype, said: str | None) -> None:
-    spec, caps = LayerCache(CacheGroup("full", 16), 2, dim), DeviceCaps(platform, "test", 1 << 30)
+    spec, caps = LayerCache(CacheGroup("full", 16), 2, dim), fake_caps(platform)
     reason = FlexAttention.refuses(spec, AttentionOptions(scale=1.0), caps, dtype)
     assert reason is None if said is None else said in (reason or "")

@@ -10,16 +10,16 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits.attention import alone, layout_of
 from ferrule_testkit.kits.attention import attention as definition
 
 BACKENDS = [TorchSDPA, CpuAttention]
 DIM = 8
-CAPS = DeviceCaps("cpu", "test", 1 << 30)
+CAPS = fake_caps()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -84,5 +84,5 @@ def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch
 def test_the_cpu_backend_refuses_other_devices() -> None:
     spec, options = LayerCache(CacheGroup("full", 16), 1, DIM), AttentionOptions(scale=1.0)
     assert CpuAttention.refuses(spec, options, CAPS, torch.float32) is None
-    assert "cuda" in str(CpuAttention.refuses(spec, options, DeviceCaps("cuda", "x", 1), torch.float32))
+    assert "cuda" in str(CpuAttention.refuses(spec, options, fake_caps("cuda"), torch.float32))
     assert TorchSDPA.refuses(spec, options, CAPS, torch.float32) is None

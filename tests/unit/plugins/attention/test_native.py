@@ -12,16 +12,16 @@ import torch
 
 from ferrule.interfaces.attention import AttentionLayout
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.types import CacheGroup
 from ferrule_kernels.attention import narrowed
 from ferrule_kernels.cpu import library
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.kits.attention import alone, layout_of
 from ferrule_testkit.kits.attention import attention as definition
 from tests.shared import grid
 
-CPU = DeviceCaps("cpu", "test", 1 << 30)
+CPU = fake_caps()
 PARTITION = 2048  # keys, of the kernel
 SOURCE = Path(library.__file__).parent / "attention.cpp"
 COMPUTED = pytest.mark.parametrize(
@@ -286,7 +286,7 @@ def test_a_score_that_is_far_below_the_largest_has_no_weight(size: int, dtype: t
 )
 def test_what_it_refuses(change: dict[str, object], said: str) -> None:
     spec = LayerCache(CacheGroup("full", int(change.get("block_size", 16))), 2, int(change.get("dim", 64)))  # type: ignore[call-overload]
-    caps = DeviceCaps(str(change.get("platform", "cpu")), "test", 1)
+    caps = fake_caps(str(change.get("platform", "cpu")))
     reason = CpuNativeAttention.refuses(spec, options(64), caps, change.get("dtype", torch.float32))  # type: ignore[arg-type]
     assert reason is not None
     assert said in reason

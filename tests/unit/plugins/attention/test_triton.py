@@ -11,15 +11,17 @@ import torch
 from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import AttentionOptions, LayerCache
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.plugin import discover
 from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling
 from ferrule_kernels.attention import FP8
 from ferrule_kernels.cuda import rope_cache
-from ferrule_nn import ops
 from ferrule_plugins.attention.triton import TritonAttention
 from ferrule_plugins.executor.uni import UniExecutor
+from ferrule_plugins.platform import cpu
+from ferrule_plugins.platform.cuda_kernels import triton_layers
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.kits import AttentionKit
 from ferrule_testkit.kits.attention import attention as definition
@@ -108,7 +110,8 @@ def test_layers_leave_norms_rotation_and_cache_to_one_kernel(tmp_path: Path, mon
     """Where layers have Triton's kernels: on a GPU, or here by asking for them. Then nothing is written apart."""
     folder = tiny_checkpoint("qwen3", tmp_path)
     wanted = tokens(folder, "torch_sdpa")
-    monkeypatch.setattr(ops, "family", lambda device: ops.triton_family())
+    kernels = Kernels((replace(triton_layers(), late=False),))
+    monkeypatch.setattr(cpu, "cpu_kernels", lambda: kernels)
     monkeypatch.setattr(rope_cache, "write_cache", None)
     assert tokens(folder, "triton") == wanted
 
@@ -142,12 +145,12 @@ def test_a_cache_of_8_bits(name: str) -> None:
     ],
 )
 def test_what_is_refused(platform: str, dim: int, dtype: torch.dtype, said: str) -> None:
-    spec, caps = LayerCache(CacheGroup("full", 16), 2, dim), DeviceCaps(platform, "test", 1 << 30)
+    spec, caps = LayerCache(CacheGroup("full", 16), 2, dim), fake_caps(platform)
     assert said in (TritonAttention.refuses(spec, AttentionOptions(scale=1.0), caps, dtype) or "")
 
 
 def test_a_processor_is_for_the_interpreter_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    spec, caps = LayerCache(CacheGroup("full", 16), 2, 64), DeviceCaps("cpu", "test", 1 << 30)
+    spec, caps = LayerCache(CacheGroup("full", 16), 2, 64), fake_caps()
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     reason = TritonAttention.refuses(spec, AttentionOptions(scale=1.0), caps, torch.float32)
     assert "needs the GPUs to be hidden" in (reason or "")

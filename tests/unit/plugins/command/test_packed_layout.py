@@ -18,8 +18,9 @@ from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.matmul import Form
 from ferrule_nn import MergedLinear
 from ferrule_plugins.quantization.packed import FerrulePacked, LayerForm, read, stated
+from ferrule_testkit.caps import fake_caps
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 pytestmark = pytest.mark.skipif(dense.unit() is None, reason="there are no kernels for bfloat16 weights here")
 
 # ---------------------------------------------------------------------------------------- what is stated
@@ -36,7 +37,7 @@ def test_the_configuration_says_what_was_packed() -> None:
 @pytest.mark.parametrize(
     ("caps", "dtype", "config", "text"),
     [
-        (DeviceCaps("cuda", "a GPU", 1 << 34), torch.bfloat16, CONFIG, "packed for CPUs"),
+        (fake_caps("cuda"), torch.bfloat16, CONFIG, "packed for CPUs"),
         (CPU, torch.float32, CONFIG, "--dtype bfloat16"),
         (CPU, torch.bfloat16, {}, "ferrule pack"),
     ],

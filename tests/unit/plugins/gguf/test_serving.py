@@ -26,16 +26,18 @@ from ferrule.plugin import discover
 from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear
+from ferrule_nn.ops import using
 from ferrule_plugins.command.models.report import describe
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.gguf.blocks import Decoded, decode, map_file, stored
 from ferrule_plugins.gguf.names import Target
 from ferrule_plugins.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_plugins.gguf.tensors import Reader
+from ferrule_plugins.platform import cpu_products
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
+from ferrule_plugins.platform.cuda_kernels import cuda_kernels
 from ferrule_plugins.quantization.gguf import GgufMethod, form_of
 from ferrule_plugins.quantization.samples import levelled
-from ferrule_quant import products
-from ferrule_quant.products import Shared
 from ferrule_testkit.checkpoints import SIZES
 from tests.unit.plugins.gguf import converted as c
 
@@ -224,7 +226,7 @@ def test_weights_are_the_same_where_all_rows_are_packed_at_once(
 ) -> None:
     file = write(checkpoint, tmp_path / "model.gguf", kind, mixed="Q6_K", head="Q6_K")
     found = list(weight_tensors(loaded(file).model))
-    monkeypatch.setattr(products, "memory_nodes", lambda: (0, 1))
+    monkeypatch.setattr(cpu_products, "memory_nodes", lambda: (0, 1))
     others = list(weight_tensors(loaded(file).model))
     assert len(found) == len(others)
     assert all(torch.equal(*both) for both in zip(found, others, strict=True))
@@ -239,7 +241,7 @@ def test_a_scale_that_is_no_number_is_refused_with_its_layer(
     with file.open("r+b") as stream:
         stream.seek(info.start + 34 * 100)
         stream.write(np.float16(np.nan).tobytes())
-    monkeypatch.setattr(products, "memory_nodes", lambda: tuple(range(nodes)))
+    monkeypatch.setattr(cpu_products, "memory_nodes", lambda: tuple(range(nodes)))
     with pytest.raises(CheckpointError, match=r"layers\.1\.mlp\.down_proj: A scale .* not a finite number"):
         loaded(file)
 
@@ -268,12 +270,16 @@ def test_a_tied_embedding_reads_its_rows_from_the_quantized_head(kind: str, chec
     assert torch.equal(packed.model.embed_tokens(ids), table[ids])
 
 
+def missing() -> None:
+    raise library.KernelsUnavailableError("there is no compiler")
+
+
 def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
     checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(checkpoint, tmp_path / "model.gguf", "Q8_0")
     table = stored_table(file).bfloat16()
-    monkeypatch.setattr(Shared, "compiled", lambda self: False)
+    monkeypatch.setattr(library, "load", missing)
     found = loaded(file)
     assert torch.equal(found.model.embed_tokens.weight, table)
 
@@ -281,9 +287,9 @@ def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
 def test_a_layer_that_will_be_on_a_gpu_gets_numbers() -> None:
     """Its weights are not there yet when it is asked what it stores; the CPU's kernel takes blocks."""
     stored = []
-    for device in ("cpu", "cuda"):
-        part = Linear(256, 64)
-        part.device = torch.device(device)
+    for kernels in (cpu_kernels(), cuda_kernels()):
+        with using(kernels):
+            part = Linear(256, 64)
         part.weight = torch.nn.Parameter(part.weight.to("meta"), requires_grad=False)
         part.quantize("up", GgufMethod({"quant_method": "gguf", "types": {"Q4_K": ["up"]}}))
         stored.append([name for name, _ in part.named_parameters()])
@@ -320,7 +326,7 @@ def test_an_embedding_beside_a_head_is_widened_where_no_kernel_is(
     checkpoint: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = write(checkpoint, tmp_path / "model.gguf", "Q8_0", head="Q8_0")
-    monkeypatch.setattr(Shared, "compiled", lambda self: False)
+    monkeypatch.setattr(library, "load", missing)
     assert torch.equal(loaded(file).model.embed_tokens.weight, stored_table(file).bfloat16())
 
 

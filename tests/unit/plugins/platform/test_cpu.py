@@ -35,12 +35,12 @@ def test_describes_the_processor(tmp_path: Path) -> None:
     (tmp_path / "memory.max").write_text("1048576\n")
     caps = describe(tmp_path, tmp_path)
     assert (caps.platform, caps.name, caps.memory_bytes) == ("cpu", "Abacus 9", 1 << 20)
-    assert caps.features == {"avx2", "avx512_bf16"}
+    assert caps.features == {"avx2", "avx512_bf16", "host_memory"}
 
 
 def test_a_machine_that_says_nothing_can_still_compute(tmp_path: Path) -> None:
     caps = describe(tmp_path / "none", tmp_path / "none")
-    assert not caps.features
+    assert caps.features == {"host_memory"}
     assert caps.memory_bytes > 0
 
 

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from ferrule.errors import ConfigError, StepTooLarge
-from ferrule.runner.cache import _zeros
 from ferrule_plugins.platform import cpu_memory
 from ferrule_plugins.platform.cpu_memory import CpuMemory, available, limit
 
@@ -74,7 +73,7 @@ def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.Monke
     monkeypatch.setattr(cpu_memory, "available", lambda: 4 * GIB if old else 2 * SIZE)
     if old:
         monkeypatch.setattr(cpu_memory, "_POPULATE_WRITE", 9999)
-    storage = _zeros((SIZE,), torch.uint8, torch.device("cpu"))
+    storage = CpuMemory(1 << 40).zeros((SIZE,), torch.uint8)
     assert storage.data_ptr() % mmap.PAGESIZE == 0
     before = _resident()
     CpuMemory(1 << 40).commit([storage, torch.zeros(3)])
@@ -96,7 +95,7 @@ def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> thr
 
 def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its pages keep what was written to them before."""
-    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8) for _ in range(2)]
     thread = _thread(monkeypatch, storages)
     before = _resident()
     storages[1][SIZE // 2 :] = 7
@@ -109,7 +108,7 @@ def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: 
 
 def test_filling_rests_but_not_for_long_and_has_no_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
     """The program's end waits for the rest, and a low priority would hold up who waits for its locks."""
-    storages = [_zeros((20 << 20,), torch.uint8, torch.device("cpu"))]
+    storages = [CpuMemory(1 << 40).zeros((20 << 20,), torch.uint8)]
     thread = _thread(monkeypatch, storages)
     rests: list[tuple[float, int]] = []
 
@@ -125,7 +124,7 @@ def test_filling_rests_but_not_for_long_and_has_no_low_priority(monkeypatch: pyt
 
 
 def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.MonkeyPatch) -> None:
-    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8) for _ in range(2)]
     thread = _thread(monkeypatch, storages)
     before = _resident()
     del storages[1]
@@ -136,7 +135,7 @@ def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.Monke
 
 def test_the_program_waits_for_the_filling_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """A thread that is the last to hold a tensor, and is not waited for, aborts the process."""
-    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu")) for _ in range(2)]
+    storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8) for _ in range(2)]
     thread = _thread(monkeypatch, storages)
     assert not thread.daemon
     before = _resident()
@@ -149,7 +148,7 @@ def test_the_program_waits_for_the_filling_which_ends_with_it(monkeypatch: pytes
 def test_a_cache_is_not_filled_with_memory_that_others_took(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    storages = [_zeros((SIZE,), torch.uint8, torch.device("cpu"))]
+    storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8)]
     thread = _thread(monkeypatch, storages)
     before = _resident()
     there = iter([GIB, GIB, GIB, 1, 1])
@@ -162,7 +161,7 @@ def test_a_cache_is_not_filled_with_memory_that_others_took(
 
 def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is written, and when others take memory meanwhile."""
-    storage = _zeros((256 << 20,), torch.uint8, torch.device("cpu"))
+    storage = CpuMemory(1 << 40).zeros((256 << 20,), torch.uint8)
     there = iter([GIB // 2, GIB // 2, 0, 0, 0, 0])
     monkeypatch.setattr(cpu_memory, "available", lambda: next(there))
     with pytest.raises(ConfigError, match=r"to have 0.25 GiB, but 0.00 GiB of memory"):
@@ -184,7 +183,7 @@ def test_an_allocation_that_fails_is_one_block(stage: str, says: str) -> None:
     with pytest.raises(ConfigError, match=says), CpuMemory(1).guard(stage):
         torch.empty(1 << 60, dtype=torch.uint8)
     with pytest.raises(ConfigError, match=says), CpuMemory(1).guard(stage):
-        _zeros((1 << 55,), torch.uint8, torch.device("cpu"))
+        CpuMemory(1 << 40).zeros((1 << 55,), torch.uint8)
     with pytest.raises(RuntimeError, match="other"), CpuMemory(1).guard(stage):
         raise RuntimeError("other")
     with pytest.raises(StepTooLarge), CpuMemory(1).guard("step"):

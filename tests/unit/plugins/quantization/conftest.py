@@ -8,8 +8,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
+from ferrule_nn.ops import using
+
+
+@pytest.fixture(scope="module", autouse=True)
+def with_cpu_kernels(cpu_kernels: Kernels) -> Iterator[None]:
+    """Layers that are made outside of a model have the CPU's kernels."""
+    with using(cpu_kernels):
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -11,14 +11,14 @@ import torch
 from safetensors.torch import save_file
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 from tests.unit.plugins.quantization.packers import Numbers, Tensors, drawn, loaded, merged, off, words
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NEAR = 5e-3
 
 

@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_nn import Linear
 from ferrule_nn.loading import load_into
 from ferrule_plugins.quantization.bitsandbytes import FP4, NF4, BitsAndBytes
 from ferrule_quant.coded import E2M1, Coded
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import bitsandbytes, bitsandbytes_rows
 from tests.unit.plugins.quantization.loading import load_folder
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NESTED = {"load_in_4bit": True, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True}
 
 

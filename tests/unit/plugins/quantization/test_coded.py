@@ -8,15 +8,15 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule_nn import Linear
 from ferrule_nn.loading import load_into
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.modelopt import ModelOpt
 from ferrule_quant.coded import CodedScheme
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NAMES = ("nvfp4-compressed", "mxfp4-compressed")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,17 +15,21 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.assembly.model import Loaded
 from ferrule.errors import CheckpointError, ConfigError, PluginError
-from ferrule.interfaces.platform import DeviceCaps
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule_kernels.cpu import library
-from ferrule_nn import Decoder, Dense, Linear, MergedLinear, checkpoint_parameter
+from ferrule_nn import Decoder, Dense, LayerKernels, Linear, MergedLinear, checkpoint_parameter
+from ferrule_nn.ops import using
+from ferrule_plugins.platform import cpu
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.fp8 import Fp8Method
 from ferrule_plugins.quantization.groupwise import Awq, Gptq
 from ferrule_plugins.quantization.quark import Quark
 from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_quant.names import chosen
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 
@@ -35,8 +40,8 @@ _FP8_GROUPS = {
         "_data": {"granularity": {"_type": "PerGroup", "_data": {"group_size": 32}}},
     }
 }
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
-GPU = DeviceCaps("cuda", "a GPU", 1 << 34, frozenset({"sm90"}))
+CPU = fake_caps()
+GPU = fake_caps("cuda", {"sm90"})
 BF16 = torch.bfloat16
 
 
@@ -89,7 +94,7 @@ def test_weights_may_get_their_memory_when_they_come(
         folder = tmp_path / "made"
     chosen = {"quantization": "int8"} if quantized == "int8" else {}
     expected = load_folder(folder, plugins, **chosen)
-    monkeypatch.setattr("ferrule_nn.linear.allocates_late", lambda device: True)
+    monkeypatch.setattr(cpu, "cpu_kernels", _late)
     held: list[int] = []
     load = Decoder.load_weights
 
@@ -107,9 +112,16 @@ def test_weights_may_get_their_memory_when_they_come(
         assert torch.equal(layer(x), _layers(expected)[name](x)), name
 
 
-def test_weights_that_never_got_memory_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ferrule_nn.linear.allocates_late", lambda device: True)
-    layer = Linear(8, 4)
+def _late() -> Kernels:
+    """A processor's kernels, with weights that get memory when they come."""
+    first, *others = cpu_kernels().parts
+    assert isinstance(first, LayerKernels)
+    return Kernels((replace(first, late=True), *others))
+
+
+def test_weights_that_never_got_memory_are_named() -> None:
+    with using(_late()):
+        layer = Linear(8, 4)
     assert layer.weight.is_meta
     with pytest.raises(RuntimeError, match="load_into"):
         layer.pack()
@@ -369,7 +381,7 @@ def test_devices_and_types(name: str, plugins: Plugins) -> None:
     config = FORMATS[name].config
     method = plugins.load("quantization", config["quant_method"])
     assert method.refuses(config, CPU, BF16) is None
-    assert "abacus" in (method.refuses(config, DeviceCaps("abacus", "", 1), BF16) or "")
+    assert method.refuses(config, fake_caps("abacus"), BF16) is None
     assert "float64" in (method.refuses(config, CPU, torch.float64) or "")
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule_nn import Dense
 from ferrule_plugins.quantization.groupwise import Awq, Either, Gptq
 from ferrule_plugins.quantization.marlin import Qqq
+from ferrule_testkit.caps import fake_caps
 from tests.unit.plugins.quantization.packers import (
     Numbers,
     awq_fast,
@@ -29,7 +29,7 @@ from tests.unit.plugins.quantization.packers import (
     qqq,
 )
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NEAR = 5e-3
 
 

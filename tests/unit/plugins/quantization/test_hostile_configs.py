@@ -9,13 +9,13 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_nn import Linear
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS
 from tests.mutations import bounded_memory
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 HQQ = {"nbits": 4, "group_size": 64, "axis": 1, "channel_wise": True}
 CONFIGS: list[dict[str, Any]] = [
     *(dict(made.config) for made in FORMATS.values()),

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule_nn import Dense, Linear, MergedLinear
 from ferrule_plugins.quantization.autoround import AutoRound
 from ferrule_plugins.quantization.compressed import CompressedTensors
@@ -19,6 +18,7 @@ from ferrule_plugins.quantization.hqq import Hqq
 from ferrule_plugins.quantization.integers import ExpertsInt8, LayersInt8
 from ferrule_plugins.quantization.marlin import Qqq
 from ferrule_plugins.quantization.tables import Aqlm, SqueezeLlm
+from ferrule_testkit.caps import fake_caps
 from tests.unit.plugins.quantization.packers import (
     Tensors,
     awq_gemm,
@@ -32,7 +32,7 @@ from tests.unit.plugins.quantization.packers import (
     words,
 )
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NEAR = 5e-3
 
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from ferrule.errors import ConfigError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule_nn import Linear
@@ -24,9 +23,10 @@ from ferrule_plugins.quantization.online import (
     powers,
 )
 from ferrule_quant.products import Shared
+from ferrule_testkit.caps import fake_caps
 from tests.unit.plugins.quantization.loading import load_folder
 
-CPU, GPU = DeviceCaps("cpu", "a processor", 1 << 30), DeviceCaps("cuda", "a GPU", 1 << 30)
+CPU, GPU = fake_caps(), fake_caps("cuda")
 # What products of random weights are off by, and bits of a weight.
 NAMES = {
     "fp8_per_tensor": (0.01, 8.5),

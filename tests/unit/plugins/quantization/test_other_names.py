@@ -10,16 +10,16 @@ import pytest
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.quantization.any_format import AnyFormat
 from ferrule_plugins.quantization.fpquant import FpQuant
 from ferrule_plugins.quantization.mxfp4 import Mxfp4
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 from tests.unit.plugins.quantization.packers import Tensors, loaded, merged, off
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 DOCUMENTED = (
     *("aqlm", "auto-round", "awq", "awq_marlin", "bitblas", "bitsandbytes"),
     *("compressed-tensors", "deepspeedfp", "experts_int8", "fbgemm_fp8", "fp8", "gguf"),

@@ -11,15 +11,15 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.quantization.embeddings import decoded
 from ferrule_plugins.quantization.torchao import TorchAo
+from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 from tests.unit.plugins.quantization.loading import load_folder
 from tests.unit.plugins.quantization.packers import Tensors, drawn, layer_of, loaded, merged, off, words
 
-CPU = DeviceCaps("cpu", "a processor", 1 << 30)
+CPU = fake_caps()
 NEAR = 5e-3
 
 

@@ -9,20 +9,21 @@ import numpy as np
 import pytest
 import torch
 
-from ferrule.interfaces.sampler import SampleRow
+from ferrule.interfaces.kernels import Kernels
+from ferrule.interfaces.sampler import Chooser, Draws, SampleRow
 from ferrule.types import TokenSampling
 from ferrule_kernels.cpu import library
+from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 from ferrule_plugins.sampler import noise
-from ferrule_plugins.sampler.chooser import Chooser, CompiledChooser, TorchChooser, chooser
-from ferrule_plugins.sampler.plan import Draws, Parcel, Plan
+from ferrule_plugins.sampler.chooser import CompiledChooser, TorchChooser, chooser
+from ferrule_plugins.sampler.plan import Parcel, Plan
 
-CPU = torch.device("cpu")
 NAN, INF = float("nan"), float("inf")
 
 
 @pytest.fixture
 def compiled() -> Chooser:
-    made = chooser(CPU)
+    made = chooser(cpu_kernels())
     assert isinstance(made, CompiledChooser)
     return made
 
@@ -129,7 +130,8 @@ def test_without_kernels_torch_chooses(monkeypatch: pytest.MonkeyPatch) -> None:
         raise library.KernelsUnavailableError("no compiler")
 
     monkeypatch.setattr(library, "load", missing)
-    assert type(chooser(CPU)) is TorchChooser
+    assert type(chooser(cpu_kernels())) is TorchChooser
+    assert type(chooser(Kernels())) is TorchChooser
 
 
 @pytest.mark.parametrize("rows", [1, 5])

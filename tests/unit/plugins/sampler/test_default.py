@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.sampler import LogitsProcessor, SampleBatch, Sampled, SampleRow
 from ferrule.types import TokenSampling
 from ferrule_plugins.sampler import chooser
@@ -21,12 +22,12 @@ VOCAB = 16
 
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
-def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cpu_kernels: Kernels) -> None:
     """Everything below holds for the kernels and for torch."""
-    if request.param == "torch":
-        monkeypatch.setattr(chooser, "chooser", lambda device: chooser.TorchChooser())
-    else:
-        assert isinstance(chooser.chooser(torch.device("cpu")), chooser.CompiledChooser)
+    kernels = Kernels() if request.param == "torch" else cpu_kernels
+    make = chooser.chooser
+    assert type(make(kernels)) is (chooser.TorchChooser if request.param == "torch" else chooser.CompiledChooser)
+    monkeypatch.setattr(chooser, "chooser", lambda given: make(kernels))
 
 
 class Upward(LogitsProcessor):

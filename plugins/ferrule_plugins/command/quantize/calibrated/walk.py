@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import AttentionOptions, BuildContext, InputEmbeds, Model, StateRows, StepRow
 from ferrule_kernels import attention as kernel
 from ferrule_nn import Decoder, Linear, MergedLinear, load_into
@@ -97,7 +98,9 @@ class Walk:
         if reason is not None or not isinstance(model, Decoder):
             raise ConfigError(f"{architecture} cannot be calibrated: {reason}.", _OTHERS)
         self.model = model
-        self._context = replace(context, dtype=torch.float32, device=torch.device("cpu"), config=model.config)
+        self._context = replace(
+            context, dtype=torch.float32, device=torch.device("cpu"), kernels=Kernels(), config=model.config
+        )
         with building(self._context):  # what is on the meta device has no frequencies
             model.rope, model.local_rope = model.make_rope(self._context), model.make_local_rope(self._context)
 

@@ -50,7 +50,8 @@ class AcmePaged(AttentionBackend):
             kept = cache[blocks].transpose(0, 1).flatten(1, 2)[:, first - offset : length - offset]
             kept = kept.repeat_interleave(q.shape[1] // kept.shape[0], 0)
             ours = q[start : start + count].transpose(0, 1)
-            distance = torch.arange(length - count, length).unsqueeze(1) - torch.arange(first, length)
+            distance = torch.arange(length - count, length, device=q.device).unsqueeze(1)
+            distance = distance - torch.arange(first, length, device=q.device)
             hidden = (distance < 0) | ((distance >= options.window) if options.window else False)
             scores = (ours @ kept[..., :dim].transpose(1, 2) * options.scale).masked_fill(hidden, float("-inf"))
             out[start : start + count] = (scores.softmax(-1) @ kept[..., dim:]).transpose(0, 1)

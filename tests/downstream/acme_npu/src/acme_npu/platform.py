@@ -1,4 +1,7 @@
-"""A device that there is none of: it computes on the CPU, and calls itself an NPU. ACME_NPU_COUNT=0 unplugs it."""
+"""Acme's NPU as a platform: memory of its own, two steps in flight, and a few kernels. Torch computes the rest.
+
+ACME_NPU_COUNT=0 unplugs it.
+"""
 
 from __future__ import annotations
 
@@ -8,10 +11,14 @@ from typing import Any
 
 import torch
 
+from acme_npu.device import plugged_in
 from ferrule.config import DeviceSettings
 from ferrule.errors import ConfigError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.platform import DeviceCaps, DeviceMemory, Execution, Platform
 from ferrule.log import Log
+from ferrule_nn import LayerKernels
+from ferrule_quant import Products, Quantized
 
 _log = Log("acme_npu")
 _MEMORY = 64 << 20
@@ -22,9 +29,50 @@ class AcmeMemory(DeviceMemory):
         return int(_MEMORY * config.cache.gpu_memory_utilization)
 
 
+class AcmeNorm:
+    """RMS norms, in one pass over a row; `calls` are counted."""
+
+    calls = 0
+
+    def __init__(self, weight: torch.Tensor, eps: float, offset: float) -> None:
+        self._weight, self._eps = weight.detach() + offset, eps
+        self.size = len(weight)
+
+    def accepts(self, x: torch.Tensor) -> bool:
+        return x.dtype == torch.float32
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        AcmeNorm.calls += 1
+        return x * torch.rsqrt(x.square().mean(-1, keepdim=True) + self._eps) * self._weight
+
+    def after(self, x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
+        total = x + scale * y
+        return total, self(total)
+
+
+class AcmeProducts(Products):
+    """Torch's products, whose `calls` are counted."""
+
+    calls = 0
+
+    def quantized(self, scheme: Quantized, layer: Any, form: Any, given: Any) -> Any:
+        multiply = super().quantized(scheme, layer, form, given)
+
+        def counted(layer: Any, x: torch.Tensor) -> torch.Tensor:
+            AcmeProducts.calls += 1
+            return multiply(layer, x)
+
+        return counted
+
+
 class AcmeExecution(Execution):
     def depth(self) -> int:
         return 2
+
+    def kernels(self) -> Kernels:
+        """Weights get memory when they come: the NPU has little."""
+        layers = LayerKernels(dtypes=(torch.float32,), rms_norm=AcmeNorm, late=True)
+        return Kernels((layers, AcmeProducts("Acme's kernels for them are slow")))
 
 
 class AcmeNpu(Platform):
@@ -41,7 +89,7 @@ class AcmeNpu(Platform):
         return DeviceCaps("acme_npu", "Acme NPU 3", _MEMORY, frozenset({"matrices"}))
 
     def device(self) -> torch.device:
-        return torch.device("cpu")
+        return plugged_in()
 
     def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
         if requested not in ("auto", "float", "float32"):

@@ -161,10 +161,10 @@ def _offered(tree: ast.Module) -> frozenset[str] | None:
 
 
 def homes(package: ModuleType) -> list[Path]:
-    """The files that define what a package names in `__all__`: all of its own, then those of the core."""
+    """The files that define what a package names in `__all__`: all of its own, then those of others."""
     own = sorted(Path(package.__file__ or "").parent.glob("*.py"))
     names = {getattr(getattr(package, name), "__module__", "") for name in package.__all__}
-    core = [importlib.import_module(name) for name in sorted(names) if name.startswith("ferrule.")]
+    core = [importlib.import_module(name) for name in sorted(names) if name.startswith("ferrule")]
     return list(dict.fromkeys([*own, *(Path(module.__file__ or "") for module in core)]))
 
 

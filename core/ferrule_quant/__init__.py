@@ -13,7 +13,9 @@ Wide                  floats, where no kernel multiplies fewer bits
 Products            what multiplies by them, by torch; a platform's part of `Kernels` derives from it
 CodedScheme         a scheme of `Coded`: codes of 4 bits, each a place in a table of 16, with scales of groups
 Float4Scheme        a scheme of nvfp4 and mxfp4, as compressed-tensors, ModelOpt and Quark write them
+Fp8Scheme           a scheme of fp8 with scales of blocks, outputs or the matrix
 Int8Scheme          a scheme of integers of 8 bits, as these write them
+Online              a scheme of floats that are rounded as they load, to a `Form`; Fp8FromFloats: to fp8
 Grouped             a scheme of words of few bits in groups, whose parameters a format names; Settings: of one layer
 Smoothed            a scheme of layers whose inputs are scaled
 side_by_side        the scheme of a merged layer whose projections are quantized in different ways
@@ -21,15 +23,19 @@ scale_parameter, decoded_parameter  parameters whose tensors are spread or decod
 unpacked, per_words words of several numbers
 """
 
+from ferrule_kernels.matmul import Form, Levels
+from ferrule_kernels.tables import Additive, Palette
 from ferrule_quant.apart import Apart, side_by_side
 from ferrule_quant.chunks import in_chunks
 from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_quant.decoded import DecodedParameter, decoded_parameter
 from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.fp8 import Fp8FromFloats, Fp8Scheme
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod, OneOf, check_cache_scheme
 from ferrule_quant.names import chosen, listed, matches, means, names_of, spellings, targeted
+from ferrule_quant.online import Online
 from ferrule_quant.products import (
     FP8_FORM,
     Floats,
@@ -65,6 +71,7 @@ __all__ = [
     "AWQ_ORDER_8",
     "E2M1",
     "FP8_FORM",
+    "Additive",
     "Apart",
     "CheckedMethod",
     "Coded",
@@ -72,13 +79,19 @@ __all__ = [
     "DecodedParameter",
     "Float4Scheme",
     "Floats",
+    "Form",
     "Fp8",
+    "Fp8FromFloats",
+    "Fp8Scheme",
     "Grouped",
     "Int8Scheme",
     "Integers",
     "Levelled",
+    "Levels",
     "OneOf",
+    "Online",
     "Products",
+    "Palette",
     "Quantized",
     "Rounded",
     "Settings",

@@ -42,10 +42,11 @@ from ferrule_plugins.model.bert import Bert
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_plugins.quantization.integers import Int8, Online
+from ferrule_plugins.quantization.integers import Int8
 from ferrule_plugins.sampler.default import DefaultSampler
 from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
+from ferrule_quant import Online
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
 from tests.conformance import planted_commands

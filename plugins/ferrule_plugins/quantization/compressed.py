@@ -28,9 +28,9 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.fp8 import MX, Fp8Scheme, block_of
 from ferrule_plugins.quantization.sparse import Sparse, SparseFloats, Sparsity
 from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.fp8 import MX, Fp8Scheme, block_of
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import UNUSED, Int8Scheme
 from ferrule_quant.method import CheckedMethod, check_cache_scheme

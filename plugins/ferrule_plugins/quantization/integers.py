@@ -21,7 +21,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu.matmul import LONGEST
 from ferrule_kernels.matmul import Form
 from ferrule_quant.method import CheckedMethod
-from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting, products_of
+from ferrule_quant.online import Online
 
 
 class FromFloats(CheckedMethod):
@@ -83,25 +83,3 @@ class Int4(FromFloats):
 class Int4WeightOnly(FromFloats):
     form = Form(bits=4, group=32, digits=2)
     head_form = Form(bits=8, digits=2)
-
-
-class Online(Quantized):
-    """Float weights, quantized when they have come: on a CPU by its kernel, elsewhere by torch, to the same numbers."""
-
-    def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
-        super().__init__(shared, dtype, wide=form.digits == 2)
-        self.form = form
-
-    def units(self, layer: Any) -> tuple[int, int]:
-        return 1, self.form.group or 1
-
-    def weights(self, layer: Any) -> Rounded | Fp8:
-        self.given = layer.weight.dtype
-        return Rounded(layer.weight.detach(), self.form)
-
-    def pack_rows(self, layer: Any, first: int, rows: torch.Tensor) -> bool:
-        coming = products_of(layer).coming_rows(self, layer, self.form)
-        if coming is not None:
-            with fitting():
-                coming.put(first, rows.to(layer.weight.dtype))
-        return coming is not None

@@ -27,10 +27,10 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.fp8 import BLOCKS, MX, Fp8Scheme
 from ferrule_quant.apart import side_by_side
 from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves
 from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.fp8 import BLOCKS, MX, Fp8Scheme
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod, check_cache_scheme
 from ferrule_quant.names import globbed, listed, means, names_of, spellings

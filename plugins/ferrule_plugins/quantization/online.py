@@ -23,11 +23,11 @@ from torch.nn import functional as F
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.matmul import Form
-from ferrule_plugins.quantization.fp8 import BLOCK, Fp8FromFloats
-from ferrule_plugins.quantization.integers import Online
 from ferrule_quant.coded import E2M1, Coded, CodedScheme
+from ferrule_quant.fp8 import BLOCK, Fp8FromFloats
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
+from ferrule_quant.online import Online
 from ferrule_quant.products import FP8_FORM, Fp8, Shared
 
 _E4M3, _E2M1 = 448.0, 6.0  # the largest numbers

@@ -20,9 +20,9 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_quant.apart import side_by_side
 from ferrule_quant.float4 import Float4Scheme
+from ferrule_quant.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod

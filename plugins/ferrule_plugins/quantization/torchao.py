@@ -25,7 +25,6 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import embeddings
-from ferrule_plugins.quantization.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_plugins.quantization.torchao_int4 import (
     NUMBERS,
     SCALES,
@@ -36,6 +35,7 @@ from ferrule_plugins.quantization.torchao_int4 import (
     WordsScheme,
 )
 from ferrule_quant.apart import side_by_side
+from ferrule_quant.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_quant.groupwise import Settings
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import means, names_of

@@ -100,17 +100,7 @@ class Worker:
         self.platform, self._reload = loaded.platform, loaded.reload
         self._own_memory = "host_memory" not in loaded.caps.features
         context = loaded.context
-        limits = RunnerLimits(
-            slots=_num_slots(self.config, loaded),
-            max_model_len=context.max_model_len,
-            vocab_size=loaded.info.vocab_size,
-            dtype=context.dtype,
-            device=context.device,
-            host_memory="host_memory" in loaded.caps.features,
-            block_size=context.block_size,
-            cache_type=loaded.cache_type,
-            logprobs_mode=_logprobs_mode(self.config, sampler),
-        )
+        limits = _limits(self.config, loaded, sampler)
         if loaded.cache_scales.calculated and loaded.cache_scales.used:
             with self.platform.memory().guard("load"):
                 tokens = step_tokens(self.config.scheduler, limits.max_model_len)
@@ -318,6 +308,22 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _limits(config: Resolved, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
+    """Raises ConfigError."""
+    context = loaded.context
+    return RunnerLimits(
+        slots=_num_slots(config, loaded),
+        max_model_len=context.max_model_len,
+        vocab_size=loaded.info.vocab_size,
+        dtype=context.dtype,
+        device=context.device,
+        host_memory="host_memory" in loaded.caps.features,
+        block_size=context.block_size,
+        cache_type=loaded.cache_type,
+        logprobs_mode=_logprobs_mode(config, sampler),
+    )
 
 
 def _logprobs_mode(config: Resolved, sampler: Sampler | type[Sampler]) -> LogprobsMode:

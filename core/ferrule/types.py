@@ -220,13 +220,27 @@ class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
 Need = CompiledGrammar | AdapterLoad  # what is loaded before the request that needs it is queued
 
 
-class Embeds(Struct, frozen=True, kw_only=True):
-    """A prompt as embeddings: [tokens, size] in row order, little-endian. `dtype`: float32, float16 or bfloat16."""
+class HostTensor(Struct, frozen=True, kw_only=True, gc=False):
+    """A tensor in row order, little-endian. `dtype` is torch's name of its type, without the module's."""
 
-    tokens: int
-    size: int
+    shape: tuple[int, ...]
     dtype: str
     data: bytes
+
+
+class MediaItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """What stands at positions [start, start + count) of a prompt; the ids there are placeholders.
+
+    `digest` is one of kind and content. Of kind "embeds", `data["embeds"]` are the embeddings [count, size] themselves;
+    others are what `Model.encode` makes embeddings of. `grid` is how the positions are arranged, for `Model.positions`.
+    """
+
+    kind: str
+    digest: bytes
+    start: int
+    count: int
+    grid: tuple[int, ...] = ()
+    data: dict[str, HostTensor] = {}
 
 
 class Targets(Struct, frozen=True, omit_defaults=True, gc=False):
@@ -240,7 +254,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     """One sequence to work on, admitted by the gate: valid for this model and sure to fit the cache.
 
     `id` is ours and random. `arrival` is on the admitting process's monotonic clock (one machine: comparable).
-    Lower `priority` runs first. With `embeds`, `prompt_ids` are zeros, and `media_hash` tells their content apart.
+    Lower `priority` runs first. Items of `media` are in the order of their positions, and do not overlap.
     """
 
     id: str
@@ -250,8 +264,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     priority: int = 0
     adapter: Adapter | None = None
     adapter_slot: int = 0  # where the engine has loaded it
-    media_hash: str | None = None
-    embeds: Embeds | None = None
+    media: tuple[MediaItem, ...] = ()
     cache_salt: str | None = None
     grammar: CompiledGrammar | None = None
     targets: Targets = Targets()
@@ -275,7 +288,7 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
     num_prompt: int
     work: Work
     adapter_slot: int = 0  # of the adapter that its tokens are computed with; 0: none
-    embeds: Embeds | None = None  # of the first positions
+    media: tuple[MediaItem, ...] = ()  # without data; their digests are those of `StepPlan.encodes`
     grammar: CompiledGrammar | None = None
     restore: int = 0
 
@@ -307,15 +320,18 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StepPlan(Struct, frozen=True, kw_only=True, gc=False):
-    """What the runner does in one step: differences only, in the order releases, admits, chunks, their saves.
+    """What the runner does in one step: differences only, in the order of the fields, and then the saves of chunks.
 
-    A request appears at most once in `chunks`.
+    A request appears at most once in `chunks`. Embeddings of `encodes` are kept by digest until a plan forgets them. A
+    chunk computes positions of an item only when they are there.
     """
 
     step: int
-    chunks: tuple[Chunk, ...]
-    admits: tuple[Admit, ...] = ()
     releases: tuple[int, ...] = ()  # slots
+    admits: tuple[Admit, ...] = ()
+    forgets: tuple[bytes, ...] = ()  # digests
+    encodes: tuple[MediaItem, ...] = ()
+    chunks: tuple[Chunk, ...]
 
     @property
     def num_tokens(self) -> int:

@@ -19,6 +19,7 @@ from ferrule.types import (
     Chunk,
     EngineRequest,
     FinishReason,
+    MediaItem,
     Pooling,
     RowResult,
     StepPlan,
@@ -54,9 +55,10 @@ class VirtualClock:
 class FakeModel:
     """Pure functions. A "cell" is what a token leaves in the cache; it depends on all tokens before it and on a scope.
 
-    The scope is adapter, media and salt: what else a real cache depends on, or who may see it. Group g stores
-    cell + g, so that the cell of another group is a wrong one. With a recurrent group the next token depends on a
-    state too, which takes in one token after the other and begins with the scope.
+    The scope is adapter and salt: what else a real cache depends on, or who may see it. Group g stores cell + g, so
+    that the cell of another group is a wrong one. With a recurrent group the next token depends on a state too, which
+    takes in one token after the other and begins with the scope. Where a media item stands, its embeddings count and
+    not the id.
 
     Without any group it is an encoder, which keeps nothing: a vector depends on all tokens that its own step computed.
     """
@@ -76,6 +78,11 @@ class FakeModel:
     def next_state(self, state: int, token: int) -> int:
         """The state after `token`; always 0 in a model without."""
         return hash((state, token)) & 0xFFFFFFFFFFFF if self.stateful else 0
+
+    def place(self, media: Sequence[MediaItem], position: int) -> int:
+        """Where the model sees a position: all tokens of an item are at one place."""
+        hidden = sum(min(item.count, position - item.start + 1) - 1 for item in media if item.start <= position)
+        return position - hidden
 
     def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
         """`probes` are, for each group, the newest and the oldest cell that this position sees; 0 where none is."""
@@ -101,13 +108,22 @@ def longest(request: EngineRequest, max_model_len: int) -> int:
     return min(len(request.prompt_ids) + request.work.max_tokens, most)
 
 
-def scope(adapter: str | None = None, media_hash: str | None = None, cache_salt: str | None = None) -> int:
-    return crc32(repr((adapter, media_hash, cache_salt)).encode())
+def scope(adapter: str | None = None, cache_salt: str | None = None) -> int:
+    return crc32(repr((adapter, cache_salt)).encode())
 
 
 def scope_of(request: EngineRequest) -> int:
     adapter = None if request.adapter is None else request.adapter.name
-    return scope(adapter, request.media_hash, request.cache_salt)
+    return scope(adapter, request.cache_salt)
+
+
+def encoded(item: MediaItem) -> int:
+    """What stands for the embeddings of an item."""
+    return crc32(repr((item.kind, item.grid, sorted(item.data.items()))).encode())
+
+
+def item_at(media: Sequence[MediaItem], position: int) -> MediaItem | None:
+    return next((item for item in media if item.start <= position < item.start + item.count), None)
 
 
 @dataclass
@@ -137,8 +153,10 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
             for g, group in enumerate(model.groups):
                 lo = group.dead_before(p)
                 probes += (cells[p - 1] + g, cells[lo] + g) if lo < p else (0, 0)
-            cells.append(model.cell(scope, p, ids[p], probes))
-            state = model.next_state(state, ids[p])
+            item = item_at(request.media, p)
+            content = ids[p] if item is None else hash((encoded(item), p - item.start))
+            cells.append(model.cell(scope, model.place(request.media, p), content, probes))
+            state = model.next_state(state, content)
         if work.prompt_logprobs is not None and not out.token_ids:
             out.prompt_logprobs = [model.logprob(ids[p], cells[p - 1]) for p in range(1, num_prompt)]
         visible: list[int] = []
@@ -180,8 +198,8 @@ class SlotState:
     """What the device keeps for a slot. `adapter` is what its adapter slot had when the request took the slot."""
 
     __slots__ = (
-        *("adapter", "adapter_slot", "alive_from", "computed", "epoch", "guesses", "id", "ids", "num_prompt", "scope"),
-        *("tables", "work"),
+        *("adapter", "adapter_slot", "alive_from", "computed", "epoch", "guesses", "id", "ids", "media", "num_prompt"),
+        *("scope", "tables", "work"),
     )
 
     def __init__(self, admit: Admit, adapter: str | None, scope: int, num_groups: int) -> None:
@@ -190,6 +208,7 @@ class SlotState:
         self.epoch = admit.epoch
         self.ids = list(admit.known_ids)
         self.num_prompt = admit.num_prompt
+        self.media = admit.media
         self.work = admit.work
         self.scope = scope
         self.tables: list[list[int]] = [[] for _ in range(num_groups)]
@@ -203,7 +222,8 @@ class FakeDevice:
 
     `scope_of_admit` tells what the cells of a request depend on besides its tokens, from its admission and the adapter
     in its adapter slot. Ids in `failing` get an error row. It has room for `num_snapshots` states beside those of the
-    slots. `guess` is its speculator: what may follow the known tokens of a request.
+    slots, and for the embeddings of `encoded_tokens`. `guess` is its speculator: what may follow the known tokens of a
+    request.
     """
 
     def __init__(
@@ -213,7 +233,10 @@ class FakeDevice:
         scope_of_admit: Callable[[Admit, str | None], int] = lambda admit, adapter: scope(adapter),
         num_snapshots: int = 0,
         guess: Callable[[str, Sequence[int]], tuple[int, ...]] = lambda id, ids: (),
+        encoded_tokens: int = 1 << 30,
     ) -> None:
+        self._encoded: dict[bytes, tuple[int, int]] = {}  # by digest: tokens, and what stands for their embeddings
+        self._encoded_tokens = encoded_tokens
         self.model = model
         self.right_guesses = self.wrong_guesses = 0
         self._guess = guess
@@ -243,10 +266,31 @@ class FakeDevice:
             state = SlotState(admit, adapter, self._scope(admit, adapter), len(self.model.groups))
             self._slots[admit.slot] = state
             self._begin_state(admit, state)
+        self._encode(plan)
         states = [self._extend(chunk) for chunk in plan.chunks]
         rows = tuple(self._row(state, chunk) for state, chunk in zip(states, plan.chunks, strict=True))
         self._save(plan)
         return StepResult(plan.step, rows)
+
+    def _encode(self, plan: StepPlan) -> None:
+        for digest in plan.forgets:
+            if self._encoded.pop(digest, None) is None:
+                raise Fault(f"I23: {digest.hex()} is forgotten, and was not encoded")
+        for item in plan.encodes:
+            if item.digest in self._encoded:
+                raise Fault(f"I23: {item.digest.hex()} is encoded twice")
+            self._encoded[item.digest] = item.count, encoded(item)
+        total = sum(count for count, _ in self._encoded.values())
+        if total > self._encoded_tokens:
+            raise Fault(f"I23: {total} tokens are encoded, and there is room for {self._encoded_tokens}")
+
+    def _content(self, state: SlotState, position: int) -> int:
+        item = item_at(state.media, position)
+        if item is None:
+            return state.ids[position]
+        if item.digest not in self._encoded:
+            raise Fault(f"I23: {state.id} computes position {position} of an item that is not encoded")
+        return hash((self._encoded[item.digest][1], position - item.start))
 
     def _release(self, slot: int) -> None:
         state = self._slots.pop(slot, None)
@@ -323,9 +367,10 @@ class FakeDevice:
             for g, group in enumerate(groups):
                 lo = group.dead_before(p)
                 probes += (self._read(state, g, p - 1), self._read(state, g, lo)) if lo < p else (0, 0)
-            cell = self.model.cell(state.scope, p, state.ids[p], probes)
+            content = self._content(state, p)
+            cell = self.model.cell(state.scope, self.model.place(state.media, p), content, probes)
             cells.append(cell)
-            self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], state.ids[p])
+            self._recurrent[chunk.slot] = self.model.next_state(self._recurrent[chunk.slot], content)
             states.append(self._recurrent[chunk.slot])
             for g in range(len(groups)):
                 self._write(state, g, p, cell + g)

@@ -19,6 +19,7 @@ from importlib.metadata import entry_points
 from typing import Any
 
 from ferrule.engine.cache import footprint
+from ferrule.engine.encodings import Encodings
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits, SchedulingPolicy
@@ -36,6 +37,7 @@ from ferrule.types import (
 from ferrule_testkit.fakes import BullyPolicy, FakeDevice, FakeModel, VirtualClock, longest, scope, solo
 from ferrule_testkit.simulate_ledger import Ledger, Violation
 from ferrule_testkit.simulate_loads import Loads
+from ferrule_testkit.simulate_media import Chance
 from ferrule_testkit.simulate_setup import Setup, draw_setup
 
 SchedulerFactory = Callable[[SchedulerLimits, SchedulingPolicy], Scheduler]
@@ -75,11 +77,9 @@ class World:
         self.model = FakeModel(setup.limits.groups, setup.vocab_size)
         self.ledger = Ledger(setup.limits, "" if self.scheduler.own_order else setup.policy)
         self.requests: dict[str, EngineRequest] = {}  # all that came
-        limits = setup.limits
-        self.device = device_cls(self.model, limits.num_blocks, self._scope, limits.num_snapshots, self.guess)
-        self.luck = random.Random(repr(setup) + "guesses")  # another generator, so that nothing else changes
-        self.texts: deque[tuple[int, ...]] = deque(maxlen=4)
-        self.lucky = self.luck.choice((0.0, 0.0, 0.5, 0.9))  # chance of a guess to be right; 0: nobody guesses
+        limits, room = setup.limits, Encodings(setup.limits).room
+        self.device = device_cls(self.model, limits.num_blocks, self._scope, limits.num_snapshots, self.guess, room)
+        self.chance = Chance(repr(setup) + "luck", setup.storm, setup.vocab_size)
         self.in_flight: deque[tuple[StepPlan, StepResult]] = deque()
         self.submitted = 0
         self.pauses = random.Random(repr(setup))  # another generator, so that nothing else changes
@@ -95,7 +95,7 @@ class World:
         storm = self.setup.storm
         prompt = list(base[: rng.randint(0, 2 if storm else len(base) // rng.choice((1, 2, 3)))])
         prompt += [rng.randrange(self.setup.vocab_size) for _ in range(rng.randint(0, 3))]
-        prompt = self._next_turn() or prompt or [0]
+        prompt_ids, media = self.chance.prompt(prompt or [0])
         self.submitted += 1
         few = rng.random() < 0.3
         most = 120 if storm else 30
@@ -112,34 +112,23 @@ class World:
         )
         return EngineRequest(
             id=f"r{self.submitted}",
-            prompt_ids=tuple(prompt),
+            prompt_ids=prompt_ids,
             work=Pooling(normalize=sampling.seed > 1) if self.tasks.random() < self.setup.pooling else sampling,
             arrival=self.clock.now - rng.choice((0.0, 0.0, rng.random())),
             priority=rng.choice((0, 0, 0, -1, 1, 3)),
             adapter=None if rng.choice(scope) is None or storm else self.loads.draw(),
-            media_hash=rng.choice(scope),
-            cache_salt=rng.choice(scope),
+            media=media,
+            cache_salt=(rng.choice(scope), rng.choice(scope))[1],  # two draws, so that nothing else changes
             key_name=("", "a", "b")[self.submitted % 3],
         )
 
-    def _next_turn(self) -> list[int]:
-        """A prompt that another request's text begins, as the second turn of a chat; empty where there is none."""
-        if not self.texts or self.setup.storm or self.luck.random() < 0.7:
-            return []
-        text = self.luck.choice(self.texts)
-        return [*text[: self.luck.randint(1, len(text))], self.luck.randrange(self.setup.vocab_size)]
-
     def guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
-        """What a speculator says that knows how a request goes on, and often errs."""
-        if not self.lucky or id not in self.ledger.live:
+        """What the runner's speculator says of a request."""
+        if id not in self.ledger.live:
             return ()
         track = self.ledger.live[id]
         text = [*track.request.prompt_ids, *track.solo.token_ids, 0, 0, 0]
-        guesses = text[len(ids) : len(ids) + self.luck.choice((0, 1, 2, 3, 5))]
-        return tuple(
-            token if self.luck.random() < self.lucky else self.luck.randrange(self.setup.vocab_size)
-            for token in guesses
-        )
+        return self.chance.guesses(text[len(ids) :])
 
     def add(self, request: EngineRequest) -> bool:
         """Add a request that can run, as the gate does; one whose id is here must be refused. False when it was not."""
@@ -164,7 +153,7 @@ class World:
             raise Violation(f"I10: {request.id} was admitted twice")
         alone = solo(self.model, request, self.limits.max_model_len)
         self.ledger.add(request, alone)
-        self.texts.append((*request.prompt_ids, *alone.token_ids))
+        self.chance.keep(request, alone.token_ids)
         return True
 
     def _can_run(self, request: EngineRequest) -> bool:
@@ -172,6 +161,8 @@ class World:
         limit = longest(request, self.limits.max_model_len)
         whole = self.limits.chunked_prefill or limit - 1 <= self.limits.max_num_batched_tokens
         fits = footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
+        sizes = [item.count for item in request.media]
+        fits = fits and (max if self.limits.chunked_prefill else sum)([0, *sizes]) <= Encodings(self.limits).room
         return whole and fits and len(request.prompt_ids) < limit
 
     def queue_prepared(self) -> None:
@@ -282,9 +273,9 @@ class World:
             raise Violation("I4: prefixes are left after a reset")
 
     def _scope(self, admit: Admit, adapter: str | None) -> int:
-        """What a request's cells depend on: its salt and media, and whatever adapter is in its slot."""
+        """What a request's cells depend on: its salt, and whatever adapter is in its slot."""
         request = self.requests[admit.id]
-        return scope(adapter, request.media_hash, request.cache_salt)
+        return scope(adapter, request.cache_salt)
 
     def _note_ends(self, deltas: Sequence[RequestDelta]) -> None:
         for delta in deltas:
@@ -308,6 +299,7 @@ class Report:
     right_guesses: int = 0
     wrong_guesses: int = 0
     adapted: int = 0  # requests with an adapter
+    encoded: int = 0  # items
 
 
 def simulate(
@@ -336,6 +328,7 @@ def simulate(
             report.restored += world.ledger.restored
             report.preemptions += world.ledger.preemptions
             report.vectors += world.ledger.vectors
+            report.encoded += world.ledger.media.encoded
             report.right_guesses += world.device.right_guesses
             report.wrong_guesses += world.device.wrong_guesses
             report.adapted += world.loads.num_prepared

@@ -1,6 +1,6 @@
 """The ledger: what must hold of plans, deltas and figures, written down beside the scheduler and not in it.
 
-Numbers I1 to I22 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
+Numbers I1 to I23 are those of docs/engine.md. The ledger reads only what crosses the `Scheduler` interface, so it
 judges any scheduler; what is inside (blocks, queues) is judged by `Scheduler.check`, called after each step.
 """
 
@@ -20,6 +20,7 @@ from ferrule.types import (
     Targets,
 )
 from ferrule_testkit.fakes import Solo, longest
+from ferrule_testkit.simulate_media import MediaLedger
 
 MAX_PREEMPTIONS = 8
 SECONDS_PER_LEVEL = 60.0  # documented bound of the policy `priority_ageing`
@@ -88,6 +89,7 @@ class Ledger:
         self.finished = self.tokens = self.hits = 0
         self.restored = 0  # lives that began with saved states
         self.preemptions = self.vectors = 0
+        self.media = MediaLedger(limits)
         self.quiet_steps = 0  # since the last delta
         self._policy = policy
         self._states = any(not group.paged for group in limits.groups)
@@ -143,6 +145,7 @@ class Ledger:
         for chunk in plan.chunks:
             self._chunk(chunk)
         self._save(plan)
+        require(not (wrong := self.media.wrong_plan(plan)), str(wrong))
         self._count_prefills(plan)
         self._may_be_late = False
 
@@ -195,6 +198,7 @@ class Ledger:
         require(admit.known_ids == known, f"I12: {admit.id} is admitted with other tokens than it has")
         require(admit.num_prompt == len(track.request.prompt_ids), f"I7: prompt length of {admit.id}")
         require(admit.work == track.request.work, f"I9: {admit.id} is admitted as somebody else")
+        require(not (wrong := self.media.wrong_admission(admit, track.request)), str(wrong))
         self._overtakes(track)
         track.prefilling = True
         self._epoch = track.epoch = admit.epoch
@@ -246,9 +250,7 @@ class Ledger:
         if not self.limits.chunked_prefill:
             require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")
         elif threshold:
-            require(
-                chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count} tokens, over the threshold"
-            )
+            require(chunk.count - chunk.drafts <= threshold, f"I8: {chunk.id} got {chunk.count}, over the threshold")
         track.next_start = end
         track.guessed = chunk.drafts > 0
         size = self.limits.groups[0].block_size if self._states else 1

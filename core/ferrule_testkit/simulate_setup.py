@@ -80,6 +80,8 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         max_num_partial_prefills=num_partial,
         max_long_partial_prefills=prompts.randint(1, num_partial),
         prompt_share=prompts.choice((0, 2)),
+        encode_budget=prompts.choice((0, 1, 4)),
+        encoded_tokens=prompts.choice((0, 5, 5, 8)),
         targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)

@@ -13,7 +13,8 @@ def test_mixed_work_keeps_every_invariant(seed):
     assert report.requests > 100
     assert report.cached_tokens > 0
     assert report.preemptions > 0
-    assert min(report.right_guesses, report.wrong_guesses) > 100
+    assert report.encoded > 20
+    assert min(report.right_guesses, report.wrong_guesses) > 20
 
 
 # The kits of policies and schedulers go through the depths, too.

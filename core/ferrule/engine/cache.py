@@ -106,14 +106,14 @@ class KVCacheManager:
         self._requests: dict[str, RequestBlocks] = {}
 
     def chain(self, request: EngineRequest) -> HashChain | None:
-        """The request's digests; None when prefixes are not kept, or its ids do not tell its content."""
-        if not self._reusable or (request.embeds is not None and request.media_hash is None):
+        """The request's digests; None when prefixes are not kept."""
+        if not self._reusable:
             return None
         border = self.limits.prompt_border
         length = None if border is None else border.scope(len(request.prompt_ids))
         adapter = None if request.adapter is None else request.adapter.name
-        root = root_digest(self.limits.cache_root, adapter, request.media_hash, request.cache_salt, length)
-        return HashChain(root, self._size, self._hasher)
+        root = root_digest(self.limits.cache_root, adapter, request.cache_salt, length)
+        return HashChain(root, self._size, self._hasher, request.media)
 
     def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
         """The longest reusable beginning of `ids`; never all of them, because the last token must be computed.

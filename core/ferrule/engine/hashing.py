@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Callable, Sequence
 from hashlib import sha256
 
+from ferrule.types import MediaItem
+
 Hasher = Callable[[bytes, Sequence[int]], bytes]
 
 
@@ -70,12 +72,17 @@ def root_digest(root: bytes, *scope: str | None) -> bytes:
 
 
 class HashChain:
-    """The digests of one request's full blocks, computed once, when a block's last token is known."""
+    """The digests of one request's full blocks, computed once, when a block's last token is known.
 
-    __slots__ = ("_block_size", "_hasher", "_root", "digests")
+    The digest of a block in which a media item has a part depends on the item, and on where in it the block begins.
+    """
 
-    def __init__(self, root: bytes, block_size: int, hasher: Hasher) -> None:
+    __slots__ = ("_block_size", "_hasher", "_media", "_passed", "_root", "digests")
+
+    def __init__(self, root: bytes, block_size: int, hasher: Hasher, media: Sequence[MediaItem] = ()) -> None:
         self._root = root
+        self._media = media
+        self._passed = 0  # items that end before the next block
         self._block_size = block_size
         self._hasher = hasher
         self.digests: list[bytes] = []
@@ -86,5 +93,20 @@ class HashChain:
         digests = self.digests
         while len(digests) < num_blocks:
             first = len(digests) * size
-            digests.append(self._hasher(digests[-1] if digests else self._root, ids[first : first + size]))
+            parent = digests[-1] if digests else self._root
+            if self._passed < len(self._media):
+                parent = self._mixed(parent, first)
+            digests.append(self._hasher(parent, ids[first : first + size]))
         return digests
+
+    def _mixed(self, parent: bytes, first: int) -> bytes:
+        """`parent`, or a digest of it and of the items that have a part in the block from position `first` on."""
+        parts = []
+        for item in self._media[self._passed :]:
+            if item.start >= first + self._block_size:
+                break
+            if item.start + item.count <= first:
+                self._passed += 1
+                continue
+            parts += [item.digest, (first - item.start).to_bytes(8, "little", signed=True)]
+        return root_digest(parent, *(part.hex() for part in parts)) if parts else parent

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice, takewhile
 
 from ferrule.engine.cache import KVCacheManager
+from ferrule.engine.encodings import Encodings
 from ferrule.engine.pace import Pace
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
@@ -26,8 +27,9 @@ _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no t
 class Prefills:
     """Answers from the requests and the cache that it is shown, and from its `pace`, the one state that it has."""
 
-    def __init__(self, limits: SchedulerLimits) -> None:
+    def __init__(self, limits: SchedulerLimits, encodings: Encodings) -> None:
         self.pace = Pace(limits)
+        self._encodings = encodings
         self._limits = limits
         self._most = limits.max_num_partial_prefills
         self._most_long = min(limits.max_long_partial_prefills, self._most)
@@ -61,16 +63,19 @@ class Prefills:
         for request in prefills:
             if unfinished and self._most == 1:
                 return
+            before = request.sent
             yield request
-            unfinished = request.prefilling
+            unfinished = request.prefilling and request.sent > before
 
     def piece(self, request: Request, start: int, budget: int) -> int:
         """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
         todo = request.known - start
         if not self._limits.chunked_prefill:
-            return todo if todo <= budget else 0
-        count = min(todo, budget, self._limits.long_prefill_token_threshold or todo)
-        return request.borders.end(start, start + count, request.known) - start
+            count = todo if todo <= budget else 0
+        else:
+            count = min(todo, budget, self._limits.long_prefill_token_threshold or todo)
+            count = request.borders.end(start, start + count, request.known) - start
+        return self._encodings.reach(request, start, count) if request.media else count
 
     def full(self, running: Iterable[Request], passes: bool) -> bool:
         """True when no more prompts may be in progress. One that waits for another that `passes` does not count."""

@@ -12,7 +12,7 @@ from typing import Literal
 
 from msgspec.structs import replace
 
-from ferrule.engine.hashing import HashChain
+from ferrule.engine.hashing import HashChain, root_digest
 from ferrule.engine.snapshots import NOWHERE, Borders
 from ferrule.interfaces.scheduler import RequestView
 from ferrule.types import (
@@ -20,6 +20,7 @@ from ferrule.types import (
     Chunk,
     EngineRequest,
     FinishReason,
+    MediaItem,
     RequestDelta,
     RequestTimes,
     RowResult,
@@ -56,6 +57,7 @@ class Request:
     confirmed: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
+    media: tuple[MediaItem, ...] = ()  # under digests that adapter and salt are part of
     guesses: tuple[int, ...] = ()
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
@@ -74,6 +76,10 @@ class Request:
         self.min_length = self.num_prompt + spec.work.min_tokens
         self.stops = frozenset(spec.work.stop_token_ids)
         self.ends = spec.work.ends
+        adapter = None if spec.adapter is None else spec.adapter.name
+        self.media = tuple(
+            replace(item, digest=root_digest(item.digest, item.kind, adapter, spec.cache_salt)) for item in spec.media
+        )
 
     @property
     def running(self) -> bool:
@@ -164,7 +170,7 @@ class Request:
             num_prompt=self.num_prompt,
             work=spec.work,
             adapter_slot=spec.adapter_slot,
-            embeds=spec.embeds,
+            media=tuple(replace(item, data={}) for item in self.media),
             grammar=spec.grammar,
             restore=snapshot,
         )

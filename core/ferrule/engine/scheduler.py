@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.encodings import Encodings
 from ferrule.engine.guesses import Guesses
 from ferrule.engine.prefills import Prefills
 from ferrule.engine.queue import WaitingQueue
@@ -48,6 +50,10 @@ class Draft:
     owed: int = 0
     passing: int = 0
     preempted: bool = False
+
+    def plan(self, step: int, releases: tuple[int, ...], **media: Any) -> StepPlan:
+        chunks, admits = tuple(self.chunks.values()), tuple(self.admits)
+        return StepPlan(step=step, chunks=chunks, admits=admits, releases=releases, **media)
 
     def drop(self, id: str) -> None:
         """Take back what a victim was given in this step."""
@@ -92,10 +98,11 @@ class DefaultScheduler(Scheduler):
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
         super().__init__(limits, policy, plugins)
         self.cache = KVCacheManager(limits)
+        self.encodings = Encodings(limits)
         self.waiting = WaitingQueue(policy)
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
-        self._prefills = Prefills(limits)
+        self._prefills = Prefills(limits, self.encodings)
         self._guesses = Guesses()
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
@@ -108,6 +115,7 @@ class DefaultScheduler(Scheduler):
         if request.id in self._requests:
             raise ValueError("a request with this id is already here")
         limit = _longest(request, self.limits)
+        self.encodings.admit(request.media)
         self._sequence += 1
         entry = Request(request, self._sequence, limit, self.cache.chain(request))
         self.waiting.shares.enter(request.key_name)
@@ -132,8 +140,9 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ planning
 
     def schedule(self, now: float) -> StepPlan | None:
-        draft = Draft(self._budget())
+        draft = Draft(_budget(self.limits, self.policy, len(self.running), len(self.waiting)))
         self._guesses.begin(draft.budget, len(self.running))
+        self.encodings.begin()
         self._continue_running(draft, now)
         if not draft.preempted:
             self.waiting.refresh(now)
@@ -142,21 +151,10 @@ class DefaultScheduler(Scheduler):
         if not draft.chunks:
             return None
         self._step += 1
-        plan = StepPlan(
-            step=self._step,
-            chunks=tuple(draft.chunks.values()),
-            admits=tuple(draft.admits),
-            releases=self._slots.take_releases(),
-        )
+        plan = draft.plan(self._step, self._slots.take_releases(), **self.encodings.take())
         self._guesses.sent(plan)
         self._prefills.pace.begin(plan, now)
         return plan
-
-    def _budget(self) -> int:
-        limit = self.limits.max_num_batched_tokens
-        if not self.limits.chunked_prefill:
-            return limit
-        return max(1, min(limit, self.policy.budget(len(self.running), len(self.waiting), limit)))
 
     def _continue_running(self, draft: Draft, now: float) -> None:
         prefills = []
@@ -183,6 +181,8 @@ class DefaultScheduler(Scheduler):
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
         end = request.sent + count
+        if request.media and self.encodings.reach(request, request.sent, count) < count:
+            return
         if request.guesses:
             end += self._guesses.choose(request, self.cache.room(request.id))
         while (blocks := self.cache.reserve(request.id, end)) is None:
@@ -203,6 +203,8 @@ class DefaultScheduler(Scheduler):
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
         draft.chunks[request.id] = chunk = request.chunk(start, count, ends, blocks, save)
         draft.budget -= chunk.count
+        if request.media:
+            self.encodings.send(request, start, end)
 
     def _admit_head(self, draft: Draft, now: float) -> bool:
         """Let the request run whose turn it is; False when there is none or it must wait."""
@@ -254,6 +256,7 @@ class DefaultScheduler(Scheduler):
         """Take a running request's blocks and slot. The slot may be reused at once: plans release before they admit."""
         del self.running[request.id]
         self.cache.release(request.id)
+        self.encodings.release(request.id)
         self._slots.release(request.slot)
 
     # ------------------------------------------------------------------------------------ results
@@ -331,16 +334,23 @@ class DefaultScheduler(Scheduler):
         for request in list(self.running.values()):
             self._retreat(request, now)
         self._slots.take_releases()
+        self.encodings.forget()
         return self.cache.reset()
 
     def check(self) -> None:
         self.cache.check(frozenset(self.running))
+        self.encodings.check(frozenset(self.running))
         self.waiting.check()
         if len(self.running) + len(self.waiting) + len(self.waiting.paused) != len(self._requests):
             raise AssertionError("I4: a request neither runs nor waits")
         self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _budget(limits: SchedulerLimits, policy: SchedulingPolicy, running: int, waiting: int) -> int:
+    most = limits.max_num_batched_tokens
+    return max(1, min(most, policy.budget(running, waiting, most))) if limits.chunked_prefill else most
 
 
 def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, shares: Shares) -> Request | None:

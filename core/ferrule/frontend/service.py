@@ -221,8 +221,7 @@ class FrontendService(Vectors):
         engine_request = EngineRequest(
             id="",
             prompt_ids=prompt.read.ids,
-            embeds=prompt.embeds,
-            media_hash=prompt.digest,
+            media=prompt.media,
             work=sampling,
             grammar=grammar,
             arrival=arrival,

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol, runtime_chec
 
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.ranks import WHOLE, Shard
-from ferrule.types import CacheGroup, Pooling, PromptBorder
+from ferrule.types import CacheGroup, MediaItem, Pooling, PromptBorder
 
 if TYPE_CHECKING:
     from pathlib import Path
 
+    import numpy as np
     import torch
 
     from ferrule.interfaces.adapters import AdapterBank
@@ -116,7 +117,7 @@ class InputEmbeds:
     """Embeddings that prompts were given as, in the place of what the model's embedding layer gives for ids."""
 
     tokens: torch.Tensor  # [n] int64, ascending: which of the step's tokens they are
-    data: torch.Tensor  # [n, Model.embed_size()], of the type that the client sent, on the device
+    data: torch.Tensor  # [n, Model.embed_size()], of the type that `Model.encode` or the client gave it, on the device
 
 
 @dataclass(frozen=True)
@@ -144,7 +145,7 @@ class ForwardContext(Protocol):
     """One step's inputs, handed to `Model.forward` by the runner."""
 
     @property
-    def positions(self) -> torch.Tensor:  # [tokens] int64
+    def positions(self) -> torch.Tensor:  # [tokens] int64, or [position_numbers, tokens]
         ...
 
     @property
@@ -268,6 +269,7 @@ class Model(ABC):
     config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     config_defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     splits_prompts: bool = True  # False: a prompt is computed whole, in one step, because its tokens see later ones
+    position_numbers: ClassVar[int] = 1  # of a token's position; 3: by time, height and width
 
     @abstractmethod
     def cache_specs(self) -> dict[str, LayerCache]:
@@ -284,6 +286,20 @@ class Model(ABC):
     def embed_size(self) -> int:
         """Width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
         return 0
+
+    def encode(self, items: Sequence[MediaItem]) -> Sequence[torch.Tensor]:
+        """Make embeddings [count, embed_size] of each item, on the device. Not called for the kind "embeds".
+
+        They depend on the item's `data` and `grid` alone: another request may get them, at another place.
+        """
+        raise NotImplementedError(f"{type(self).__name__} encodes nothing")
+
+    def positions(self, length: int, media: Sequence[MediaItem]) -> np.ndarray[Any, np.dtype[np.int64]] | None:
+        """Say where the `length` tokens of a prompt with media are, [position_numbers, length]; None: at their indices.
+
+        Tokens behind the prompt go on from the largest number. The items have no data.
+        """
+        return None
 
     @abstractmethod
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:

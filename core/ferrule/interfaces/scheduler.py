@@ -42,6 +42,8 @@ class SchedulerLimits:
     prompt_share: int = 0  # a platform's first guess of what prompts cost; 0: a step gives them all of its budget
     targets: Targets = Targets()  # of requests that have none of their own
     prompt_border: PromptBorder | None = None
+    encode_budget: int = 0  # tokens of media that a step encodes; 0: `max_num_batched_tokens`
+    encoded_tokens: int = 0  # of media whose embeddings are kept; 0: as many as a step or a request may have
     num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
     adapter_slots: int = 0  # adapters that can be loaded at a time, by the loop
     cache_root: bytes = b""  # random, so that digests of cached prefixes cannot be computed outside

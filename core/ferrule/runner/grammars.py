@@ -55,6 +55,9 @@ class SlotGrammar:
     digest: bytes = b""  # of the constraint; empty for a limit on thoughts alone
 
 
+SlotRows = Sequence[tuple[int, SlotGrammar]]
+
+
 @dataclass(frozen=True)
 class Masks:
     """For the rows of a step that are constrained: bitmasks, or why there are none. By slot.
@@ -243,13 +246,7 @@ class Grammars:
         if ids and constraint.grammar is not None and not constraint.grammar.accept(ids):
             constraint.error = "The output does not fit its constraint any more."
 
-    def _fill(
-        self,
-        wanted: Sequence[tuple[int, SlotGrammar]],
-        guesses: Mapping[int, Sequence[int]],
-        words: int,
-        found: Masks,
-    ) -> None:
+    def _fill(self, wanted: SlotRows, guesses: Mapping[int, Sequence[int]], words: int, found: Masks) -> None:
         """Masks of the rows under one constraint, which go to `found`; then those behind one guess after the other."""
         for _, constraint in wanted:
             self._follow(constraint)
@@ -272,7 +269,7 @@ class Grammars:
         self._try_accept(constraint, ids[place : place + 1])
         return constraint.error is None
 
-    def _hand_over(self, wanted: Sequence[tuple[int, SlotGrammar]], found: Masks, made: Future[Masks]) -> None:
+    def _hand_over(self, wanted: SlotRows, found: Masks, made: Future[Masks]) -> None:
         """Behind the masks of all rows of a step. A row whose mask could not be made must not go without one."""
         for slot, constraint in wanted:
             if constraint.digest and constraint.error is None and slot not in found.bits:
@@ -315,9 +312,7 @@ class Grammars:
             _blame(constraint, error)
             _log.exception("a constraint could not be followed")
 
-    def _fill_by(
-        self, backend: GrammarBackend | None, rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks
-    ) -> None:
+    def _fill_by(self, backend: GrammarBackend | None, rows: SlotRows, words: int, found: Masks) -> None:
         """Masks of one backend's rows: in bulk, and where that fails one by one, to find whose fault it is."""
         masks = np.zeros((len(rows), words), np.int32)
         grammars = [constraint.grammar for _, constraint in rows if constraint.grammar is not None]
@@ -333,7 +328,7 @@ class Grammars:
             if constraint.error is None:  # nor left behind meanwhile
                 found.bits.setdefault(slot, []).append(mask.tobytes())
 
-    def _note_bulk_fault(self, backend: GrammarBackend, rows: Sequence[tuple[int, SlotGrammar]]) -> None:
+    def _note_bulk_fault(self, backend: GrammarBackend, rows: SlotRows) -> None:
         """Log the exception that is being handled, once for each backend, where no row is to blame for it."""
         if id(backend) not in self._bulk_faults and all(constraint.error is None for _, constraint in rows):
             self._bulk_faults.add(id(backend))
@@ -349,7 +344,7 @@ class Grammars:
             _log.exception("the mask of a constraint could not be made")
 
 
-def _unforced(rows: Sequence[tuple[int, SlotGrammar]], words: int, found: Masks) -> Sequence[tuple[int, SlotGrammar]]:
+def _unforced(rows: SlotRows, words: int, found: Masks) -> SlotRows:
     """Masks of the rows whose next token is forced, or free, go to `found`; those that have a grammar are returned."""
     others = []
     for slot, constraint in rows:

@@ -12,7 +12,7 @@ from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.kernels import Kernels
-from ferrule.interfaces.model import Generates, InputEmbeds, Model
+from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import KnownRows, Speculator
@@ -21,10 +21,11 @@ from ferrule.runner import logprobs
 from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
 from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
+from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
 from ferrule.runner.pooled import pool
 from ferrule.runner.state import RunnerLimits, SlotState
-from ferrule.runner.step import Bindings, Rows, StepContext, host_embeds, step_inputs
+from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Chunk, StepPlan, StepResult
 
 
@@ -74,6 +75,7 @@ class ModelRunner:
         self._speculator, self._adapters = parts.speculator, parts.adapters
         adapted = parts.adapters is not None
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
+        self._position_numbers = model.position_numbers
         states = model.state_specs()
         specs = model.cache_specs()
         keeps = bool(specs or states)  # else a step is never one token of each row
@@ -103,6 +105,8 @@ class ModelRunner:
         self.recurrent.release()
         self._bind({})
         self._state = SlotState(self._limits, self.cache.paged)
+        self._media = MediaStore(self._limits)
+        self._positions = Positions(self._limits.slots, self._position_numbers)
         if self._grammars is not None:
             self._grammars.forget()
 
@@ -138,7 +142,8 @@ class ModelRunner:
         if self._recorder is None:
             return False
         longest = self._longest(self._recorder)
-        none = step_inputs(Rows.of(()), self._state, self.cache.paged, longest)
+        rows = Rows.of(())
+        none = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows), longest)
         return bool(self._recorder.warm(none, partial(self._compute_recorded, longest)))
 
     def check(self) -> None:
@@ -165,6 +170,8 @@ class ModelRunner:
     def apply(self, plan: StepPlan) -> None:
         """Follow the plan's differences: releases, admissions, appended blocks."""
         self._state.apply(plan)
+        self._media.apply(plan)
+        self._positions.apply(plan, self.model)
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
         written = self._state.take_written()
@@ -177,15 +184,15 @@ class ModelRunner:
         """Compute the hidden states of the plan's tokens, and write their keys, values and states."""
         plan = self.recurrent.rewind(plan)
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
-        hidden = self._replay(rows)
+        if plan.encodes:
+            self._media.encode(plan.encodes, self.model)
+        embeds = self._media.embeds(rows, self._stage, self._state.faults)
+        hidden = self._replay(rows) if embeds is None else None
         if hidden is None:
-            inputs = [values for values, _ in step_inputs(rows, self._state, self.cache.paged)]
-            embeds = host_embeds(rows, self._state)
-            inputs = self._stage([*inputs, *(embeds or ())])
-            given = InputEmbeds(*inputs[-2:]) if embeds else None
+            given = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows))
+            inputs = self._stage([values for values, _ in given])
             contexts = tuple((rows.starts + rows.counts).tolist())
-            inputs = inputs[:-2] if embeds else inputs
-            hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, given))
+            hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, embeds))
         self.recurrent.save(plan.chunks, self._stage)
         return Forwarded(plan, rows, hidden, masks)
 
@@ -232,12 +239,12 @@ class ModelRunner:
     def _replay(self, rows: Rows) -> torch.Tensor | None:
         """The hidden states of rows of one token each, where such a step is recorded."""
         recorder = self._recorder
-        if recorder is None or len(rows.positions) != len(rows.slots) or self._state.embeds:
+        if recorder is None or len(rows.positions) != len(rows.slots):
             return None
         longest = self._longest(recorder)
         if rows.longest > longest:
             return None
-        inputs = step_inputs(rows, self._state, self.cache.paged, longest)
+        inputs = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows), longest)
         compute, keep = partial(self._compute_recorded, longest), partial(self.recurrent.keep, rows.slots)
         return recorder.run_stateful(inputs, compute, keep) if self.recurrent.tensors else recorder.run(inputs, compute)
 

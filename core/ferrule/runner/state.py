@@ -13,9 +13,7 @@ import numpy as np
 import torch
 
 from ferrule.interfaces.sampler import LogprobsMode
-from ferrule.types import Admit, CacheGroup, Chunk, Embeds, StepPlan, TokenSampling, Work
-
-_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
+from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling, Work
 
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
 LongArray = np.ndarray[Any, np.dtype[np.int64]]
@@ -58,7 +56,6 @@ class SlotState:
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
         self.adapters: LongArray | None = np.zeros(slots, np.int64) if limits.adapters else None  # their slots
         self.work: list[Work | None] = [None] * slots
-        self.embeds: dict[int, torch.Tensor] = {}  # by slot: [tokens, size] on the host, until they are computed
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
         blocks = [-(-self.max_len // group.block_size) for group in groups]
         self.tables: list[IntArray] = [np.zeros((slots, count), np.int32) for count in blocks]  # each [slots, blocks]
@@ -119,7 +116,6 @@ class SlotState:
         self.num_prompt[slot] = self.num_embedded[slot] = 0
         self.work[slot] = None
         self.faults.pop(slot, None)
-        self.embeds.pop(slot, None)
         for group, table in enumerate(self.tables):
             table[slot, : int(self.num_blocks[group, slot])] = 0
             self.num_blocks[group, slot] = 0
@@ -132,21 +128,10 @@ class SlotState:
             self.adapters[slot] = admit.adapter_slot
         self.num_prompt[slot] = admit.num_prompt
         self._write(slot, 0, known)
-        if admit.embeds is not None:
-            self._embed(slot, admit.embeds)
-
-    def _embed(self, slot: int, embeds: Embeds) -> None:
-        try:
-            data = torch.frombuffer(bytearray(embeds.data), dtype=_TYPES[embeds.dtype])
-            self.embeds[slot] = data.view(embeds.tokens, self.limits.embed_size)
-            self.num_embedded[slot] = embeds.tokens
-        except (KeyError, ValueError, RuntimeError):
-            self.faults[slot] = "The prompt's embeddings do not fit the model."
+        self.num_embedded[slot] = sum(i.count for i in admit.media[:1] if i.kind == "embeds" and not i.start)
 
     def _append(self, chunk: Chunk) -> None:
         slot = chunk.slot
-        if slot in self.embeds and chunk.start >= len(self.embeds[slot]):
-            del self.embeds[slot]
         if chunk.new_ids:
             self._write(slot, chunk.start + chunk.count - len(chunk.new_ids), chunk.new_ids)
         for group, blocks in enumerate(chunk.new_blocks):

@@ -50,17 +50,22 @@ class Rows:
 
 
 def step_inputs(
-    rows: Rows, state: SlotState, groups: tuple[CacheGroup, ...], longest: int | None = None
+    rows: Rows,
+    state: SlotState,
+    groups: tuple[CacheGroup, ...],
+    positions: np.ndarray[Any, Any] | None = None,
+    longest: int | None = None,
 ) -> list[StepInput]:
     """All that the device must be told of a step, in the order in which `StepContext` takes it.
 
-    Block tables are wide enough for contexts of `longest` tokens, or of as many as there are. What pads the rows of a
-    step with one token each has no context, and a slot that is not written.
+    `positions` are those that the model sees, where they are not the tokens' indices. Block tables are wide enough for
+    contexts of `longest` tokens, or of as many as there are. What pads the rows of a step with one token each has no
+    context, and a slot that is not written.
     """
     lengths, prompts = rows.starts + rows.counts, state.num_prompt[rows.token_slots]
     given: list[tuple[np.ndarray[Any, Any], int]] = [
         (rows.token_slots * state.stride + rows.positions, 0),
-        (rows.positions, 0),
+        (rows.positions if positions is None else positions, 0),
         (np.maximum(prompts, rows.positions + 1), 1),
         (rows.borders.astype(np.int32), len(rows.positions)),
         (lengths.astype(np.int32), 0),
@@ -107,7 +112,8 @@ class StepContext:
         embeds: InputEmbeds | None = None,
     ) -> None:
         self._bound = bound
-        self.places, self.positions, self.lengths, query_start, contexts, slots, *paged = inputs
+        self.places, positions, self.lengths, query_start, contexts, slots, *paged = inputs
+        self.positions = positions if positions.dim() == 1 else positions.t()
         self.embeds, self.adapter_slots = embeds, inputs[-1]
         self._query_lens, self._context_lens = query_lens, context_lens
         self._query_start = query_start
@@ -170,16 +176,3 @@ class StepContext:
         part = self.rows[row]
         slots = layout.slot_mapping[part.first : part.first + part.count]
         cache.flatten(0, 1).index_copy_(0, slots, entries.to(cache.dtype))
-
-
-def host_embeds(rows: Rows, state: SlotState) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Which of the step's tokens are embeddings, [n] int64, and these [n, size]; None in a step without."""
-    tokens, data = [], []
-    if state.embeds:
-        columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
-        for slot, start, count, first in zip(*(column.tolist() for column in columns), strict=True):
-            embeds = state.embeds.get(slot)
-            if embeds is not None and start < len(embeds):
-                data.append(embeds[start : start + count])
-                tokens.append(torch.arange(first, first + len(data[-1])))
-    return (torch.cat(tokens), torch.cat(data)) if data else None

@@ -13,7 +13,7 @@ import torch
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import Generates, PoolingKind, PoolingSpec, PoolRow, Pools
-from ferrule.types import Embeds, Pooling
+from ferrule.types import HostTensor, MediaItem, Pooling
 from ferrule_testkit.kits.base import does_not_apply, promise, shown
 from ferrule_testkit.kits.model_run import BLOCK, Checkpoints, check_named, prompt, tensors_of
 from ferrule_testkit.ranks import Exchange
@@ -202,7 +202,8 @@ class ModelKit(Checkpoints):
             prompts = [prompt(8, 30), prompt(9, 12)]
             with torch.inference_mode():
                 embeds = theirs.get_input_embeddings()(torch.tensor(prompts[0])).contiguous()
-            given = Embeds(tokens=len(embeds), size=embeds.shape[1], dtype="float32", data=embeds.numpy().tobytes())
+            tensor = HostTensor(shape=tuple(embeds.shape), dtype="float32", data=embeds.numpy().tobytes())
+            given = MediaItem(kind="embeds", digest=b"given", start=0, count=len(embeds), data={"embeds": tensor})
             runner = self.runner(folder)
             for cuts in ([[30], [12]], [[8, 1, 13, 8], [1, 5, 5, 1]]):
                 wanted = runner.run(prompts, cuts)

@@ -16,7 +16,7 @@ from ferrule.interfaces.model import BuildContext, Generates, Model, PoolingKind
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
-from ferrule.types import Admit, Chunk, Embeds, Pooling, StepPlan, TokenSampling, Work
+from ferrule.types import Admit, Chunk, MediaItem, Pooling, StepPlan, TokenSampling, Work
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise
 from ferrule_testkit.simulate import load
 
@@ -162,15 +162,15 @@ class Runner:
         self,
         prompts: Sequence[list[int]],
         cuts: Sequence[Sequence[int]],
-        embeds: Mapping[int, Embeds] | None = None,
+        media: Mapping[int, MediaItem] | None = None,
         pools: bool = False,
     ) -> list[list[torch.Tensor]]:
         """Logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second ones, …
 
-        `embeds` are those of prompts, by their number. Vectors of a model that does not generate, and with `pools`;
+        `media` is the item of a prompt, by its number. Vectors of a model that does not generate, and with `pools`;
         prompts that are not split are computed whole.
         """
-        given = embeds or {}
+        given = media or {}
         found: list[list[torch.Tensor]] = [[] for _ in prompts]
         cuts = cuts if self.splits else [[len(ids)] for ids in prompts]
         work: Work = TokenSampling(seed=0, max_tokens=1, temperature=0.0)
@@ -184,7 +184,7 @@ class Runner:
                 known_ids=tuple(ids),
                 num_prompt=len(ids),
                 work=work,
-                embeds=given.get(n),
+                media=(given[n],) if n in given else (),
             )
             for n, ids in enumerate(prompts)
         )
@@ -205,12 +205,14 @@ class Runner:
                             new_blocks=blocks,
                         )
                     )
-            plan = StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits)
+            encodes = () if step else tuple(given.values())
+            plan = StepPlan(step=step, chunks=tuple(chunks), admits=() if step else admits, encodes=encodes)
             rows = self._runner.execute(plan).rows
             vectors = [torch.frombuffer(bytearray(row.vector), dtype=torch.float32) for row in rows if row.vector]
             for chunk, answer in zip(chunks, vectors or self._seen.logits, strict=True):
                 found[chunk.slot].append(answer)
-        self._runner.execute(StepPlan(step=99, chunks=(), releases=tuple(range(len(prompts)))))
+        forgets = tuple(item.digest for item in given.values())
+        self._runner.execute(StepPlan(step=99, chunks=(), releases=tuple(range(len(prompts))), forgets=forgets))
         self._runner.check()
         return found
 

@@ -18,6 +18,7 @@ from tests.simulate.bugs.adapters import ADAPTER_BUGS, PREPARING_BUGS
 from tests.simulate.bugs.cache import CACHE_BUGS
 from tests.simulate.bugs.drafts import DEVICE_BUGS, SCHEDULER_BUGS
 from tests.simulate.bugs.flow import FLOW_BUGS
+from tests.simulate.bugs.media import MEDIA_BUGS
 
 
 def _dashed(name: str) -> str:
@@ -25,7 +26,7 @@ def _dashed(name: str) -> str:
 
 
 BUGS: Mapping[str, type[DefaultScheduler]] = MappingProxyType(
-    {_dashed(cls.__name__): cls for cls in (*CACHE_BUGS, *FLOW_BUGS, *SCHEDULER_BUGS, *ADAPTER_BUGS)}
+    {_dashed(cls.__name__): cls for cls in (*CACHE_BUGS, *FLOW_BUGS, *SCHEDULER_BUGS, *ADAPTER_BUGS, *MEDIA_BUGS)}
 )
 BROKEN_DEVICES: Mapping[str, type[FakeDevice]] = MappingProxyType({_dashed(cls.__name__): cls for cls in DEVICE_BUGS})
 PREPARING: Mapping[str, type[Preparing]] = MappingProxyType({_dashed(cls.__name__): cls for cls in PREPARING_BUGS})

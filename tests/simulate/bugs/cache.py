@@ -105,19 +105,15 @@ def _scoped(pick: Callable[[EngineRequest], tuple[str | None, ...]]) -> type[KVC
 
 
 class HashOmitsSalt(Patched):
-    cache_cls = _scoped(lambda request: (request.adapter, request.media_hash))
+    cache_cls = _scoped(lambda request: (request.adapter,))
 
 
 class HashOmitsAdapter(Patched):
-    cache_cls = _scoped(lambda request: (request.media_hash, request.cache_salt))
-
-
-class HashOmitsMedia(Patched):
-    cache_cls = _scoped(lambda request: (request.adapter, request.cache_salt))
+    cache_cls = _scoped(lambda request: (request.cache_salt,))
 
 
 class HashConfusesNoneWithEmpty(Patched):
-    cache_cls = _scoped(lambda request: (request.adapter or "", request.media_hash or "", request.cache_salt or ""))
+    cache_cls = _scoped(lambda request: (request.adapter or "", request.cache_salt or ""))
 
 
 class _Rehashed(KVCacheManager):
@@ -326,7 +322,6 @@ CACHE_BUGS: tuple[type[DefaultScheduler], ...] = (
     FreedTwiceOnAbort,
     HashOmitsSalt,
     HashOmitsAdapter,
-    HashOmitsMedia,
     HashConfusesNoneWithEmpty,
     HashOmitsParent,
     HashOmitsLastToken,

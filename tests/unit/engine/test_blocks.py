@@ -10,7 +10,7 @@ from ferrule.engine.blocks import BlockPool
 from ferrule.engine.cache import KVCacheManager, footprint
 from ferrule.engine.hashing import HASHERS, HashChain, root_digest
 from ferrule.interfaces.scheduler import SchedulerLimits
-from ferrule.types import Adapter, CacheGroup, EngineRequest, TokenSampling
+from ferrule.types import Adapter, CacheGroup, EngineRequest, MediaItem, TokenSampling
 
 FULL = CacheGroup("full", 4)
 SLIDING = CacheGroup("sliding", 4, window=6)
@@ -200,8 +200,11 @@ def test_prefix_is_found_in_whole_blocks_and_never_covers_the_prompt():
         assert cache.match(cache.chain(request(prompt)), prompt).tokens == tokens
 
 
+IMAGE = MediaItem(kind="image", digest=b"s", start=0, count=1)
+
+
 @pytest.mark.advisory("CVE-2025-25183")
-@pytest.mark.parametrize("scope", [{"cache_salt": "s"}, {"adapter": Adapter(name="s")}, {"media_hash": "s"}])
+@pytest.mark.parametrize("scope", [{"cache_salt": "s"}, {"adapter": Adapter(name="s")}, {"media": (IMAGE,)}])
 def test_prefix_is_not_found_from_another_scope(scope):
     cache = KVCacheManager(limits())
     ids = list(range(9))

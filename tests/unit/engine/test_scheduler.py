@@ -8,9 +8,10 @@ from ferrule.engine.scheduler import DefaultScheduler, Draft
 from ferrule.interfaces.scheduler import RequestView, SchedulerLimits
 from ferrule.types import (
     CacheGroup,
-    Embeds,
     EngineRequest,
     FinishReason,
+    HostTensor,
+    MediaItem,
     Pooling,
     RowResult,
     StepResult,
@@ -538,15 +539,21 @@ def test_check_finds_lost_slots_and_requests():
 # ------------------------------------------------------------------------------------------- embeddings, sleep
 
 
-def embedded(id, media_hash, tokens=12):
+def embedded(id, digest, tokens=12, start=0, prompt=None, kind="image", **changes):
     sampling = TokenSampling(seed=0, max_tokens=4)
-    embeds = Embeds(tokens=tokens, size=2, dtype="float16", data=bytes(4 * tokens))
-    return EngineRequest(id=id, prompt_ids=(0,) * tokens, work=sampling, embeds=embeds, media_hash=media_hash)
+    tensor = HostTensor(shape=(2,), dtype="float16", data=digest)
+    item = MediaItem(kind=kind, digest=digest, start=start, count=tokens, data={"pixels": tensor})
+    ids = (0,) * tokens if prompt is None else prompt
+    return EngineRequest(id=id, prompt_ids=ids, work=sampling, media=(item,), **changes)
 
 
-@pytest.mark.parametrize(("one", "two", "start"), [("x", "x", 8), ("x", "y", 0), (None, None, 0), ("x", None, 0)])
-def test_embeddings_share_a_prefix_only_with_their_like(one, two, start):
-    """Their ids are zeros: without a hash of the content nothing tells them apart, so nothing is shared."""
+def text(id, *prompt):
+    return EngineRequest(id=id, prompt_ids=prompt, work=TokenSampling(seed=0, max_tokens=4))
+
+
+@pytest.mark.parametrize(("one", "two", "start"), [(b"x", b"x", 8), (b"x", b"y", 0)])
+def test_media_share_a_prefix_only_with_their_like(one, two, start):
+    """Their ids are placeholders: without the digests nothing tells them apart."""
     scheduler = make()
     scheduler.add(embedded("a", one), 0.0)
     drain(scheduler)
@@ -555,15 +562,87 @@ def test_embeddings_share_a_prefix_only_with_their_like(one, two, start):
     assert found == start
 
 
-def test_embeddings_are_sent_with_every_admission():
+def test_text_before_an_item_is_shared_and_its_place_counts():
+    """Blocks have four tokens."""
+    scheduler, system = make(), (1, 2, 3, 4, 5, 6)
+    prompt = (*system, 0, 0, 0, 9, 9, 9, 9)
+    scheduler.add(embedded("a", b"x", 3, 6, prompt), 0.0)
+    drain(scheduler)
+    for id, other, found in (
+        ("text", text("text", *prompt), 4),
+        ("other", embedded("other", b"y", 3, 6, prompt), 4),
+        ("moved", embedded("moved", b"x", 3, 7, prompt), 4),
+        ("same", embedded("same", b"x", 3, 6, (*prompt, 7)), 12),
+        ("salt", embedded("salt", b"x", 3, 6, prompt, cache_salt="s"), 0),
+    ):
+        scheduler.add(other, 0.0)
+        assert [(row[0], row[1]) for row in advance(scheduler)[0]] == [(id, found)]
+        drain(scheduler)
+
+
+def test_the_second_turn_finds_the_first_and_encodes_nothing():
     scheduler = make()
-    spec = embedded("a", "x")
+    scheduler.add(embedded("a", b"x", 6, 2, (1, 2, *[0] * 6, 3, 4)), 0.0)
+    assert [item.count for item in scheduler.schedule(0.0).encodes] == [6]
+    scheduler = make()
+    scheduler.add(embedded("a", b"x", 6, 2, (1, 2, *[0] * 6, 3, 4)), 0.0)
+    drain(scheduler)
+    scheduler.add(embedded("b", b"x", 6, 2, (1, 2, *[0] * 6, 3, 4, 7, 7, 5)), 0.0)
+    plan = scheduler.schedule(0.0)
+    assert (plan.chunks[0].start, plan.encodes) == (12, ())
+    assert [(item.start, item.count, item.data) for item in plan.admits[0].media] == [(2, 6, {})]
+
+
+def test_a_step_encodes_within_its_budget_and_chunks_end_before_what_it_does_not():
+    scheduler = make(encode_budget=4, max_num_batched_tokens=16)
+    items = [embedded("a", bytes([n]), 3, 1 + 4 * n).media[0] for n in range(3)]
+    spec = EngineRequest(
+        id="a", prompt_ids=(1, *[0, 0, 0, 2] * 3), work=TokenSampling(seed=0, max_tokens=4), media=tuple(items)
+    )
+    scheduler.add(spec, 0.0)
+    rows = []
+    for _ in range(3):
+        plan = scheduler.schedule(0.0)
+        rows.append((plan.chunks[0].start, plan.chunks[0].count, len(plan.encodes)))
+        scheduler.commit(plan, answer(plan), 0.0)
+    assert rows == [(0, 5, 1), (5, 4, 1), (9, 4, 1)]
+
+
+def test_outputs_are_kept_up_to_a_bound_and_embeddings_while_they_are_used():
+    scheduler = make(encoded_tokens=8, prefix_caching=False)
+    encodes, forgets = [], []
+    for id, digest, kind in (
+        ("a", b"x", "image"),
+        ("b", b"x", "image"),
+        ("c", b"y", "image"),
+        ("d", b"z", "embeds"),
+        ("e", b"z", "embeds"),
+        ("f", b"y", "image"),
+    ):
+        scheduler.add(embedded(id, digest, 4, kind=kind), 0.0)
+        while scheduler.has_work():
+            plan = scheduler.schedule(0.0)
+            encodes += [(id, item.count) for item in plan.encodes]
+            forgets += [id for _ in plan.forgets]
+            scheduler.commit(plan, answer(plan), 0.0)
+            scheduler.check()
+    assert [id for id, _ in encodes] == ["a", "c", "d", "e"]
+    assert forgets == ["d", "d", "e"]
+    with pytest.raises(ValueError, match="9 tokens of media do not fit the 8"):
+        scheduler.add(embedded("g", b"w", 9), 0.0)
+
+
+def test_media_are_sent_with_every_admission_and_encoded_again_when_they_are_forgotten():
+    scheduler = make()
+    spec = embedded("a", b"x")
     scheduler.add(spec, 0.0)
     first = scheduler.schedule(0.0)
     scheduler.commit(first, answer(first), 0.0)
     assert scheduler.evacuate(0.0)
     second = scheduler.schedule(0.0)
-    assert first.admits[0].embeds == second.admits[0].embeds == spec.embeds
+    assert first.admits[0].media == second.admits[0].media
+    assert first.encodes == second.encodes
+    assert first.encodes[0].data == spec.media[0].data
     assert second.admits[0].known_ids == (0,) * 12 + (7,)
     assert second.releases == ()  # the runner has forgotten all slots
 

@@ -22,7 +22,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import Sampler
 from ferrule.plugin import discover
 from ferrule.runner.model_runner import ModelRunner
-from ferrule.types import Admit, Chunk, Embeds, ModelInfo, StepPlan, TokenSampling
+from ferrule.types import Admit, Chunk, HostTensor, MediaItem, ModelInfo, StepPlan, TokenSampling
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_testkit.checkpoints import tiny_config, tiny_model
 
@@ -312,20 +312,16 @@ def test_a_checkpoint_that_is_gone_when_it_wakes(folder: Path, plugins: Plugins,
 
 
 def _embedded(size: int = 64, tokens: int = 3, **changes: Any) -> StepPlan:
-    given = {"tokens": tokens, "size": size, "dtype": "float32", "data": bytes(4 * tokens * size), **changes}
-    admit = Admit(
-        slot=0,
-        id="a",
-        epoch=0,
-        known_ids=(0,) * tokens,
-        num_prompt=tokens,
-        work=GREEDY,
-        embeds=Embeds(**given),
+    given = {"shape": (tokens, size), "dtype": "float32", "data": bytes(4 * tokens * size), **changes}
+    item = MediaItem(
+        kind="embeds", digest=str(given).encode(), start=0, count=tokens, data={"embeds": HostTensor(**given)}
     )
+    admit = Admit(slot=0, id="a", epoch=0, known_ids=(0,) * tokens, num_prompt=tokens, work=GREEDY, media=(item,))
     return StepPlan(
         step=0,
         chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=tokens, ends="sample", new_blocks=((3,),)),),
         admits=(admit,),
+        encodes=(item,),
     )
 
 

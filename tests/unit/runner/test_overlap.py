@@ -27,8 +27,9 @@ from ferrule.runner.state import RunnerLimits
 from ferrule.types import (
     Admit,
     Chunk,
-    Embeds,
     EngineRequest,
+    HostTensor,
+    MediaItem,
     ModelInfo,
     RowResult,
     StepPlan,
@@ -99,7 +100,8 @@ def _runner(device: str = "cpu", transfers: Transfers | None = None) -> ModelRun
 def _story() -> Iterator[StepPlan]:
     """Prompts in pieces, decoding, logprobs, embeddings, ids from the host, guesses, a slot that is used again."""
     asking = TokenSampling(seed=0, max_tokens=8, temperature=0.0, logprobs=2, prompt_logprobs=1)
-    data = torch.linspace(-1, 1, 3 * 16).numpy().tobytes()
+    tensor = HostTensor(shape=(3, 16), dtype="float32", data=torch.linspace(-1, 1, 3 * 16).numpy().tobytes())
+    item = MediaItem(kind="embeds", digest=b"c", start=0, count=3, data={"embeds": tensor})
     admits = (
         Admit(slot=0, id="a", epoch=0, known_ids=(5, 9, 2, 7, 1), num_prompt=5, work=asking),
         Admit(slot=1, id="b", epoch=0, known_ids=(3, 3), num_prompt=2, work=GREEDY),
@@ -110,7 +112,7 @@ def _story() -> Iterator[StepPlan]:
             known_ids=(0, 0, 0),
             num_prompt=3,
             work=GREEDY,
-            embeds=Embeds(tokens=3, size=16, dtype="float32", data=data),
+            media=(replace(item, data={}),),
         ),
     )
     chunks = (
@@ -118,7 +120,7 @@ def _story() -> Iterator[StepPlan]:
         Chunk(slot=1, id="b", epoch=0, start=0, count=2, ends="sample", new_blocks=((3,),)),
         Chunk(slot=2, id="c", epoch=0, start=0, count=3, ends="sample", new_blocks=((4,),)),
     )
-    yield StepPlan(step=0, chunks=chunks, admits=admits)
+    yield StepPlan(step=0, chunks=chunks, admits=admits, encodes=(item,))
     yield StepPlan(
         step=1,
         chunks=(

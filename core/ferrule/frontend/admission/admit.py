@@ -23,7 +23,7 @@ from ferrule.frontend.admission.processors import (
     find_function_processor,
     find_processors,
 )
-from ferrule.frontend.admission.tensors import read_embeds
+from ferrule.frontend.admission.tensors import embeds_item, read_embeds
 from ferrule.frontend.admission.validate import (
     Checked,
     Rules,
@@ -44,7 +44,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import Embeds, TokenSampling
+from ferrule.types import HostTensor, MediaItem, TokenSampling
 
 _CHARACTERS = 16  # of a prompt, per token of the context (L16)
 _TOKEN_BYTES = 32  # of the queue's memory that a token stands for
@@ -53,17 +53,17 @@ _SHORT = 2048  # ids that are decoded on the event loop
 
 
 class Prepared(Struct, frozen=True):
-    """One prompt, ready for the engine: truncated as the request asks. `digest` is one of the embeddings."""
+    """One prompt, ready for the engine: truncated as the request asks."""
 
     read: ReadPrompt
     sampling: TokenSampling
-    embeds: Embeds | None = None
-    digest: str | None = None
+    media: tuple[MediaItem, ...] = ()
 
     @property
     def weight(self) -> int:
-        """What the prompt counts in the queue, in tokens: embeddings by their bytes."""
-        return max(len(self.read.ids), len(self.embeds.data) // _TOKEN_BYTES if self.embeds else 0)
+        """What the prompt counts in the queue, in tokens: media by their bytes."""
+        size = sum(len(tensor.data) for item in self.media for tensor in item.data.values())
+        return max(len(self.read.ids), size // _TOKEN_BYTES)
 
 
 async def check_request(request: Generate, rules: Rules, remote: bool) -> Checked:
@@ -79,6 +79,11 @@ async def check_request(request: Generate, rules: Rules, remote: bool) -> Checke
     check_output_cells(len(request.prompts), checked, rules, request.streamed)
     base = replace(checked.base, processors=processors) if processors else checked.base
     return replace(checked, base=base, priority=priority, cache_salt=salt)
+
+
+def _cut(given: HostTensor, tokens: int, checked: Checked) -> MediaItem:
+    data = given.data[checked.kept(tokens * len(given.data) // given.shape[0])]
+    return embeds_item(HostTensor(shape=(tokens, given.shape[1]), dtype=given.dtype, data=data))
 
 
 class PromptReader:
@@ -121,13 +126,11 @@ class PromptReader:
         if checked.base.prompt_logprobs is not None:
             raise RequestError("prompt_logprobs needs a prompt of tokens, not prompt_embeds.", "prompt_logprobs")
         async with self._decoding:
-            embeds, digest = await asyncio.to_thread(read_embeds, encoded, rules.hidden_size, rules.max_model_len)
-        ids, sampling = fit(checked, (0,) * embeds.tokens, rules, "prompt_embeds")
-        if len(ids) < embeds.tokens:
-            data = embeds.data[checked.kept(len(ids) * len(embeds.data) // embeds.tokens)]
-            digest = f"{digest}:{len(ids)}:{checked.truncate_right}"
-            embeds = replace(embeds, tokens=len(ids), data=data)
-        return Prepared(ReadPrompt(ids), sampling, embeds, digest)
+            item = await asyncio.to_thread(read_embeds, encoded, rules.hidden_size, rules.max_model_len)
+        ids, sampling = fit(checked, (0,) * item.count, rules, "prompt_embeds")
+        if len(ids) < item.count:
+            item = await asyncio.to_thread(_cut, item.data["embeds"], len(ids), checked)
+        return Prepared(ReadPrompt(ids), sampling, (item,))
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Raises RequestError."""

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from ferrule.errors import RequestError
-from ferrule.types import Embeds
+from ferrule.types import HostTensor, MediaItem
 
 _PIECE = 1 << 20  # characters of base64 at once: other threads get their turn between
 _MAX_HEADER = 64 << 10  # bytes of what describes a tensor
@@ -50,8 +50,8 @@ class _Entry(msgspec.Struct):
     data_offsets: tuple[int, int]
 
 
-def read_embeds(text: Any, size: int, max_tokens: int) -> tuple[Embeds, str]:
-    """A prompt of at most `max_tokens` embeddings of `size` values, and a hash of its content; in linear time.
+def read_embeds(text: Any, size: int, max_tokens: int) -> MediaItem:
+    """A prompt of at most `max_tokens` embeddings of `size` values; in linear time.
 
     Raises RequestError.
     """
@@ -80,9 +80,15 @@ def read_embeds(text: Any, size: int, max_tokens: int) -> tuple[Embeds, str]:
     if (exponents == _EXPONENTS[dtype]).any():
         raise RequestError("prompt_embeds must hold finite numbers only.", "prompt_embeds")
     data = bytes(raw.data)
-    digest = hashlib.sha256(f"{dtype} {size} ".encode())
-    digest.update(data)
-    return Embeds(tokens=tokens, size=size, dtype=dtype, data=data), digest.hexdigest()
+    return embeds_item(HostTensor(shape=(tokens, size), dtype=dtype, data=data))
+
+
+def embeds_item(given: HostTensor) -> MediaItem:
+    """A prompt that is embeddings [tokens, size]."""
+    tokens, size = given.shape
+    digest = hashlib.sha256(f"{given.dtype} {size} ".encode())
+    digest.update(given.data)
+    return MediaItem(kind="embeds", digest=digest.digest(), start=0, count=tokens, data={"embeds": given})
 
 
 def _read_safetensors(file: bytes) -> _Raw:

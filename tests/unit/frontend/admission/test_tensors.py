@@ -44,8 +44,8 @@ def encoded(file: bytes) -> str:
 
 
 def read(file: bytes) -> torch.Tensor:
-    embeds, _ = read_embeds(encoded(file), SIZE, MOST)
-    return torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype)).view(embeds.tokens, embeds.size)
+    embeds = read_embeds(encoded(file), SIZE, MOST).data["embeds"]
+    return torch.frombuffer(bytearray(embeds.data), dtype=getattr(torch, embeds.dtype)).view(embeds.shape)
 
 
 @pytest.mark.parametrize("shape", [(1, SIZE), (3, SIZE), (MOST, SIZE), (1, 5, SIZE), (1, 1, SIZE)])
@@ -54,8 +54,8 @@ def test_both_forms_come_back_as_they_were(dtype: torch.dtype, shape: tuple[int,
     tensor = torch.randn(shape).to(dtype)
     for file in (saved(tensor), saved(tensor.requires_grad_()), save({"any": tensor.detach()}, {"by": "us"})):
         assert torch.equal(read(file), tensor.detach().view(-1, SIZE))
-    found = {read_embeds(encoded(file), SIZE, MOST) for file in (saved(tensor), save({"x": tensor.detach()}))}
-    assert len({digest for _, digest in found}) == 1
+    found = [read_embeds(encoded(file), SIZE, MOST) for file in (saved(tensor), save({"x": tensor.detach()}))]
+    assert found[0] == found[1]
 
 
 def test_views_are_what_they_show() -> None:
@@ -70,10 +70,10 @@ def test_content_tells_hashes_apart() -> None:
     other = one.clone()
     other[3, 7] += 1
     texts = [encoded(saved(x)) for x in (one, one.clone(), other, one[:3].clone(), one.half())]
-    digests = [read_embeds(text, SIZE, MOST)[1] for text in texts]
+    digests = [read_embeds(text, SIZE, MOST).digest for text in texts]
     assert digests[0] == digests[1]
     assert len(set(digests)) == 4
-    assert all(len(digest) == 64 for digest in digests)
+    assert all(len(digest) == 32 for digest in digests)
 
 
 class Canary:
@@ -300,10 +300,10 @@ async def test_embeddings_become_requests(folder: Path) -> None:
         first, *_, last = await answers(service, ask(one, two, n=2))
     assert (first.usage.prompt_tokens, last.usage.prompt_tokens) == (5, 3)
     assert [request.prompt_ids for request in runs.requests] == [(0,) * 5] * 2 + [(0,) * 3] * 2
-    held = [request.embeds for request in runs.requests]
-    assert [(e.tokens, e.size, e.dtype) for e in held if e] == [(5, SIZE, "float32")] * 2 + [(3, SIZE, "bfloat16")] * 2
-    assert [e.data for e in held if e][1:3] == [one.numpy().tobytes(), two.view(torch.uint8).numpy().tobytes()]
-    assert len({request.media_hash for request in runs.requests}) == 2
+    held = [request.media[0].data["embeds"] for request in runs.requests]
+    assert [(e.shape, e.dtype) for e in held] == [((5, SIZE), "float32")] * 2 + [((3, SIZE), "bfloat16")] * 2
+    assert [e.data for e in held][1:3] == [one.numpy().tobytes(), two.view(torch.uint8).numpy().tobytes()]
+    assert len({request.media[0].digest for request in runs.requests}) == 2
 
 
 @pytest.mark.advisory("CVE-2026-73557")
@@ -317,7 +317,7 @@ async def test_good_and_bad_ones_at_once(folder: Path) -> None:
             found = await asyncio.gather(*both, return_exceptions=True)
             assert all(isinstance(one, RequestError) for one in found[1::2])
             assert not any(isinstance(one, BaseException) for one in found[::2])
-    assert len({request.media_hash for request in runs.requests}) == 20
+    assert len({request.media[0].digest for request in runs.requests}) == 20
 
 
 async def test_the_last_embeddings_are_kept(folder: Path) -> None:
@@ -327,10 +327,10 @@ async def test_the_last_embeddings_are_kept(folder: Path) -> None:
         for request in (ask(tensor), ask(tensor, truncate_prompt_tokens=2), ask(tensor, truncate_prompt_tokens=5)):
             await answers(service, request)
     whole, cut, same = runs.requests
-    assert cut.embeds is not None
-    assert (cut.prompt_ids, cut.embeds.tokens, cut.embeds.data) == ((0, 0), 2, tensor[3:].numpy().tobytes())
-    assert whole.embeds == same.embeds
-    assert whole.media_hash == same.media_hash != cut.media_hash
+    (item,) = cut.media
+    assert (cut.prompt_ids, item.count, item.data["embeds"].data) == ((0, 0), 2, tensor[3:].numpy().tobytes())
+    assert whole.media == same.media
+    assert whole.media[0].digest != item.digest
 
 
 async def test_beams_go_on_from_embeddings(folder: Path) -> None:
@@ -339,7 +339,7 @@ async def test_beams_go_on_from_embeddings(folder: Path) -> None:
         request = ask(torch.randn(2, SIZE), temperature=0, max_tokens=2)
         await answers(service, replace(request, beam=Beam(width=2)))
     assert {request.prompt_ids[:2] for request in runs.requests} == {(0, 0)}
-    assert len({request.media_hash for request in runs.requests}) == 1
+    assert len({request.media[0].digest for request in runs.requests}) == 1
     assert max(len(request.prompt_ids) for request in runs.requests) == 3
 
 

@@ -26,6 +26,7 @@ from ferrule.types import (
     StepResult,
     TokenLogprobs,
 )
+from ferrule_testkit.simulate_media import encoded, item_at
 
 if TYPE_CHECKING:
     pass
@@ -115,15 +116,6 @@ def scope(adapter: str | None = None, cache_salt: str | None = None) -> int:
 def scope_of(request: EngineRequest) -> int:
     adapter = None if request.adapter is None else request.adapter.name
     return scope(adapter, request.cache_salt)
-
-
-def encoded(item: MediaItem) -> int:
-    """What stands for the embeddings of an item."""
-    return crc32(repr((item.kind, item.grid, sorted(item.data.items()))).encode())
-
-
-def item_at(media: Sequence[MediaItem], position: int) -> MediaItem | None:
-    return next((item for item in media if item.start <= position < item.start + item.count), None)
 
 
 @dataclass

@@ -5,11 +5,21 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Sequence
+from zlib import crc32
 
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import Admit, EngineRequest, HostTensor, MediaItem, StepPlan
 
 Text = tuple[tuple[int, ...], tuple[MediaItem, ...]]
+
+
+def encoded(item: MediaItem) -> int:
+    """What stands for the embeddings of an item."""
+    return crc32(repr((item.kind, item.grid, sorted(item.data.items()))).encode())
+
+
+def item_at(media: Sequence[MediaItem], position: int) -> MediaItem | None:
+    return next((item for item in media if item.start <= position < item.start + item.count), None)
 
 
 class Chance:

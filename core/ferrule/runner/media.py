@@ -64,12 +64,12 @@ class MediaStore:
                         faults[slot] = _UNFIT
                     elif begin < end and output is not None:
                         tokens.append(torch.arange(first + begin - start, first + end - start))
-                        parts.append(output[begin - item.start : end - item.start])
+                        parts.append((output[begin - item.start : end - item.start], item.kind == "embeds"))
         if not parts:
             return None
-        places, *sent = stage([torch.cat(tokens), *(part for part in parts if part.device.type == "cpu")])
+        places, *sent = stage([torch.cat(tokens), *(part for part, given in parts if given)])
         there = iter(sent)
-        return InputEmbeds(places, torch.cat([next(there) if part.device.type == "cpu" else part for part in parts]))
+        return InputEmbeds(places, torch.cat([next(there) if given else part for part, given in parts]))
 
     def _opened(self, item: MediaItem) -> torch.Tensor | None:
         try:

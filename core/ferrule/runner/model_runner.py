@@ -142,8 +142,7 @@ class ModelRunner:
         if self._recorder is None:
             return False
         longest = self._longest(self._recorder)
-        rows = Rows.of(())
-        none = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows), longest)
+        none = step_inputs(Rows.of(()), self._state, self.cache.paged, self._positions.of(Rows.of(())), longest)
         return bool(self._recorder.warm(none, partial(self._compute_recorded, longest)))
 
     def check(self) -> None:
@@ -184,8 +183,7 @@ class ModelRunner:
         """Compute the hidden states of the plan's tokens, and write their keys, values and states."""
         plan = self.recurrent.rewind(plan)
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
-        if plan.encodes:
-            self._media.encode(plan.encodes, self.model)
+        self._media.encode(plan.encodes, self.model)
         embeds = self._media.embeds(rows, self._stage, self._state.faults)
         hidden = self._replay(rows) if embeds is None else None
         if hidden is None:

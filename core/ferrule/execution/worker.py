@@ -13,6 +13,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.assembly.calibration import calibrate
 from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
@@ -21,7 +22,6 @@ from ferrule.config import DeviceSettings, Resolved
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
-from ferrule.execution.calibration import calibrate
 from ferrule.execution.host_copy import HostCopy
 from ferrule.execution.self_check import check_finite
 from ferrule.execution.shortage import Shortage

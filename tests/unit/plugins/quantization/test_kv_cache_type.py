@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 
 from ferrule import LLM, SamplingParams
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.assembly.calibration import fixed_tokens
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.execution.calibration import fixed_tokens
 from ferrule_contrib.tiny import path
 from ferrule_plugins.attention.cpu_native import CpuNativeAttention
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA

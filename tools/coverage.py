@@ -12,10 +12,11 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
-from slipcover import Slipcover, pytest_plugin
+from slipcover import Slipcover, pytest_plugin, slipcover
 
 FLOORS = {
     "core/ferrule": 93,
@@ -44,12 +45,26 @@ class Counting:
         self._switches = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLIPCOVER_")}
         if sys.version_info < (3, 12):  # from there on Python takes probes out
             Slipcover.deinstrument_seen = untraced(Slipcover.deinstrument_seen)
+            slipcover.sys = _SysWithoutFrames()
             if (counter := pytest_plugin._slipcover_instance) is not None:
                 counter.d_miss_threshold = _RUNS  # of what is imported from here on
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         os.environ.update(self._switches)  # SlipCover's plugin looks for them when it reports
+
+
+class _SysWithoutFrames:
+    """The module `sys` as SlipCover sees it: no frames, of which it would ask the locals.
+
+    A frame that was asked keeps what its locals were until it ends: also what the test lets go of meanwhile.
+    """
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(sys, name)
+
+    def _current_frames(self) -> dict[int, FrameType]:
+        return {}
 
 
 def untraced(function: Callable[..., None]) -> Callable[..., None]:

@@ -320,7 +320,7 @@ NATIVE: Mapping[str, Recipe] = {
 }
 
 # Architectures that give vectors and generate nothing.
-ENCODERS: Mapping[str, Recipe] = {"bert": _recipe("bert")}
+ENCODERS: Mapping[str, Recipe] = {"bert-encoder": _recipe("bert")}
 
 # Architectures that run through transformers.
 TRANSFORMERS: Mapping[str, Recipe] = {

@@ -22,7 +22,7 @@ _WORDS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "hello", "world", "the", "quick", 
 
 @pytest.fixture(scope="module")
 def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tiny_checkpoint("bert", tmp_path_factory.mktemp("bert"))
+    folder = tiny_checkpoint("bert-encoder", tmp_path_factory.mktemp("bert"))
     tokenizer = Tokenizer(models.WordPiece({word: id for id, word in enumerate(_WORDS)}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))

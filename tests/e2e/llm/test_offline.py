@@ -560,7 +560,7 @@ def test_the_code_of_the_page_runs(tiny_llama: Path, tmp_path: Path) -> None:
     page = (ROOT / "docs" / "offline.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     assert len(blocks) == 12
-    script, encoder = tmp_path / "page.py", tiny_checkpoint("bert", tmp_path / "bert")
+    script, encoder = tmp_path / "page.py", tiny_checkpoint("bert-encoder", tmp_path / "bert")
     text = "".join(blocks).replace("path/to/model", str(tiny_llama)).replace("path/to/encoder", str(encoder))
     script.write_text(text, encoding="utf-8")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_CPU_KVCACHE_SPACE": "0.05"}

@@ -25,6 +25,8 @@ another tenant's data.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import copy
+from typing import Self
 
 from ferrule.alike import alike
 
@@ -67,6 +69,12 @@ class RequestError(FerruleError):
         super().__init__(message)
         self.message = message
         self.param = param
+
+    def about(self, param: str | None) -> Self:
+        """Return this error with another name of the field. It stays as it is: several requests may have one error."""
+        made = copy(self)
+        made.param = param
+        return made
 
 
 class NotFoundError(RequestError):

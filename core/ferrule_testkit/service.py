@@ -129,8 +129,7 @@ class ScriptedService(Service):
         try:
             return self._admit(request)
         except RequestError as error:
-            error.param = request.spelt(error.param)
-            raise
+            raise error.about(request.spelt(error.param)) from error
 
     def _admit(self, request: Generate) -> Admitted:
         if self.refusal is not None:

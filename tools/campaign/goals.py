@@ -96,7 +96,7 @@ HOSTILE = (
         "G-H9",
         "parsers, stop strings and UTF-8 in pieces of every size",
         "the same events for every cut",
-        (_tests("tests/unit/parsing", f"{_FRONTEND}output/test_stops.py", f"{_FRONTEND}text/test_detokenize.py"),),
+        (_tests("tests/unit/parsing", f"{_FRONTEND}text/test_stops.py", f"{_FRONTEND}text/test_detokenize.py"),),
         (_tests("tests/unit/parsing", f"{_FRONTEND}output", f"{_FRONTEND}text", slow=True),),
     ),
     Goal(

@@ -117,8 +117,7 @@ class FrontendService(Vectors):
         try:
             return await self._admit(request)
         except RequestError as error:
-            error.param = request.spelt(error.param)
-            raise
+            raise error.about(request.spelt(error.param)) from error
 
     # ---------------------------------------------------------------------------------------- the server's side
 

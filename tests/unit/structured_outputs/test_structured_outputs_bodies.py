@@ -313,13 +313,9 @@ async def test_what_a_constraint_does_not_go_with(site: Site, field: str) -> Non
     assert (await site.complete(**stated, suffix="b")).status_code == 200
 
 
-async def test_refusals_of_the_service_get_the_name_of_the_field(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_refusals_of_the_service_get_the_name_of_the_field() -> None:
     site = Site()
-
-    async def refuse(request: Any) -> Any:
-        raise RequestError("The constraint cannot be enforced here.", "structured_outputs")
-
-    monkeypatch.setattr(site.service, "generate", refuse)
+    site.service.refusal = RequestError("The constraint cannot be enforced here.", "structured_outputs")
     for call in (site.complete, site.chat):
         assert error_of(await call(guided_regex="a"))["param"] == "guided_regex"
         assert error_of(await call(structured_outputs={"regex": "a"}))["param"] == "structured_outputs"

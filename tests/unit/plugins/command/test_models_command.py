@@ -65,7 +65,7 @@ def test_a_decoder_with_the_head_of_another_task(tmp_path: Path, capsys: pytest.
     assert re.search(rf"no: LlamaFor{task} (classifies|finds)", capsys.readouterr().out)
 
 
-@pytest.mark.parametrize("named", ["BertForMaskedLM", "BertModel", "BertLMHeadModel"])
+@pytest.mark.parametrize("named", ["BertForMaskedLM", "BertLMHeadModel"])
 def test_an_encoder_whose_class_can_be_a_decoder(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], named: str
 ) -> None:
@@ -74,6 +74,14 @@ def test_an_encoder_whose_class_can_be_a_decoder(
     assert ModelsCommand().run([written(tmp_path / "encoder", config)], discover()) == 1
     assert "no: BertLMHeadModel of transformers attends in both directions" in capsys.readouterr().out
     assert ModelsCommand().run([written(tmp_path / "decoder", config | {"is_decoder": True})], discover()) == 0
+
+
+def test_an_encoder_that_gives_vectors_runs_as_no_decoder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 32, "num_hidden_layers": 2}
+    config |= {"num_attention_heads": 4, "intermediate_size": 64, "vocab_size": 100, "max_position_embeddings": 64}
+    assert ModelsCommand().run([written(tmp_path / "encoder", config)], discover()) == 0
+    assert ModelsCommand().run([written(tmp_path / "decoder", config | {"is_decoder": True})], discover()) == 1
+    assert "makes this BERT a decoder" in capsys.readouterr().out
 
 
 def test_the_list_has_native_and_other_architectures(capsys: pytest.CaptureFixture[str]) -> None:

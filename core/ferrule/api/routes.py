@@ -29,7 +29,7 @@ from ferrule.plugin.faults import fault_logger, log_fault
 from ferrule.wire.doorway import Probe
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
-_TRIAL = Failure(status=404, kind=NotFoundError.kind, message="There is no such route.")
+_TRIAL = Failure(status=404, kind=NotFoundError.kind, message="This route does not exist.")  # to try a dialect with
 _COPIED = [name for name in inspect.signature(APIRoute).parameters if name != "form_limits"]
 
 

@@ -62,8 +62,8 @@ def build_engine(
 ) -> Engine:
     """Load the model, size the cache, and connect the loop to its clients. Raises StartupError.
 
-    Engines with the same `cache_root` give the same digests to the same blocks, so that they can be compared; nobody
-    outside may guess it. `clock` is the one that requests' arrivals are on.
+    Engines with the same `cache_root` give equal blocks equal digests, so their caches can be compared. Keep it secret:
+    who knows it can compute digests. `clock` tells the time that requests' arrivals are measured in.
     """
     with naming_culprit(plugins):
         return _built(config, plugins, channel, executor, cache_root, clock)

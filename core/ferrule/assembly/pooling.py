@@ -54,10 +54,12 @@ def _stated(folder: Path) -> PoolingSpec:
         if not isinstance(modules, list):
             raise ValueError("an object")
         named = [(str(module["type"]).rpartition(".")[2], str(module["path"])) for module in modules]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{file} cannot be read as a list of modules: {error}.") from None
     kind: PoolingKind | None = None
     for name, path in named:
+        if Path(path).is_absolute() or ".." in Path(path).parts:
+            raise CheckpointError(f"{file} has a module in another folder, {path!r:.80}.")
         if name == "Pooling":
             kind = _kind(folder / path / "config.json")
         elif name not in ("Transformer", "Normalize"):

@@ -9,8 +9,7 @@ another request. So whoever computes positions from `start` on must not read bel
 
 A recurrent group has no blocks, and what it keeps can be entered only where it was saved. In a model that has one, a
 hit ends at a border of which there is a snapshot (`ferrule.engine.snapshots`); a snapshot goes with the blocks that
-end there. Where there is no room for snapshots, no prefix is reused: requests have no chain. Without any groups, as
-in an encoder, nothing is kept at all.
+end there. Without room for snapshots, no prefix is reused. A model without groups, such as an encoder, keeps nothing.
 """
 
 from __future__ import annotations

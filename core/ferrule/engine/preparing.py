@@ -30,7 +30,7 @@ class AdapterSlots:
     def take(self, id: str, adapter: Adapter) -> tuple[int, bool] | None:
         """Give a request its adapter's slot, and say whether the adapter must be loaded there; None: none is free.
 
-        Raises RequestError where there are no slots.
+        Raises RequestError on a server without adapters.
         """
         if not self._count:
             raise RequestError("This server has no adapters.", "model")
@@ -51,7 +51,7 @@ class AdapterSlots:
         self._adapters.pop(adapter.name, None)
 
     def _free(self) -> int:
-        """A slot that nobody uses; 0 when there is none. Its adapter is forgotten."""
+        """Return a slot that no request uses, and forget the adapter in it; 0 when all are in use."""
         used = set(self._users.values())
         empty = set(range(1, self._count + 1)) - set(self._adapters.values()) - used
         if empty:

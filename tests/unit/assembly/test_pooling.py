@@ -70,7 +70,14 @@ def test_a_module_that_would_change_vectors_is_refused(tmp_path: Path) -> None:
         read_pooling(tmp_path, {})
 
 
-@pytest.mark.parametrize("text", ["{", "{}", '[{"type": 1}]', "[1]", '{"a": 1}'])
+@pytest.mark.parametrize("path", ["/etc", "../other", "1_Pooling/../../other"])
+def test_a_module_outside_of_the_folder_is_refused(tmp_path: Path, path: str) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps([{"type": "sentence_transformers.models.Pooling", "path": path}]))
+    with pytest.raises(CheckpointError, match="a module in another folder"):
+        read_pooling(tmp_path, {})
+
+
+@pytest.mark.parametrize("text", ["{", "{}", '[{"type": 1}]', "[1]", '{"a": 1}', "[" * 200_000])
 def test_a_damaged_list_of_modules_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "modules.json").write_text(text)
     with pytest.raises(CheckpointError, match="modules"):

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, InstanceOf, JsonValue, PlainValidator, Tag, model_validator
 
+from ferrule.forms import GrammarSpec
 from ferrule.schema import (
     Arguments,
     Count,
@@ -23,7 +24,6 @@ from ferrule.schema import (
     problem,
 )
 from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-from ferrule.types import GrammarSpec
 
 Texts = Annotated[list[SomeText], Field(strict=False, fail_fast=True)]
 OneOrMoreTexts = Annotated[Annotated[SomeText, Tag("<a string>")] | Annotated[Texts, Tag("<a list>")], by_type]

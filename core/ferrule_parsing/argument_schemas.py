@@ -9,7 +9,7 @@ from urllib.parse import unquote
 
 from msgspec import Struct
 
-from ferrule.types import Fixed, Form, OneOf, Repeated, Series
+from ferrule.forms import Fixed, Form, OneOf, Repeated, Series
 
 NOTES = frozenset(("title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly"))
 _OBJECT = NOTES | {"type", "properties", "required", "additionalProperties", "$defs", "definitions", "$schema"}

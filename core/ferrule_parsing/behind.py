@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ferrule.types import Anything, Fixed, Form, OneOf, Repeated, Series, Tag, Triggered
+from ferrule.forms import Anything, Fixed, Form, OneOf, Repeated, Series, Tag, Triggered
 
 
 def behind(form: Form, text: str) -> Form | None:

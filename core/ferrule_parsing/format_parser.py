@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Any
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import ChoiceContext, DroppedTags, Event, TextDelta, ToolParser
 from ferrule.structured_outputs.calls import enforced
-from ferrule.types import GrammarSpec
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, ToolFormat
 from ferrule_parsing.reader import Reader

@@ -10,9 +10,9 @@ from functools import cached_property, lru_cache
 from os.path import commonprefix
 from typing import Any
 
+from ferrule.forms import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule.interfaces.parsers import DroppedTags
 from ferrule.structured_outputs.calls import EnforcedFunction
-from ferrule.types import Anything, Fixed, Form, GrammarSpec, OneOf, Regex, Repeated, Series, Tag, Triggered
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.reader import Reader, Tags
 

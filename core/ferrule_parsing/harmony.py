@@ -13,7 +13,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from ferrule.types import Fixed, Form, Series, Triggered
+from ferrule.forms import Fixed, Form, Series, Triggered
 from ferrule_parsing.reader import Reader, Tags
 
 START, CHANNEL, MESSAGE, CONSTRAIN = "<|start|>", "<|channel|>", "<|message|>", "<|constrain|>"

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
-from ferrule.types import Fixed, Form, Regex
+from ferrule.forms import Fixed, Form, Regex
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, CallSyntax
 from ferrule_parsing.reader import Reader

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ferrule.forms import Fixed, Form, Json, Regex, Series
 from ferrule.structured_outputs.calls import EnforcedFunction
-from ferrule.types import Fixed, Form, Json, Regex, Series
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, CallSyntax, Schemas
 from ferrule_parsing.heads import HeadedCall, HeadedReader

@@ -8,8 +8,8 @@ from functools import lru_cache
 from json.encoder import encode_basestring
 from typing import Any
 
+from ferrule.forms import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule.structured_outputs.calls import EnforcedFunction
-from ferrule.types import Fixed, Form, Json, OneOf, Regex, Repeated, Series, Until
 from ferrule_parsing import argument_schemas
 from ferrule_parsing.calls import CallWriter
 from ferrule_parsing.formats import CallReader, Schemas

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 
+from ferrule.forms import Fixed, Form, OneOf, Regex, Series, Until
 from ferrule.interfaces.parsers import (
     ChoiceContext,
     Content,
@@ -14,7 +15,6 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ThoughtTags,
 )
-from ferrule.types import Fixed, Form, OneOf, Regex, Series, Until
 from ferrule_parsing.behind import behind
 from ferrule_parsing.call_probe import CallProbe
 from ferrule_parsing.markup import MarkupFilter

@@ -35,6 +35,7 @@ PUBLIC: Mapping[str, Public] = MappingProxyType(
     {
         "ferrule": Public("the version, and the offline API", Shown.NAMES),
         "ferrule.types": Public("values that cross processes", Shown.WHOLE),
+        "ferrule.forms": Public("what output may look like", Shown.WHOLE),
         "ferrule.errors": Public("exceptions", Shown.WHOLE),
         "ferrule.sampling_params": Public("`SamplingParams` and `Beam`", Shown.WHOLE),
         "ferrule.interfaces.*": Public("base classes and the types of their arguments; the contract", Shown.WHOLE),

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Repeated, Series
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Repeated, Series
 from ferrule_testkit.kits import GuidedDecodingKit
 from ferrule_testkit.kits.run import run_kit
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -22,7 +23,6 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.types import GrammarSpec
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.kits import CallText, ReasoningParserKit, Thought, ToolParserKit
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit

@@ -9,7 +9,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "alike", "errors", "env_vllm", "env", "log", "waiting"),
+    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "waiting"),
     ("plugin",),
     ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
@@ -34,6 +34,7 @@ LAYERS = (
 NO_TORCH = frozenset(
     {
         "types",
+        "forms",
         "alike",
         "errors",
         "env_vllm",

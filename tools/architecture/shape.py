@@ -24,6 +24,7 @@ MAX_SERVING = (
 )
 BUDGETS = MappingProxyType(
     {
+        "ferrule.forms": 100,
         "ferrule.alike": 60,
         "ferrule.errors": 120,
         "ferrule.env": 250,
@@ -60,7 +61,6 @@ TABLES = frozenset(
     {
         "core/ferrule/config/sections.py",
         "core/ferrule/config/unsupported.py",
-        "core/ferrule/types.py",
         "core/ferrule_testkit/row_recipes.py",
         "plugins/ferrule_plugins/stat_logger/catalog.py",
     }

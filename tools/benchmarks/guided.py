@@ -22,10 +22,11 @@ from typing import Any
 
 import numpy as np
 
+from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import discover
 from ferrule.runner.grammars import Grammars
-from ferrule.types import Admit, Chunk, CompiledGrammar, GrammarSpec, Json, TokenSampling
+from ferrule.types import Admit, Chunk, CompiledGrammar, TokenSampling
 
 SIZE = 151_936
 _SYLLABLES = (

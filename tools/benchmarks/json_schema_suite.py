@@ -21,9 +21,9 @@ from typing import Any
 
 import jsonschema
 
+from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
-from ferrule.types import GrammarSpec, Json
 from ferrule_testkit.guided import accepts, sample, vocabulary
 from ferrule_testkit.kits.base import Broken
 

@@ -137,10 +137,10 @@ def _part(package: ModuleType) -> Iterator[str]:
 
 
 def _definitions() -> Iterator[tuple[str, Definition]]:
-    """Every class and alias of `ferrule.interfaces` and `ferrule.types`, by name; not those of earlier contracts."""
+    """Return the classes and aliases of the contract by name, without those of earlier versions."""
     root = Path(ferrule.__file__).parent
     earlier = {form.base.partition(":")[0] for kind in KINDS.values() for form in kind.earlier.values()}
-    for file in [root / "types.py", *sorted((root / "interfaces").glob("[a-z]*.py"))]:
+    for file in [root / "types.py", root / "forms.py", *sorted((root / "interfaces").glob("[a-z]*.py"))]:
         module = ".".join(["ferrule", *file.relative_to(root).with_suffix("").parts])
         if module in earlier:
             continue

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from msgspec import Struct
 
-from ferrule.types import GrammarSpec
+from ferrule.forms import GrammarSpec
 
 if TYPE_CHECKING:
     import numpy as np

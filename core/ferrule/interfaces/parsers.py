@@ -12,8 +12,8 @@ from typing import Any
 
 from msgspec import Struct
 
+from ferrule.forms import Form, GrammarSpec
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import Form, GrammarSpec
 
 DroppedTags = tuple[str | tuple[str, str], ...]  # tags; a pair: everything from the first to the second
 

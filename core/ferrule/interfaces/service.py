@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from ferrule.errors import RequestError, RequestFailed
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import Event
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, GrammarSpec, ModelInfo, Targets, TokenLogprobs
+from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from pydantic import ConfigDict, Field, Tag, model_validator
 
 from ferrule.config.suffixes import split_backend
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Rules
 from ferrule.schema import Arguments, Body, Strict, Text, by_field, problem
 from ferrule.structured_outputs.sources import Backend, Choices, GrammarText, JsonSchema, Pattern
 from ferrule.structured_outputs.tags import Strictly, StructuralTag, StructuralTagOrText, bounded
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Rules
 
 _OBJECT = Json({"type": "object"})
 _FORMS: Mapping[str, Callable[[Any], Form | None]] = MappingProxyType(

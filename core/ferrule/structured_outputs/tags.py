@@ -10,9 +10,9 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BeforeValidator, ConfigDict, Field, WithJsonSchema, model_validator
 from pydantic import Tag as Named
 
+from ferrule.forms import Anything, Fixed, Form, Json, OneOf, Regex, Repeated, Rules, Series, Tag, Triggered, Until
 from ferrule.schema import Size, SizeOrAll, SomeText, Strict, Text, by_field, by_type, problem, rule
 from ferrule.structured_outputs.sources import GrammarText, JsonSchema, Pattern, plain_json
-from ferrule.types import Anything, Fixed, Form, Json, OneOf, Regex, Repeated, Rules, Series, Tag, Triggered, Until
 
 _EXCLUDES = Annotated[
     list[Any],

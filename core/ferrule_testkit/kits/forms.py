@@ -8,20 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.types import (
-    Anything,
-    Fixed,
-    Form,
-    Json,
-    OneOf,
-    Regex,
-    Repeated,
-    Rules,
-    Series,
-    Tag,
-    Triggered,
-    Until,
-)
+from ferrule.forms import Anything, Fixed, Form, Json, OneOf, Regex, Repeated, Rules, Series, Tag, Triggered, Until
 
 
 @dataclass(frozen=True)

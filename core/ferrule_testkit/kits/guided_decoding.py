@@ -10,8 +10,8 @@ from functools import cache
 
 import numpy as np
 
+from ferrule.forms import Anything, Form, GrammarSpec, Json, OneOf, Series, Triggered, Until
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
-from ferrule.types import Anything, Form, GrammarSpec, Json, OneOf, Series, Triggered, Until
 from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.forms import FORMS, KEYWORDS, WRONG, FormTexts

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
-from ferrule.types import GrammarSpec
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.cuts import cuts
 from ferrule_testkit.kits.parsers import FOREIGN, PLAIN, Fold, fold, linear, same, squeezed

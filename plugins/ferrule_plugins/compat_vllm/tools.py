@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -19,7 +20,6 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.interfaces.plugins import log_fault
-from ferrule.types import GrammarSpec
 from ferrule_plugins.compat_vllm.helpers import make_tool_call_id
 from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, request_of, tokenizer_of, with_request
 

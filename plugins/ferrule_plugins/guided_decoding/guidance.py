@@ -16,8 +16,7 @@ import llguidance
 import numpy as np
 from llguidance.gbnf_to_lark import any_to_lark
 
-from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import (
+from ferrule.forms import (
     Anything,
     Fixed,
     Form,
@@ -32,6 +31,7 @@ from ferrule.types import (
     Triggered,
     Until,
 )
+from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import FORMATS, without_sets

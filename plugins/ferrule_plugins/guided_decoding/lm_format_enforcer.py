@@ -23,8 +23,8 @@ from lmformatenforcer.characterlevelparser import (
 from lmformatenforcer.jsonschemaparser import JsonSchemaParser
 from lmformatenforcer.regexparser import RegexParser
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, units, whole

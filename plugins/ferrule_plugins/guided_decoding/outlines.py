@@ -14,8 +14,8 @@ import numpy as np
 import outlines_core
 from outlines_core import json_schema
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Repeated, Series
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar, mask_of
 from ferrule_plugins.guided_decoding.patterns import CHARACTER, UnsupportedPattern, whole, without_sets

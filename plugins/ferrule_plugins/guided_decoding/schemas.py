@@ -8,7 +8,7 @@ from typing import Any
 
 from msgspec import structs
 
-from ferrule.types import Form, OneOf, Repeated, Series, Tag, Triggered
+from ferrule.forms import Form, OneOf, Repeated, Series, Tag, Triggered
 
 # Keywords whose value is a schema, a list of schemas, or an object whose values are schemas (JSON Schema 2020-12).
 _SCHEMA = frozenset(

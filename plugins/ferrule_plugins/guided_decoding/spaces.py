@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ferrule.types import GrammarSpec
+from ferrule.forms import GrammarSpec
 from ferrule_plugins.guided_decoding.patterns import whitespace
 from ferrule_plugins.guided_decoding.schemas import inner
 from ferrule_plugins.guided_decoding.support import resolved

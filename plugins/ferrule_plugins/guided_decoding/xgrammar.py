@@ -27,8 +27,7 @@ from xgrammar.structural_tag import (
     TagFormat,
 )
 
-from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import (
+from ferrule.forms import (
     Anything,
     Fixed,
     Form,
@@ -42,6 +41,7 @@ from ferrule.types import (
     Triggered,
     Until,
 )
+from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule_plugins.guided_decoding import spaces
 from ferrule_plugins.guided_decoding.masks import Mask, Masks, TextGrammar
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, whole

@@ -8,7 +8,7 @@ https://github.com/vllm-project/vllm and https://github.com/sgl-project/sglang, 
 
 from __future__ import annotations
 
-from ferrule.types import Fixed, Form, OneOf, Series
+from ferrule.forms import Fixed, Form, OneOf, Series
 from ferrule_parsing import Tags, ThinkingParser
 
 _MESSAGE, _TEXT, _END = "<|message_model|>", "<|content_text|>", "<|end_message|>"

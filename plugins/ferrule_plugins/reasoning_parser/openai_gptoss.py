@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ferrule.forms import Fixed, Form, OneOf, Series, Until
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta, ThoughtTags
-from ferrule.types import Fixed, Form, OneOf, Series, Until
 from ferrule_parsing.harmony import (
     CHANNEL,
     END,

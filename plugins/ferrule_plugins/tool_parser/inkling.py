@@ -16,8 +16,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Series
 from ferrule.interfaces.parsers import Event, TextDelta
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Series
 from ferrule_parsing import CallReader, CallWriter, EnforcedFunction, FormatParser, JsonCall, Reader, Tags, ToolFormat
 from ferrule_parsing.formats import Schemas
 

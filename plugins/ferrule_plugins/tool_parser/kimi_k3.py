@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from ferrule.types import Form
+from ferrule.forms import Form
 from ferrule_parsing import CallHead, CallWriter, FormatParser, Parameters, ToolFormat, argument_schemas
 
 _KINDS = ("number", "integer", "boolean", "object", "array", "null")

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.types import Fixed, Form, Json, OneOf, Repeated, Series, Until
+from ferrule.forms import Fixed, Form, Json, OneOf, Repeated, Series, Until
 from ferrule_parsing import CallHead, CallReader, EnforcedFunction, FormatParser, ToolFormat, argument_schemas
 from ferrule_parsing.formats import Schemas
 from ferrule_parsing.heads import HeadedCall

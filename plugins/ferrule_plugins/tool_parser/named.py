@@ -6,8 +6,8 @@ import secrets
 import string
 from typing import Any
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import ChoiceContext
-from ferrule.types import GrammarSpec
 from ferrule_parsing import CallHead, FormatParser, JsonCall, NamedJson, ToolFormat
 
 _TAG, _ID, _ARGUMENTS = "[TOOL_CALLS]", "[CALL_ID]", "[ARGS]"

@@ -9,8 +9,8 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series, Tag, Triggered
 from ferrule.interfaces.parsers import Event, TextDelta, ToolParser
-from ferrule.types import Fixed, Form, GrammarSpec, Json, OneOf, Regex, Series, Tag, Triggered
 from ferrule_parsing import CallWriter, EnforcedFunction, HarmonyReader, ObjectReader, enforced
 from ferrule_parsing.harmony import CHANNEL, CONSTRAIN, FUNCTION_CALL, MESSAGE, SPECIAL_TOKENS, Body, Head, Part, Tail
 

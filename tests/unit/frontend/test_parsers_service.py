@@ -18,6 +18,7 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.output.choice import fold as fold_outputs
 from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.service import FrontendService, build_service
@@ -36,7 +37,7 @@ from ferrule.interfaces.parsers import (
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, Service
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import EngineRequest, FinishReason, GrammarSpec, RequestDelta, TokenLogprobs
+from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes

@@ -29,6 +29,7 @@ from ferrule.errors import (
     StartupError,
     UnavailableError,
 )
+from ferrule.forms import GrammarSpec, Regex
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.service import build_service
 from ferrule.interfaces.parsers import (
@@ -47,16 +48,7 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Rea
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import Beam, SamplingParams
-from ferrule.types import (
-    EngineRequest,
-    EngineStats,
-    FinishReason,
-    GrammarSpec,
-    Regex,
-    RequestDelta,
-    Targets,
-    TokenLogprobs,
-)
+from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta, Targets, TokenLogprobs
 from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
 from ferrule_testkit.frontend import (
     Answer,

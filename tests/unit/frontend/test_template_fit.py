@@ -14,6 +14,7 @@ import pytest
 
 from ferrule.config import Config, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.service import build_service
@@ -23,7 +24,6 @@ from ferrule.frontend.text.render import Renderer
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Event, TextDelta, ToolParser
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import discover
-from ferrule.types import GrammarSpec
 from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.fake_engine import FakeEngine, says

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from msgspec.structs import replace
 
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext, TextDelta, ToolParser
 from ferrule.plugin import discover
-from ferrule.types import GrammarSpec
 from ferrule_parsing import FormatParser, Tags
 from ferrule_parsing.argument_schemas import described
 from ferrule_plugins.guided_decoding.guidance import Guidance

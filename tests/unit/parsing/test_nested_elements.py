@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.interfaces.parsers import ChoiceContext
-from ferrule.types import GrammarSpec
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.guided_decoding.xgrammar import XGrammar
 from ferrule_plugins.tool_parser.minimax_m3 import MiniMaxM3

@@ -13,12 +13,13 @@ import torch
 
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.execution import worker
+from ferrule.forms import GrammarSpec, Regex
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import Sampled
 from ferrule.runner.draws import Draws
 from ferrule.runner.model_runner import RunnerParts
 from ferrule.runner.outcome import Outcome
-from ferrule.types import Chunk, CompiledGrammar, FinishReason, GrammarSpec, Regex, StepPlan, ThoughtLimit
+from ferrule.types import Chunk, CompiledGrammar, FinishReason, StepPlan, ThoughtLimit
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
 from ferrule_testkit.speculator import LuckySpeculator

@@ -18,22 +18,12 @@ import numpy as np
 import pytest
 
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer, read_vocabulary
+from ferrule.forms import Form, GrammarSpec, Json, Regex
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins, discover
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.outcome import Outcome
-from ferrule.types import (
-    Admit,
-    Chunk,
-    CompiledGrammar,
-    FinishReason,
-    Form,
-    GrammarSpec,
-    Json,
-    Regex,
-    StepPlan,
-    TokenSampling,
-)
+from ferrule.types import Admit, Chunk, CompiledGrammar, FinishReason, StepPlan, TokenSampling
 from ferrule_testkit.harness import Harness
 from ferrule_testkit.tokenizers import ByteTokenizer
 

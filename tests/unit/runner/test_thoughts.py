@@ -12,10 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
+from ferrule.forms import GrammarSpec, Regex, Series, Until
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner.thoughts import ThoughtCounter
-from ferrule.types import CompiledGrammar, FinishReason, GrammarSpec, Regex, Series, ThoughtLimit, Until
+from ferrule.types import CompiledGrammar, FinishReason, ThoughtLimit
 from ferrule_testkit.harness import Harness
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [21, 22, 23], [31, 32, 33, 34, 35]]

@@ -9,7 +9,7 @@ import pytest
 from pydantic import BaseModel
 
 from ferrule.errors import RequestError
-from ferrule.types import (
+from ferrule.forms import (
     Anything,
     Fixed,
     Form,

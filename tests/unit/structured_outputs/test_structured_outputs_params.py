@@ -11,7 +11,7 @@ from pydantic import BaseModel
 import ferrule
 from ferrule import GuidedDecodingParams, SamplingParams, StructuredOutputsParams
 from ferrule.errors import RequestError
-from ferrule.types import Fixed, GrammarSpec, Json, OneOf, Regex, Rules, Triggered
+from ferrule.forms import Fixed, GrammarSpec, Json, OneOf, Regex, Rules, Triggered
 
 
 class Car(BaseModel):

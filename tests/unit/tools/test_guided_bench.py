@@ -8,8 +8,8 @@ import re
 import jsonschema
 import pytest
 
+from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import Vocabulary
-from ferrule.types import GrammarSpec, Json
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from tools.benchmarks.guided import example, forced, measure, memory, tokenize
 

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ferrule.forms import Fixed, GrammarSpec, Json, OneOf, Repeated, Series
 from ferrule.interfaces.parsers import (
     CallArguments,
     CallEnd,
@@ -18,7 +19,6 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.structured_outputs.calls import enforced
-from ferrule.types import Fixed, GrammarSpec, Json, OneOf, Repeated, Series
 
 _PARAMETERS = 3  # depth at which the parameters of a call begin
 _PLAIN = re.compile(r'[^"\\{}\[\]]+')

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 
 from ferrule.config.resolved import ResolvedDecoding
 from ferrule.errors import PluginError, RequestError, nearest
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.children.pool import ChildPool, pack
 from ferrule.frontend.guided.work import Setup
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import CompiledGrammar, GrammarSpec
+from ferrule.types import CompiledGrammar
 
 _TASK = "ferrule.frontend.guided.work:Work"
 _MEMORY_BYTES = 1 << 30  # that a child may write

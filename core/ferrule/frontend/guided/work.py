@@ -7,9 +7,9 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
 from ferrule.plugin import Plugins
-from ferrule.types import GrammarSpec
 
 
 class Setup(Struct, frozen=True):

@@ -16,6 +16,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from ferrule.forms import GrammarSpec
 from ferrule.frontend.guided.calls import CallList, NamedCall
 from ferrule.frontend.text.stops import StopMatcher
 from ferrule.interfaces.parsers import (
@@ -30,7 +31,6 @@ from ferrule.interfaces.parsers import (
     ToolParser,
 )
 from ferrule.plugin.faults import failing_request
-from ferrule.types import GrammarSpec
 
 ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
 

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from ferrule.assembly.vocabulary import special_ids
 from ferrule.errors import RequestError
+from ferrule.forms import GrammarSpec, OneOf
 from ferrule.frontend.admission.admit import Prepared
 from ferrule.frontend.admission.validate import Checked
 from ferrule.frontend.output.parse import ParseChain, Parsers, enforces
@@ -18,7 +19,7 @@ from ferrule.frontend.text.stops import StopMatcher
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import GrammarSpec, OneOf, ThoughtLimit
+from ferrule.types import ThoughtLimit
 
 _TAIL = 32  # ids of a prompt without text whose text parsers are shown
 _BUDGET = "thinking_token_budget"

@@ -18,6 +18,7 @@ import pytest
 
 from ferrule.assembly.vocabulary import read_vocabulary, special_ids
 from ferrule.errors import RequestError
+from ferrule.forms import GrammarSpec, Json
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.output.reading import OutputReader
 from ferrule.frontend.text.detokenize import decode
@@ -26,7 +27,7 @@ from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext, 
 from ferrule.interfaces.service import ChatPrompt, Generate
 from ferrule.runner.thoughts import ThoughtCounter
 from ferrule.sampling_params import Beam, SamplingParams
-from ferrule.types import GrammarSpec, Json, ThoughtLimit
+from ferrule.types import ThoughtLimit
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_plugins.tool_parser.openai import OpenAIToolParser

@@ -11,11 +11,12 @@ import pytest
 from ferrule.config import Config, DecodingConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import RequestError
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, Regex, Rules
 from ferrule.frontend.children.pool import ChildPool
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.plugin import discover
-from ferrule.types import CompiledGrammar, Fixed, Form, GrammarSpec, Json, Regex, Rules
+from ferrule.types import CompiledGrammar
 
 WORDS = Vocabulary((*(bytes([byte]) for byte in range(256)), b"", b'{"'), 264, (256,))
 

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from ferrule.errors import RequestError
+from ferrule.forms import GrammarSpec, Json, OneOf, Regex
 from ferrule.frontend.guided.calls import CallList
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.output.reading import OutputReader
@@ -20,7 +21,6 @@ from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams
 from ferrule.structured_outputs.calls import enforced
-from ferrule.types import GrammarSpec, Json, OneOf, Regex
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.openai_gptoss import OpenAIGptOss

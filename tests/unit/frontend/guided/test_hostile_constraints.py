@@ -11,13 +11,14 @@ import pytest
 from ferrule.config import Config, DecodingConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import RequestError
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, Regex, Rules
 from ferrule.frontend.guided import compiler as compilers
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.plugin import discover
-from ferrule.types import CompiledGrammar, Fixed, Form, GrammarSpec, Json, Regex, Rules
+from ferrule.types import CompiledGrammar
 from ferrule_plugins.tool_parser.hermes import Hermes
 from tests.e2e.http.test_hostile import LEAKS
 

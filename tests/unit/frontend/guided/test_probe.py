@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from ferrule.errors import RequestError
+from ferrule.forms import Form, GrammarSpec, Json, Regex
 from ferrule.frontend.guided.probe import TOKENS, probe
 from ferrule.interfaces.guided_decoding import Grammar, Vocabulary
-from ferrule.types import Form, GrammarSpec, Json, Regex
 from tests.unit.frontend.guided.test_hostile_constraints import compiler
 
 LETTERS = Vocabulary((b"a", b"bb", b"", b"c"), 40, (2,))

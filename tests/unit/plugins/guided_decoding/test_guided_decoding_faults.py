@@ -10,8 +10,8 @@ import jsonschema
 import numpy as np
 import pytest
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, Regex, Rules, Series
 from ferrule.plugin import discover
-from ferrule.types import Fixed, Form, GrammarSpec, Json, Regex, Rules, Series
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere, json_text, whitespace, whole
 from ferrule_testkit.guided import MERGED, accepts, first_refused, vocabulary, whole_tokens_of
 

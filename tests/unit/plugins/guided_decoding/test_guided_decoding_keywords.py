@@ -10,9 +10,9 @@ from typing import Any
 import jsonschema
 import pytest
 
+from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
-from ferrule.types import GrammarSpec, Json
 from ferrule_testkit.guided import MERGED, accepts, first_refused, sample, vocabulary, whole_tokens_of
 from tests.unit.plugins.guided_decoding.grid import GRID, Row
 

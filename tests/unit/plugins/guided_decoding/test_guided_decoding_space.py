@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
+from ferrule.forms import Fixed, Form, GrammarSpec, Json, Series
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
-from ferrule.types import Fixed, Form, GrammarSpec, Json, Series
 from ferrule_plugins.guided_decoding.spaces import indentation
 from ferrule_testkit.guided import accepts, sample, vocabulary
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from ferrule.forms import Fixed, GrammarSpec, OneOf
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabulary
-from ferrule.types import Fixed, GrammarSpec, OneOf
 
 
 class ExampleBackend(GrammarBackend):

@@ -8,8 +8,8 @@ import secrets
 from collections.abc import Sequence
 from typing import Any
 
+from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, TextDelta, ToolParser
-from ferrule.types import GrammarSpec
 
 _MARK = "@call "
 _NAME = re.compile(r"[A-Za-z0-9_.-]")

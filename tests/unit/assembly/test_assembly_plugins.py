@@ -17,7 +17,7 @@ from ferrule.plugin import Plugins
 from ferrule.types import EngineRequest, TokenSampling
 from ferrule.wire.messages import Submit
 from ferrule.wire.queues import QueueChannel
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 WRONG = """
 from ferrule.interfaces.{module} import {base}

@@ -1,4 +1,9 @@
-"""Which tokens of a step are sampled. Of a row with guesses these are several, and not all of what is drawn counts."""
+"""Which tokens of a step are sampled. Of a row with guesses these are several, and not all of what is drawn counts.
+
+A sample needs one uniform number for each row: a hash of the request's seed, the token's position, and a counter for
+the draws of one position. There is no generator state, so preemption, another batch, or another number of steps in
+flight give the same samples.
+"""
 
 from __future__ import annotations
 

@@ -58,7 +58,7 @@ def _library() -> Any:
 
 
 class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds each variant in a folder of its own."""
+    """The `build_ext` command that builds each variant of the kernels in a folder of its own."""
 
     extensions: list[Extension]
 
@@ -79,7 +79,7 @@ class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
                 done.result()
 
     def _build(self, extension: Extension, files: ThreadPoolExecutor) -> None:
-        """Raises for one that is not optional and does not compile."""
+        """Build one variant. Raises CCompilerError when a variant that is not optional does not compile."""
         own = copy.copy(self)
         own.build_temp = str(Path(self.build_temp) / extension.name)
         own.compiler = copy.copy(self.compiler)

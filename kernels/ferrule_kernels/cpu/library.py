@@ -97,7 +97,8 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def available() -> bool:
-    """Whether the library can be loaded. Tried once: what fails may be a compiler that runs for a minute."""
+    """Return whether the library can be loaded. A failed attempt is not repeated: it may run a compiler for a minute.
+    """
     try:
         load()
     except KernelsUnavailableError:
@@ -127,7 +128,7 @@ def _open(here: frozenset[str]) -> ctypes.CDLL:
 
 
 def features() -> frozenset[str]:
-    """What the processor can do, as Linux calls it; empty where that is not told."""
+    """Return the processor's features under Linux's names; empty where the system does not report them."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -139,7 +140,7 @@ def features() -> frozenset[str]:
 
 
 def _installed(here: frozenset[str]) -> Path | None:
-    """The best of the variants beside this file that a processor with these features can run."""
+    """Return the best variant beside this file that a processor with these features can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     newest = max((HERE / name).stat().st_mtime for name in (*SOURCES, *HEADERS))
@@ -173,7 +174,7 @@ def _build(here: frozenset[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """A folder that nobody else may write to. Raises OSError; RuntimeError without a home."""
+    """Return a folder that nobody else may write to. Raises OSError; RuntimeError without a home directory."""
     folder = Path.home() / ".cache" / "ferrule" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = folder.stat()

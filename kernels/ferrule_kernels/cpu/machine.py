@@ -41,7 +41,7 @@ class Limits:
 
 
 def measure() -> Limits:
-    """Raises KernelsUnavailableError."""
+    """Measure this machine's limits. Raises KernelsUnavailableError."""
     kernels: Any = library.load()
     kernels.ferrule_rate.restype = ctypes.c_double
     kernels.ferrule_rate.argtypes = (ctypes.c_int, ctypes.c_int64)
@@ -63,7 +63,10 @@ def measure() -> Limits:
 
 
 def _best(work: Callable[[int], float], seconds: float = _SECONDS) -> float:
-    """What `work` does of n rounds, per second: the best of several runs, that last long enough to be timed."""
+    """Return how much `work` does per second, the best of several runs that last long enough to be timed.
+
+    `work` takes a number of rounds and returns how much it did.
+    """
     rounds = 1
     while min(_timed(work, rounds) for _ in range(3)) < seconds / 10:  # the least: threads start late, others run
         rounds *= 2
@@ -76,7 +79,7 @@ def _best(work: Callable[[int], float], seconds: float = _SECONDS) -> float:
 
 
 def _timed(work: Callable[[int], float], rounds: int) -> float:
-    """Seconds."""
+    """Return how many seconds so many rounds of `work` take."""
     began = time.perf_counter()
     work(rounds)
     return time.perf_counter() - began

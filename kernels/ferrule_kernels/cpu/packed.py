@@ -10,5 +10,5 @@ LAYOUTS = (1, 2)
 
 
 def layout() -> int:
-    """What is packed in here."""
+    """Return the layout that weights are packed in on this processor."""
     return LAYOUTS[dense.unit() == "amx"]

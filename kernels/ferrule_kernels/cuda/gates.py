@@ -32,7 +32,7 @@ GATES = {
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """The function ACT, a value of `GATES`, of float32 x."""
+    """Apply the activation ACT, a value of `GATES`, to float32 x."""
     if ACT == "silu":
         y = x * tl.sigmoid(x)
     elif ACT == "gelu_tanh":  # (1 + tanh(z)) / 2 = sigmoid(2 z)
@@ -71,7 +71,7 @@ def _gate_kernel(x, out, stride, SIZE: tl.constexpr, ACT: tl.constexpr, GATED: t
 
 
 class Gate:
-    """act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
+    """The product act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
 
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
@@ -80,12 +80,12 @@ class Gate:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[rows, 2 * size] → [rows, size]."""
+        """Compute rows [rows, 2 * size] → [rows, size]."""
         return _run(gate_up, self._act, self._size, gated=True)
 
 
 class Activation:
-    """act(x) of rows [size]. Raises KeyError for an activation that is not in `GATES`."""
+    """The activation act(x) of rows [size]. Raises KeyError for an activation that is not in `GATES`."""
 
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
@@ -94,7 +94,7 @@ class Activation:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, size] → [rows, size]."""
+        """Compute rows [rows, size] → [rows, size]."""
         return _run(x, self._act, self._size, gated=False)
 
 

@@ -91,7 +91,9 @@ class Heads:
     def __init__(
         self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
     ) -> None:
-        """`norms`: of one query head and one key head, or none. `turned`: features that rotate, from the first."""
+        """Keep the sizes. `norms` are of one query head and one key head, or empty; `turned` counts rotated features,
+        from the first.
+        """
         self._q_heads, self._k_heads = heads
         self._dim, self._turned, self._interleaved = dim, turned, interleaved
         self._norms = tuple(norms)
@@ -101,7 +103,10 @@ class Heads:
         return known and all(norm.dtype == x.dtype for norm in self._norms)
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+        """Normalise and rotate x [tokens, at least query and key heads, dim] in place.
+
+        `rotation` is cos and sin, each [tokens, 1, turned / 2] of x's type.
+        """
         cos, sin = (None, None) if rotation is None or not self._turned else rotation
         q_norm, k_norm = self._norms or (None, None)
         if cos is None and q_norm is None:

@@ -9,17 +9,19 @@ _MOST_WARPS = 16
 
 
 def power_of_2(size: int) -> int:
-    """The least power of two that is not below `size`, which is at least 1."""
+    """Return the least power of two that is not below `size`, which is at least 1."""
     return 1 << (size - 1).bit_length()
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile of so many elements: as many as give a thread one load, within what is worth it."""
+    """Return how many warps a tile of so many elements has: enough to give each thread one load, within sensible
+    limits.
+    """
     return max(1, min(_MOST_WARPS, elements // (_WARP * _ELEMENTS)))
 
 
 def row_tile(size: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile that holds whole rows of `size`; short rows share a program."""
+    """Return (rows, columns, warps) of a tile that holds whole rows of `size`; short rows share a program."""
     columns = power_of_2(size)
     rows = max(1, _SMALLEST // columns)
     return rows, columns, warps(rows * columns)

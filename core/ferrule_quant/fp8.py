@@ -20,7 +20,9 @@ _LARGEST = 1 << 20
 
 
 def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
-    """The outputs and inputs of a block. Raises ValueError for what is not two positive numbers."""
+    """Return the outputs and inputs of a block, or None without blocks. Raises ValueError unless they are positive
+    integers.
+    """
     block = config.get(key)
     if block is None:
         return None
@@ -44,9 +46,9 @@ class Fp8FromFloats(Online):
 
 
 class Fp8Scheme(Quantized):
-    """fp8 weights of a checkpoint. `numbers` and `scales` are what it calls these.
+    """A scheme for fp8 weights of a checkpoint. `numbers` and `scales` are the checkpoint's names of their tensors.
 
-    Scales are of `block`, so many outputs and inputs, of each output, or of the matrix.
+    There is a scale for each `block` of so many outputs and inputs, for each output, or for the matrix.
     """
 
     def __init__(

@@ -40,7 +40,9 @@ class CheckedMethod(QuantizationMethod):
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
-        """Raises ValueError or CheckpointError with what is not read. By default everything is."""
+        """Check a checkpoint's configuration. Raises ValueError or CheckpointError with what is not supported; by
+        default nothing.
+        """
 
 
 class OneOf(CheckedMethod):
@@ -77,7 +79,7 @@ class OneOf(CheckedMethod):
 
 
 def check_cache_scheme(scheme: Any) -> None:
-    """Raises ValueError for a `kv_cache_scheme` that is not of fp8, with scales of layers or of single heads."""
+    """Check that a `kv_cache_scheme` is fp8, with scales of layers or of single heads. Raises ValueError."""
     if not scheme:
         return
     read = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "attn_head"), "dynamic": (False,)}

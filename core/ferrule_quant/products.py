@@ -56,7 +56,7 @@ class Tables:
         return Wide(torch.cat([each.weights().to(dtype) for each in self.projections]), self.why)
 
     def floats(self) -> Iterable[torch.Tensor]:
-        """All numbers."""
+        """Yield all tensors of numbers."""
         for each in self.projections:
             yield from (each.table,) if isinstance(each, Palette) else (each.books,)
             if isinstance(each, Additive) and each.scales is not None:
@@ -71,7 +71,7 @@ class Rounded:
     form: Form
 
     def integers(self) -> Integers:
-        """By torch: to the same numbers as by the CPU's kernels."""
+        """Quantize the weights with torch, to the same numbers as the CPU's kernels."""
         starts = range(0, len(self.weight), _ROWS)
         chunks = [reference.quantize(self.weight[first : first + _ROWS], self.form) for first in starts]
         numbers = torch.cat([chunk.numbers for chunk in chunks]).flatten(1)[:, : self.weight.shape[1]]
@@ -91,7 +91,7 @@ class Fp8:
     step: int = 128
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [n, k]."""
+        """Return the weights that the numbers stand for, [n, k]."""
         if not self.tall:
             return (self.numbers.float() * self.scales[:, None]).to(dtype)
         n, k = self.numbers.shape
@@ -120,18 +120,22 @@ class Floats:
 
 
 def kept_bits(bits: int, group: int) -> int:
-    """How many the CPU's kernel keeps numbers of so many bits in, in groups of so many inputs, 0 for all."""
+    """Return how many bits the CPU's kernel stores numbers of `bits` bits in, in groups of `group` inputs, 0 for
+    all.
+    """
     return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
 
 
 def kept(bits: int, group: int, wide: bool, offsets: bool, table: tuple[int, ...] = ()) -> Form:
-    """How the CPU's kernel keeps numbers of so many bits, in groups of so many inputs, 0 for all."""
+    """Return the form in which the CPU's kernel stores numbers of `bits` bits, in groups of `group` inputs, 0 for
+    all.
+    """
     whole = -(-group // GROUPS) * GROUPS
     return Form(kept_bits(bits, whole), whole, 2 if wide else 1, offsets, table)
 
 
 def has_room(bits: int, group: int) -> bool:
-    """Whether numbers of so many bits can be moved, so that they need no offsets for zero points."""
+    """Return whether numbers of `bits` bits can be shifted, so that zero points need no offsets."""
     return kept_bits(bits, -(-group // GROUPS) * GROUPS) > bits
 
 
@@ -152,13 +156,13 @@ def free(layer: Any) -> None:
 
 
 class Shared:
-    """What the layers of one model share: log lines that appear once."""
+    """The state that the layers of one model share: the log lines that appear only once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """A line of the log, the first time."""
+        """Log a line, the first time only."""
         if text not in self._said:
             self._said.add(text)
             _log.warning("%s", text)
@@ -183,7 +187,7 @@ class Quantized(LinearScheme):
 
     @abstractmethod
     def weights(self, layer: Any) -> Weights:
-        """What the layer's parameters hold. Raises CheckpointError for what they may not."""
+        """Return the weights in the layer's parameters. Raises CheckpointError for invalid ones."""
 
     def pack(self, layer: Any) -> None:
         products = products_of(layer)
@@ -209,9 +213,9 @@ class Quantized(LinearScheme):
 
 
 class Products:
-    """How a device multiplies by quantized weights. This is by torch: the definition, on any device.
+    """The products of a device with quantized weights. This class uses torch: the definition, on any device.
 
-    A platform's part of `Kernels` derives from it and overrides what it has kernels for.
+    A platform's part of `Kernels` derives from it and overrides the products that it has kernels for.
     """
 
     compiled = False  # whether rows are packed as they come, also those of GGUF's blocks, and tables are looked up
@@ -265,7 +269,7 @@ class Products:
         return product if order is None else self._reordered(scheme, layer, product, order)
 
     def levelled(self, scheme: Quantized, layer: Any, weights: Levelled) -> Product:
-        """Weights with the levels of a file's blocks."""
+        """Return the product with weights that have the levels of a file's blocks."""
         added = None if weights.offsets is None else weights.offsets.spread()
         given = reference.Quantized(weights.numbers, weights.scales.spread(), added)
         return self.quantized(scheme, layer, weights.form, given)
@@ -275,18 +279,21 @@ class Products:
         return self.integers(scheme, layer, weights.integers())
 
     def fp8(self, scheme: Quantized, layer: Any, weights: Fp8) -> Product:
-        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
+        """Return the product with fp8 weights, as integers with a scale for each 32 inputs.
+
+        An integer is nearer to an fp8 number than this is to its float.
+        """
         check_scales(weights.scales * FP8_MOST)
         checked(weights.numbers)
         form, dtype = fp8_form(scheme)
         return self.integers(scheme, layer, Rounded(weights.widened(dtype), form).integers())
 
     def tables(self, scheme: Quantized, layer: Any, weights: Tables) -> Product:
-        """Weights that are looked up."""
+        """Return the product with weights that are looked up."""
         return self.widened(scheme, layer, weights.widened(scheme.given))
 
     def quantized(self, scheme: Quantized, layer: Any, form: Form, given: reference.Quantized) -> Product:
-        """`given` has numbers or codes [n, k]."""
+        """Return the product with `given`, whose numbers or codes are [n, k]."""
         scheme.shared.say(f"quantized weights are multiplied by torch, many times slower: {self._why}")
         numbers = looked_up(form.table, given.numbers)
         group, padded = form.widths(numbers.shape[1])
@@ -306,7 +313,9 @@ class Products:
         return dense.matmul
 
     def _reordered(self, scheme: Quantized, layer: Any, product: Product, order: torch.Tensor) -> Product:
-        """The product of activations whose columns stand otherwise: not one that the `matrix` alone gives."""
+        """Return the product with activations whose columns are put into that order first; the `matrix` alone does not
+        give it.
+        """
         scheme.unpacked = (*scheme.packed_tensors(), order)
         scheme.matrix, padded = None, bool((order == layer.in_features).any())
         return lambda layer, x: product(layer, gathered(x, order, padded))
@@ -321,13 +330,13 @@ def products_of(layer: Any) -> Products:
 
 
 def fp8_form(scheme: Quantized) -> tuple[Form, torch.dtype]:
-    """How fp8 weights become integers, and the type of the floats between the two."""
+    """Return the form of fp8 weights as integers, and the type of the floats in between."""
     form = replace(FP8_FORM, digits=2 if scheme.wide else 1)
     return form, torch.float32 if scheme.given == torch.float32 else torch.bfloat16
 
 
 def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
-    """What must be finite."""
+    """Return the tensors whose numbers must be finite."""
     if isinstance(weights, Levelled):
         return (each.floats for each in (weights.scales, weights.offsets) if each is not None)
     if isinstance(weights, Tables):
@@ -341,21 +350,21 @@ def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
 
 
 def checked(numbers: torch.Tensor) -> torch.Tensor:
-    """fp8 numbers of a checkpoint. Raises CheckpointError for one that is NaN."""
+    """Return the fp8 numbers of a checkpoint. Raises CheckpointError if one is NaN."""
     if bool(((numbers.view(torch.uint8) & 0x7F) == 0x7F).any()):
         raise CheckpointError("A quantized weight of the checkpoint is NaN.", _DAMAGED)
     return numbers
 
 
 def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """Raises CheckpointError for a scale that is not finite as it is kept: as bfloat16, float32 or `dtype`."""
+    """Check that scales are finite as they are stored: as bfloat16, then as `dtype`. Raises CheckpointError."""
     most = scales.float().abs().amax().bfloat16().to(dtype) if scales.numel() else scales  # NaN is the largest of all
     if not bool(most.isfinite().all()):
         raise CheckpointError("A scale of the checkpoint's quantized weights is not a finite number.", _DAMAGED)
 
 
 def cannot_run(dtype: torch.dtype) -> str | None:
-    """Why quantized weights are not multiplied by activations of `dtype`."""
+    """Return why quantized weights are not multiplied by activations of `dtype`, or None."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"takes float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
     return None

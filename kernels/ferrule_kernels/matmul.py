@@ -17,8 +17,10 @@ _TINY = 1e-30  # activations and weights are zero in a group that has none beyon
 
 @dataclass(frozen=True)
 class Form:
-    """The form in which weights are stored. `group` counts inputs; 0 is all of them. `digits` counts those of
-    activations, 1 or 2. With `offsets` each group has a float that is added to its weights, beside the scale.
+    """The form in which weights are stored.
+
+    `group` counts inputs; 0 is all of them. `digits` counts those of activations, 1 or 2. With `offsets` each group has
+    a float that is added to its weights, beside the scale.
 
     Numbers of 8 bits are from -127 to 127. Numbers of 2 to 6 bits are signed, as 4 bits are from -8 to 7, and the sign
     of a group's largest number gets the longer half. With a `table` of 16 such numbers of 8 bits, weights of 4 bits are
@@ -130,8 +132,7 @@ def quantize(weight: torch.Tensor, form: Form) -> Quantized:
 
 
 def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """Multiply x [m, k] by the transposed weight [n, k]: float32 [m, n]. A row's result has the same bits in any batch.
-    """
+    """Multiply x [m, k] by the transposed weight [n, k]: float32 [m, n]. A row's result is the same in any batch."""
     parts = _groups(x.float(), form)
     reach = 127.0 if form.digits == 1 else 127.0 * 256.0
     most = parts.abs().amax(dim=2)

@@ -139,8 +139,7 @@ class Blocks:
 
 
 def max_blocks(num_rows: int, num_experts: int, size: int) -> int:
-    """Return how many blocks `num_rows` rows can need, however they are spread: an expert leaves at most one unfilled.
-    """
+    """Return how many blocks `num_rows` rows need at most, however they are spread: an expert leaves one unfilled."""
     with_rows = min(num_rows, num_experts)
     return (num_rows + with_rows * (size - 1)) // size
 

@@ -17,9 +17,7 @@ ENTRIES = (8, 16)  # inputs of a group
 
 @dataclass(frozen=True)
 class PaletteForm:
-    """The form in which a palette is stored: words of `itemsize` bytes, the size of the multiplied numbers, of `lanes`
-    lanes.
-    """
+    """The form in which a palette is stored: words of `lanes` lanes, of the multiplied numbers' `itemsize` bytes."""
 
     bits: int
     itemsize: int
@@ -42,7 +40,7 @@ class AdditiveForm:
     projections: int = 1
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Return how many bytes the codes, codebooks and scales take. Several codebooks are float32: only their sum is
+        """Return how many bytes codes, codebooks and scales take. Several codebooks are float32, as their sum is
         rounded.
         """
         codes = -(-outputs // 4) * 4 * -(-inputs // self.group) * self.books * (1 if self.bits <= 8 else 2)

@@ -101,9 +101,7 @@ def attend(
 
 
 def _rows_of_heads(x: torch.Tensor) -> torch.Tensor:
-    """Return x, copied unless its heads lie side by side: the kernel supports any stride between tokens, not between
-    heads.
-    """
+    """Return x, copied unless its heads lie side by side: the kernel has a stride for tokens, but none for heads."""
     _, between, within = x.stride()
     return x if within == 1 and between == x.shape[2] else x.contiguous()
 

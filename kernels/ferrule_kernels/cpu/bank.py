@@ -54,9 +54,7 @@ class MatrixBank:
 
     @classmethod
     def of(cls, matrices: Sequence[DenseMatrix | PackedMatrix | None]) -> MatrixBank | None:
-        """Make a bank of these matrices, or return None if any is None, there are none, or they differ in shape or
-        form.
-        """
+        """Make a bank of these matrices, or return None if there are none, any is None, or they are not alike."""
         packed = [matrix for matrix in matrices if matrix is not None]
         if not packed or len(packed) < len(matrices) or not all(alike(packed[0], matrix) for matrix in packed):
             return None

@@ -105,8 +105,7 @@ def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch
 
 
 def given(kind: int, rows: torch.Tensor) -> tuple[Shape, int, int, tuple[int, ...]]:
-    """Return the shape of a block, the number of rows, the number of blocks in a row, and the arguments for the
-    kernels.
+    """Return the shape of a block, the number of rows and of blocks in a row, and the arguments for the kernels.
 
     Raises the same errors as `read`.
     """

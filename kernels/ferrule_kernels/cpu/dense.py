@@ -51,7 +51,7 @@ def _kernels() -> _Kernels:
 
 
 def unit() -> str | None:
-    """Return the instructions that multiply here: "amx", "avx512_bf16", "fma" (AVX2 or AVX-512 on widened floats), or
+    """Return the instructions that multiply here: "amx", "avx512_bf16", "fma" (on floats, of AVX2 or AVX-512), or
     None.
     """
     try:

@@ -49,9 +49,7 @@ class _GatedNorm(ctypes.Structure):
 
 
 def functions(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
-    """Return the kernel for each type; kernels are named `name` and a suffix for the type. Raises
-    KernelsUnavailableError.
-    """
+    """Return the kernel for each type, whose name is `name` and the type's suffix. Raises KernelsUnavailableError."""
     kernels, found = library.load(), {}
     for dtype, suffix in _SUFFIXES.items():
         found[dtype] = function = getattr(kernels, f"{name}_{suffix}")

@@ -97,8 +97,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def available() -> bool:
-    """Return whether the library can be loaded. A failed attempt is not repeated: it may run a compiler for a minute.
-    """
+    """Return whether the library can be loaded. A failure is final: another try may run a compiler for a minute."""
     try:
         load()
     except KernelsUnavailableError:

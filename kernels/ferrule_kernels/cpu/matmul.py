@@ -70,9 +70,7 @@ def _kernels() -> _Kernels:
 
 
 class Workspace:
-    """Memory for quantized rows of activations, which grows to the largest step and is reused. All layers of a model
-    share one.
-    """
+    """Memory for quantized rows, which grows to the largest step and is reused. All layers of a model share one."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
@@ -139,8 +137,8 @@ class PackedMatrix:
             raise UnfitWeightError(_UNFIT)
 
     def _type(self, weight: torch.Tensor, scales: Levels | None) -> int | None:
-        """Return the kernel's number for a type that it packs directly, or None: floats, and whole words of scaled
-        int8.
+        """Return the kernel's number for a type that it packs directly (floats, whole words of scaled int8), or
+        None.
         """
         if weight.dtype == torch.int8 and scales is not None and self.inputs % 4 == 0:
             return _BYTES
@@ -275,9 +273,7 @@ class PackedMatrix:
 
     @staticmethod
     def memory_of(matrices: Sequence[PackedMatrix], rows: int) -> int:
-        """Return the address of memory for `rows` rows in a product with each of these matrices, valid until the next
-        call.
-        """
+        """Return the address of memory for `rows` rows in a product with each matrix, valid until the next call."""
         return matrices[0]._workspace.at(sum(each._memory(each._address, rows, 1) for each in matrices))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:

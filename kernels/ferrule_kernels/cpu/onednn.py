@@ -19,9 +19,7 @@ class Packed:
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Packed | None:
-        """Pack a weight, or return None if it is empty, of a type that oneDNN does not pack, or torch is built without
-        oneDNN.
-        """
+        """Pack a weight. Returns None if it is empty, its type is not supported, or torch lacks oneDNN."""
         library = torch.ops.mkldnn
         if not weight.is_cpu or not weight.numel() or not torch._C._has_mkldnn:
             return None

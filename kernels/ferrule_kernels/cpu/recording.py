@@ -82,9 +82,7 @@ class Arena:
 
 
 class _Places:
-    """The memory of an arena that one recording uses. Memory of tensors that no longer exist is reused, in a replay
-    too.
-    """
+    """The memory of an arena that one recording uses. Memory of tensors that are gone is reused, in replays too."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -134,7 +132,8 @@ class _Places:
 
 
 def _view(x: torch.Tensor, chunk: Any, at: int) -> tuple[torch.Tensor, Any]:
-    """Make a tensor like x in a part of the chunk; also return the object that lives as long as its memory is in use.
+    """Make a tensor like x in a part of the chunk; returns it and the object that lives as long as its memory is
+    used.
     """
     memory = (ctypes.c_uint8 * x.untyped_storage().nbytes()).from_buffer(chunk, at)  # it keeps the chunk
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()), memory
@@ -254,8 +253,7 @@ class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Return False: to be told to skip this mode, torch's compiler would have to be imported, which takes seconds.
-        """
+        """Return False: to be told to skip this mode, torch's compiler must be imported first, which takes seconds."""
         return False
 
     def __init__(self, recording: Recording) -> None:

@@ -67,8 +67,9 @@ def route(
 
 
 def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
-    """Arrange rows by expert like `ferrule_kernels.moe.arrange`. Raises IndexError for an id without an expert, but not
-    in a replay.
+    """Arrange rows by expert like `ferrule_kernels.moe.arrange`.
+
+    Raises IndexError for an id without an expert, but not in a replay.
     """
     ids = ids.int().contiguous()
     made = moe.Arranged(*(torch.empty(count, dtype=torch.int64) for count in (ids.numel(), ids.numel(), num_experts)))

@@ -24,8 +24,7 @@ class Sampling:
         self._best.restype = self._draw.restype = self._mask.restype = None
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return each row's best token [rows] int64, its logit [rows] float32, and whether that logit is finite [rows]
-        bool.
+        """Return each row's best token, int64, its logit, float32, and whether that logit is finite: three of [rows].
 
         A row that holds NaN has NaN as its logit. Rows whose logit is not finite are overwritten with zeros.
         """

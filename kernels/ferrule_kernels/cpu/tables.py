@@ -48,9 +48,7 @@ def _kernels() -> _Kernels:
 
 
 def unit(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which weights and activations are multiplied, for a model of `dtype`. Raises
-    KernelsUnavailableError.
-    """
+    """Return the type in which numbers are multiplied, for a model of `dtype`. Raises KernelsUnavailableError."""
     return torch.bfloat16 if dtype == torch.bfloat16 and _kernels().lanes(_TYPES[dtype]) else torch.float32
 
 

@@ -29,17 +29,15 @@ _TOGETHER = 8  # groups of one program
 
 @triton.jit
 def _magnitude(x):
-    """Return the bits of |x| as integers: larger for larger numbers, and largest for NaN, which a maximum of floats may
-    drop.
+    """Return the bits of |x| as integers, which sort like |x| and make NaN the largest; a maximum of floats may drop
+    it.
     """
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _scale(bits, REACH: tl.constexpr):
-    """Return the scale for a largest magnitude with these bits, and its inverse, which is zero where the scale is
-    unusable.
-    """
+    """Return the scale for a largest magnitude with these bits, and its inverse; zero where a scale is unusable."""
     most = bits.to(tl.float32, bitcast=True)
     used = (bits < _INFINITY) & (most > _TINY)
     inverse = tl.where(used, REACH / tl.where(used, most, 1.0), 0.0)

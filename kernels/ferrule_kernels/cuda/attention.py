@@ -64,9 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Tiles:
-    """The sizes of a launch's tiles: `queries` tokens of a row, with all heads of a group in `rows` lines, by `keys`
-    keys.
-    """
+    """The tiles of a launch: `queries` tokens of a row, with all heads of a group in `rows` lines, by `keys` keys."""
 
     queries: int
     rows: int  # a power of two, at least 16
@@ -181,9 +179,7 @@ def _attend(
 
 @lru_cache(maxsize=64)
 def slopes_of(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """Return the slopes as a tensor [heads] float32 on the device; it is kept, since a copy from the host cannot be
-    recorded.
-    """
+    """Return the slopes [heads] as float32 on the device; kept, since a copy from the host cannot be recorded."""
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 

@@ -55,9 +55,7 @@ def _score(q, k, position, key, slope, scale, cap_scale, SOFT_CAP: tl.constexpr,
 
 @triton.jit
 def _widened(x, dtype: tl.constexpr):
-    """Convert entries of the cache to the type of the computation; 8 bits by way of float16, which holds them, as
-    devices do.
-    """
+    """Convert entries of the cache to the type of the computation; 8 bits by way of float16, as devices do."""
     if x.dtype.primitive_bitwidth == 8:
         x = x.to(tl.float16)
     return x.to(dtype)

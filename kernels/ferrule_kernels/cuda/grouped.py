@@ -202,8 +202,7 @@ def experts(
     act: str | Callable[[torch.Tensor], torch.Tensor],
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
-    """Compute experts like `ferrule_kernels.moe.experts`, with a name in `GATES`, in five launches whatever the router
-    says.
+    """Compute experts like `ferrule_kernels.moe.experts`, with a name in `GATES`, always in five launches.
 
     `act` may also be a function of rows [gate, up], and x may have a row for each of a token's experts. `biases` are
     those of both products, [experts, outputs].

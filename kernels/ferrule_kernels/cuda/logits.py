@@ -73,9 +73,7 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
 
 
 def rank(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Return the rank of each row's token: tokens [rows] int64 → [rows] int64, one more than the number of larger
-    logits.
-    """
+    """Return the rank of each row's token, int64 [rows] like `tokens`: one more than the number of larger logits."""
     ranks = torch.ones(len(logits), dtype=torch.long, device=logits.device)
     if len(logits):
         grid = (len(logits), triton.cdiv(logits.shape[1], CHUNK))

@@ -62,8 +62,8 @@ def _norm_kernel(
 
 
 class _Norm:
-    """The code that both norms share. It refers to the parameters themselves, so that memory assigned to them later is
-    used.
+    """The common part of both norms. It refers to the parameters themselves, and so sees memory assigned to them
+    later.
     """
 
     def __init__(

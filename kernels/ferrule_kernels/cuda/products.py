@@ -35,8 +35,7 @@ class Tile:
 
 
 def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
-    """Return `tile` with at most as many stages, of `num_bytes` each, as the shared memory of a block of threads holds.
-    """
+    """Return `tile` with as many of its stages, of `num_bytes` each, as fit the shared memory of a block of threads."""
     if device.type != "cuda":
         return tile
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the attribute
@@ -45,9 +44,7 @@ def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
 
 
 def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
-    """Return how many parts to cut the inputs into: enough to give each multiprocessor four programs, of four steps or
-    more.
-    """
+    """Return how many parts to cut the inputs into: four programs per multiprocessor, of four steps or more each."""
     if rows > _FEW or device.type != "cuda":
         return 1
     units = torch.cuda.get_device_properties(device).multi_processor_count
@@ -87,7 +84,7 @@ def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.con
 
 @triton.jit
 def finished(total, row_scales, column_scales, bias, rows, columns, m, n):
-    """Scale sums [rows, columns] and add the bias, in float32. A factor that is None is left out."""
+    """Apply scales and bias to sums [rows, columns], in float32. A factor that is None is left out."""
     y = total.to(tl.float32)
     if row_scales is not None:
         y = y * tl.load(row_scales + rows, mask=rows < m, other=0.0)[:, None]

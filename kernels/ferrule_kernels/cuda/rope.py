@@ -91,8 +91,9 @@ class Heads:
     def __init__(
         self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
     ) -> None:
-        """Keep the sizes. `norms` are of one query head and one key head, or empty; `turned` counts rotated features,
-        from the first.
+        """Keep the sizes and norms.
+
+        `norms` are of one query head and one key head, or empty; `turned` counts rotated features, from the first.
         """
         self._q_heads, self._k_heads = heads
         self._dim, self._turned, self._interleaved = dim, turned, interleaved

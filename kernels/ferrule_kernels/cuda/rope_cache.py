@@ -26,7 +26,7 @@ _UNLIMITED = 0.0
 
 @triton.jit
 def _narrowed(x, factor, LIMIT: tl.constexpr):
-    """Scale and clamp x as the cache stores it, before its type is changed."""
+    """Multiply x by the factor and clamp it, as the cache stores it, before its type is changed."""
     if LIMIT > 0:  # the compiler does not take a bare float as a condition
         x = x.to(tl.float32) * factor
         x = tl.where(x > LIMIT, LIMIT, tl.where(x < -LIMIT, -LIMIT, x))
@@ -225,9 +225,7 @@ def _limit(dtype: torch.dtype) -> float:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Yield cases of heads of 0.6B and 8B models, in decode and in prefill, written to the cache; a small one for the
-    interpreter.
-    """
+    """Yield cases of heads of 0.6B and 8B models, in decode and prefill, and a small one without a GPU."""
     shapes = ((64, 16, 8, 128, True), (64, 32, 8, 128, False), (8192, 32, 8, 128, False))
     for tokens, q_heads, k_heads, dim, normed in shapes if device.type == "cuda" else ((4, 4, 2, 16, True),):
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

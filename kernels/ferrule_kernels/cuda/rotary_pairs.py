@@ -22,8 +22,7 @@ def product(x, factor, dtype: tl.constexpr):
 
 @triton.jit
 def load_pairs(at, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """Load the two features of each pair, float32 [heads, PAIRS] each; interleaved pairs are read together, then split.
-    """
+    """Load the two features of each pair, float32 [heads, PAIRS] each; neighbours are read together, then parted."""
     if INTERLEAVED:
         column = tl.arange(0, 2 * PAIRS)[None, :]
         both = tl.load(at + column, heads_inside & (column < 2 * HALF), 0.0).to(tl.float32)

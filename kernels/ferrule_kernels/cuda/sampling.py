@@ -38,9 +38,7 @@ MANY = tl.constexpr(1 << 62)  # more than any count or mass
 
 @dataclass(frozen=True)
 class Best:
-    """The best token of each row [rows]. `tokens` has the first of the largest logits, or any id where the row is not
-    finite.
-    """
+    """The best tokens of rows. `tokens` has the first of the largest logits, or any id where the row is not finite."""
 
     tokens: torch.Tensor  # int64
     most: torch.Tensor  # float32, NaN for a row that holds one
@@ -174,9 +172,7 @@ def _needed(share, total):
 
 @triton.jit
 def _weigh(logits, most, table, masses, floors, tally, vocab, unit, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """Replace logits by weights, zero below min_p, and compute each chunk's mass and the contents of bins of filtered
-    rows.
-    """
+    """Replace logits by weights, zero below min_p, and compute chunks' masses and the bins of rows with filters."""
     i = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     entry = table + i * 6

@@ -14,9 +14,7 @@ def power_of_2(size: int) -> int:
 
 
 def warps(elements: int) -> int:
-    """Return how many warps a tile of so many elements has: enough to give each thread one load, within sensible
-    limits.
-    """
+    """Return how many warps a tile of so many elements has: up to a limit, enough to give each thread one load."""
     return max(1, min(_MOST_WARPS, elements // (_WARP * _ELEMENTS)))
 
 

@@ -31,9 +31,7 @@ class Coded:
     group: int
 
     def integers(self) -> Integers:
-        """Return the weights as integers with a table of 8-bit numbers, in units of 0.5 for e2m1, else of 1/127 of the
-        largest.
-        """
+        """Return the weights as integers with a table of 8-bit numbers, in units of 0.5 for e2m1, else of max / 127."""
         most = max(abs(value) for value in self.table)
         step = 0.5 if self.table == E2M1 else most / 127
         numbers = tuple(round(value / step) for value in self.table)

@@ -20,9 +20,7 @@ _LARGEST = 1 << 20
 
 
 def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
-    """Return the outputs and inputs of a block, or None without blocks. Raises ValueError unless they are positive
-    integers.
-    """
+    """Return the outputs and inputs of a block, or None. Raises ValueError unless both are positive integers."""
     block = config.get(key)
     if block is None:
         return None

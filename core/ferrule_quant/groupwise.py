@@ -19,9 +19,7 @@ _APART = "projections that are one matrix here have inputs in different orders: 
 
 @dataclass(frozen=True)
 class Settings:
-    """The settings of one layer. A group of 0 is all inputs; `ordered` says that inputs of a group are not
-    neighbours.
-    """
+    """The settings of one layer. A group of 0 is all inputs; with `ordered`, a group's inputs are not neighbours."""
 
     bits: int
     group: int

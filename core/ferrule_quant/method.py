@@ -40,9 +40,7 @@ class CheckedMethod(QuantizationMethod):
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
-        """Check a checkpoint's configuration. Raises ValueError or CheckpointError with what is not supported; by
-        default nothing.
-        """
+        """Check a checkpoint's configuration; by default, accept all. Raises ValueError or CheckpointError."""
 
 
 class OneOf(CheckedMethod):

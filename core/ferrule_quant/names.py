@@ -18,8 +18,9 @@ _LONGEST = 1000  # characters of an expression, with what its counts repeat: it 
 
 
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """Return the patterns that a configuration has under `keys`. Raises CheckpointError for anything but a list of
-    strings.
+    """Return the patterns that a configuration has under `keys`.
+
+    Raises CheckpointError unless they are lists of strings.
     """
     found: list[str] = []
     for key in keys:
@@ -31,8 +32,7 @@ def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
-    """Return whether one of `patterns` means the layer: its name, whole parts of the name, or an expression after
-    ``re:``.
+    """Return whether one of `patterns` means the layer: its name, whole parts of it, or an expression after ``re:``.
 
     Raises CheckpointError where the patterns mean some of the projections that the layer merges, and not the others,
     and for an expression that is not valid or takes too long.
@@ -47,7 +47,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
 
 
 def targeted(layer: LinearLayer, targets: Iterable[str]) -> bool:
-    """Return whether a target of compressed-tensors means the layer: a pattern of `chosen`, or the class of all linear
+    """Return whether a target of compressed-tensors means the layer: a pattern of `chosen`, or the class of all
     layers.
     """
     return _CLASS in targets or chosen(layer, targets)
@@ -65,9 +65,7 @@ def globbed(name: str) -> str:
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """Return the names that checkpoints give a layer: ``model.layers`` where the model's parts are called
-    ``layers``.
-    """
+    """Return the names that checkpoints give a layer, such as ``model.layers`` for our ``layers``."""
     return (name, f"model.{name}", f"model.language_model.{name}", f"language_model.model.{name}")
 
 

@@ -120,16 +120,12 @@ class Floats:
 
 
 def kept_bits(bits: int, group: int) -> int:
-    """Return how many bits the CPU's kernel stores numbers of `bits` bits in, in groups of `group` inputs, 0 for
-    all.
-    """
+    """Return how many bits the CPU's kernel uses for numbers of `bits` bits, in groups of `group` inputs, 0 for all."""
     return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
 
 
 def kept(bits: int, group: int, wide: bool, offsets: bool, table: tuple[int, ...] = ()) -> Form:
-    """Return the form in which the CPU's kernel stores numbers of `bits` bits, in groups of `group` inputs, 0 for
-    all.
-    """
+    """Return the form in which the CPU's kernel stores numbers of `bits` bits, in groups of inputs, 0 for all."""
     whole = -(-group // GROUPS) * GROUPS
     return Form(kept_bits(bits, whole), whole, 2 if wide else 1, offsets, table)
 
@@ -313,9 +309,7 @@ class Products:
         return dense.matmul
 
     def _reordered(self, scheme: Quantized, layer: Any, product: Product, order: torch.Tensor) -> Product:
-        """Return the product with activations whose columns are put into that order first; the `matrix` alone does not
-        give it.
-        """
+        """Return the product with activations in another order of columns, which the `matrix` alone does not give."""
         scheme.unpacked = (*scheme.packed_tensors(), order)
         scheme.matrix, padded = None, bool((order == layer.in_features).any())
         return lambda layer, x: product(layer, gathered(x, order, padded))

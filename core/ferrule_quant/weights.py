@@ -54,9 +54,7 @@ class Integers:
         return self.numbers if self.bits == 8 else self.numbers.view(torch.int8) - self.middle
 
     def added(self) -> torch.Tensor | None:
-        """Return the float added to each centred number times its scale, [n, groups] or None: offsets, or those of zero
-        points.
-        """
+        """Return the floats that offsets or zero points add to centred numbers times scales: [n, groups], or None."""
         return self.offsets if self.zeros is None else self._less(self.middle, self.zeros)
 
     def _less(self, shift: torch.Tensor | int, zeros: torch.Tensor) -> torch.Tensor | None:

@@ -44,9 +44,7 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
 
 
 def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """Unpack groups of 32 numbers that are cut into planes of 4, 2 and 1 of their bits, one after another, lowest
-    first.
-    """
+    """Unpack groups of 32 numbers, cut into planes of 4, 2 and 1 of their bits that follow each other, lowest first."""
     blocks, found, first, done = words.reshape(len(words), -1, bits), None, 0, 0
     for width in (8, 4, 2, 1):
         if bits - done < width:

@@ -40,8 +40,9 @@ class AdditiveForm:
     projections: int = 1
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Return how many bytes codes, codebooks and scales take. Several codebooks are float32, as their sum is
-        rounded.
+        """Return how many bytes codes, codebooks and scales take.
+
+        Several codebooks are float32: their sum is rounded.
         """
         codes = -(-outputs // 4) * 4 * -(-inputs // self.group) * self.books * (1 if self.bits <= 8 else 2)
         books = (self.books << self.bits) * self.group * (self.itemsize if self.books == 1 else 4)

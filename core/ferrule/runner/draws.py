@@ -33,7 +33,7 @@ class Draws:
     def lengths(
         self, positions: LongArray, tokens: torch.Tensor, stage: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     ) -> torch.Tensor:
-        """How many tokens of each row are known [rows] int64, when `tokens` [draws] were drawn for these positions.
+        """Return how many tokens of each row are known, int64 [rows], given the `tokens` [draws] for these positions.
 
         Does not wait for the device that has the tokens.
         """
@@ -50,5 +50,5 @@ class Draws:
 
 
 def guesses_of(chunk: Chunk) -> tuple[int, ...]:
-    """The ids of a chunk that are guesses."""
+    """Return the ids of a chunk that are guesses."""
     return chunk.new_ids[len(chunk.new_ids) - chunk.drafts :]

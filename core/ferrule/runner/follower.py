@@ -65,7 +65,7 @@ class Follower:
         self._items.put((key, work))
 
     def overdue(self, seconds: float) -> bytes | None:
-        """The key of the work that has used the processor for longer than that; None when there is none."""
+        """Return the key of the work that has used the processor for longer than `seconds`, or None."""
         worker = self._worker
         with worker.lock:
             if worker.key is None or worker.thread.ident is None:

@@ -43,7 +43,7 @@ _log = Log("grammar")
 
 @dataclass
 class SlotGrammar:
-    """One request's constraint. `sampled`: the step whose tokens of this slot have not been followed yet."""
+    """One request's constraint. `sampled` is the step whose tokens for this slot are not followed yet, and its row."""
 
     grammar: Grammar | None = None
     thoughts: ThoughtCounter | None = None
@@ -60,7 +60,7 @@ SlotRows = Sequence[tuple[int, SlotGrammar]]
 
 @dataclass(frozen=True)
 class Masks:
-    """For the rows of a step that are constrained: bitmasks, or why there are none. By slot.
+    """The bitmasks of a step's constrained rows, or the errors in their place, by slot.
 
     The masks of a row are for its token and for those behind its guesses, up to the first guess that is not allowed; an
     empty one allows every token.
@@ -71,7 +71,7 @@ class Masks:
     invalid: frozenset[int] = frozenset()  # slots whose constraint is to blame for the error
 
     def of(self, slot: int, ahead: int) -> bytes | None:
-        """The mask of a row behind so many guesses; any, where it does not count."""
+        """Return the mask of a row behind so many guesses; past the last mask, which does not matter, any."""
         bits = self.bits.get(slot)
         return (bits[min(ahead, len(bits) - 1)] or None) if bits else None
 
@@ -162,14 +162,14 @@ class Grammars:
         return pending
 
     def sampled(self, chunks: Sequence[tuple[int, Chunk]], outcome: Outcome) -> None:
-        """A step samples these rows; its tokens are followed when they are there."""
+        """Note that a step samples these rows; its tokens are followed once they are known."""
         for row, chunk in chunks:
             constraint = self._slots.get(chunk.slot)
             if constraint is not None:
                 constraint.sampled = outcome, row
 
     def forget(self) -> None:
-        """No slot has a request any more."""
+        """Forget all requests: no slot has one any more."""
         self._slots.clear()
 
     def close(self) -> None:
@@ -186,7 +186,7 @@ class Grammars:
             return self._first[compiled.digest][0]
 
     def _load(self, backend: GrammarBackend, compiled: CompiledGrammar) -> Grammar:
-        """The first state, made by its backend. On the thread of the loader or of the follower."""
+        """Have the backend make the first state. Runs on the thread of the loader or of the follower."""
         first = backend.load(compiled.data)
         with self._lock:
             self._first[compiled.digest] = first, len(compiled.data)
@@ -211,7 +211,7 @@ class Grammars:
     # ------------------------------------------------------------------------------------ on the follower's thread
 
     def _begin(self, constraint: SlotGrammar, compiled: CompiledGrammar, ids: Sequence[int]) -> None:
-        """The state after `ids`, which a request that was preempted has generated before."""
+        """Set the state after `ids`, which a preempted request has generated before."""
         if constraint.error is not None:
             return
         try:
@@ -228,7 +228,7 @@ class Grammars:
             _log.exception("a constraint could not be loaded", backend=compiled.backend)
 
     def _begin_thoughts(self, constraint: SlotGrammar, limit: ThoughtLimit, ids: Sequence[int]) -> None:
-        """Behind `_begin`: the ids count here only."""
+        """Start counting thoughts, after `ids`. Runs after `_begin`, where these ids do not count."""
         try:
             tokenizer = self._tokenizer()
             if tokenizer is None:
@@ -247,7 +247,7 @@ class Grammars:
             constraint.error = "The output does not fit its constraint any more."
 
     def _fill(self, wanted: SlotRows, guesses: Mapping[int, Sequence[int]], words: int, found: Masks) -> None:
-        """Masks of the rows under one constraint, which go to `found`; then those behind one guess after the other."""
+        """Add to `found` the masks of rows under one constraint, then those after one guess after the other."""
         for _, constraint in wanted:
             self._follow(constraint)
         while wanted:
@@ -270,7 +270,10 @@ class Grammars:
         return constraint.error is None
 
     def _hand_over(self, wanted: SlotRows, found: Masks, made: Future[Masks]) -> None:
-        """Behind the masks of all rows of a step. A row whose mask could not be made must not go without one."""
+        """Hand over the masks once those of all rows of a step are made.
+
+        A row without its mask gets an error instead.
+        """
         for slot, constraint in wanted:
             if constraint.digest and constraint.error is None and slot not in found.bits:
                 constraint.error = _FAILED
@@ -279,7 +282,7 @@ class Grammars:
         made.set_result(Masks(dict(found.bits), errors, frozenset(slot for slot, one in failed if one.invalid)))
 
     def _end_slow(self, digest: bytes) -> None:
-        """On the worker's thread: end all that is under a constraint whose thread was left behind."""
+        """End all requests under a constraint whose thread was left behind. Runs on the worker's thread."""
         _log.error("a constraint takes too long to follow: its requests end")
         self._slow[digest] = None
         while len(self._slow) > _KEPT_STATES:
@@ -313,7 +316,7 @@ class Grammars:
             _log.exception("a constraint could not be followed")
 
     def _fill_by(self, backend: GrammarBackend | None, rows: SlotRows, words: int, found: Masks) -> None:
-        """Masks of one backend's rows: in bulk, and where that fails one by one, to find whose fault it is."""
+        """Make the masks of one backend's rows: in bulk, and if that fails one by one, to find the row at fault."""
         masks = np.zeros((len(rows), words), np.int32)
         grammars = [constraint.grammar for _, constraint in rows if constraint.grammar is not None]
         if backend is None or len(grammars) != len(rows):
@@ -345,7 +348,7 @@ class Grammars:
 
 
 def _unforced(rows: SlotRows, words: int, found: Masks) -> SlotRows:
-    """Masks of the rows whose next token is forced, or free, go to `found`; those that have a grammar are returned."""
+    """Return the rows that have a grammar; masks of the others, whose next token is forced or free, go to `found`."""
     others = []
     for slot, constraint in rows:
         forced = None if constraint.thoughts is None else constraint.thoughts.forced
@@ -366,6 +369,9 @@ def _piece(tokenizer: Tokenizer, id: int) -> bytes:
 
 
 def _blame(constraint: SlotGrammar, error: Exception) -> None:
-    """What a client is told: the words of a ValueError are for it, and it is to blame, as the interface says."""
+    """Set the error that the client is told.
+
+    The text of a ValueError is for the client, whose constraint is to blame.
+    """
     constraint.invalid = isinstance(error, ValueError)
     constraint.error = f"{_FAILED[:-1]}: {error}" if constraint.invalid else _FAILED

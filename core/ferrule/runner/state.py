@@ -74,14 +74,20 @@ class SlotState:
             self._append(chunk)
 
     def work_of(self, slot: int) -> Work:
-        """What the slot's request asks for. Raises RuntimeError for a slot without one: the plan is broken."""
+        """Return the work that the slot's request asks for.
+
+        Raises RuntimeError for a slot without one: the plan is broken.
+        """
         work = self.work[slot]
         if work is None:
             raise RuntimeError(f"a plan runs slot {slot}, to which no request was admitted")
         return work
 
     def sampling_of(self, slot: int) -> TokenSampling:
-        """The same, of a request that is sampled; as fatal for another one."""
+        """Return the sampling of the slot's request.
+
+        Raises RuntimeError for a slot without one, or a request to be pooled.
+        """
         work = self.work_of(slot)
         if not isinstance(work, TokenSampling):
             raise RuntimeError(f"a plan samples slot {slot}, whose request is to be pooled")

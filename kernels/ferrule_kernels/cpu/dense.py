@@ -51,8 +51,9 @@ def _kernels() -> _Kernels:
 
 
 def unit() -> str | None:
-    """Return the instructions that multiply here: "amx", "avx512_bf16", "fma" (on floats, of AVX2 or AVX-512), or
-    None.
+    """Return the instructions that multiply here, "amx", "avx512_bf16" or "fma", or None.
+
+    "fma" is AVX2 or AVX-512 on widened floats.
     """
     try:
         return (None, "fma", "avx512_bf16", "amx")[_kernels().unit]

@@ -137,9 +137,7 @@ class PackedMatrix:
             raise UnfitWeightError(_UNFIT)
 
     def _type(self, weight: torch.Tensor, scales: Levels | None) -> int | None:
-        """Return the kernel's number for a type that it packs directly (floats, whole words of scaled int8), or
-        None.
-        """
+        """Return the kernel's number for a type that it packs as it is, or None: floats, whole words of scaled int8."""
         if weight.dtype == torch.int8 and scales is not None and self.inputs % 4 == 0:
             return _BYTES
         return _TYPES.get(weight.dtype)

@@ -132,8 +132,9 @@ class _Places:
 
 
 def _view(x: torch.Tensor, chunk: Any, at: int) -> tuple[torch.Tensor, Any]:
-    """Make a tensor like x in a part of the chunk; returns it and the object that lives as long as its memory is
-    used.
+    """Make a tensor like x in a part of the chunk.
+
+    Also returns the object that lives as long as the tensor's memory is used.
     """
     memory = (ctypes.c_uint8 * x.untyped_storage().nbytes()).from_buffer(chunk, at)  # it keeps the chunk
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()), memory

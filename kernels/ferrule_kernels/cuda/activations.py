@@ -29,9 +29,7 @@ _TOGETHER = 8  # groups of one program
 
 @triton.jit
 def _magnitude(x):
-    """Return the bits of |x| as integers, which sort like |x| and make NaN the largest; a maximum of floats may drop
-    it.
-    """
+    """Return the bits of |x| as integers, which sort like |x|. NaN is the largest; a maximum of floats may drop it."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 

@@ -22,7 +22,8 @@ class Case:
 
 
 def half(device: torch.device) -> torch.dtype:
-    """Return the 16-bit type of a case's activations: float16 in Triton's interpreter, which errs in bfloat16
-    products.
+    """Return the 16-bit type of a case's activations.
+
+    It is not bfloat16 under Triton's interpreter, whose bfloat16 products are wrong.
     """
     return torch.bfloat16 if device.type == "cuda" else torch.float16

@@ -62,9 +62,7 @@ def _norm_kernel(
 
 
 class _Norm:
-    """The common part of both norms. It refers to the parameters themselves, and so sees memory assigned to them
-    later.
-    """
+    """The common part of both norms. It refers to the parameters themselves, to see memory assigned to them later."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, offset: float, centred: bool

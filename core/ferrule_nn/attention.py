@@ -84,9 +84,7 @@ class HeadScales:
     def cached(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Return queries, keys and values [tokens, heads, head_dim] scaled for attention over scaled keys and
-        values.
-        """
+        """Return q, k and v [tokens, heads, head_dim] scaled for attention over scaled keys and values."""
         return (q * self._queries).to(q.dtype), (k / self._key).to(k.dtype), (v / self._value).to(v.dtype)
 
     def result(self, out: torch.Tensor) -> torch.Tensor:

@@ -79,9 +79,7 @@ class Naming:
             yield from ((several.replace("{}", str(index)), part) for index, part in enumerate(tensor))
 
     def of_expert(self, source: str) -> str | None:
-        """Return the name of a part of a stacked tensor, with ``{}`` for the expert's number, or None if not
-        stacked.
-        """
+        """Return the name of a part of a stacked tensor, with ``{}`` for the expert's number; else None."""
         name = self.rename(source)
         for pattern, replacement in self.stacked:
             if re.search(pattern, name):

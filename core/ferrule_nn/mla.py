@@ -130,9 +130,7 @@ class LatentAttention(nn.Module):
         return self.finish(ctx.attend(self.name, query, key, latents, self.options))
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Map [tokens, hidden] to latents of queries (or queries, where they have none), latents, and keys to
-        rotate.
-        """
+        """Map [tokens, hidden] to latents of queries, latents, and keys to rotate; queries may have no latents."""
         q, latent, turned = self.qkv_a_proj(x).split([self._q_width, self.spec.kv_rank, self.spec.rope_dim], dim=1)
         if self.q_a_layernorm is not None:
             q = self.q_a_layernorm(q)

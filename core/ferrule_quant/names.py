@@ -47,9 +47,7 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
 
 
 def targeted(layer: LinearLayer, targets: Iterable[str]) -> bool:
-    """Return whether a target of compressed-tensors means the layer: a pattern of `chosen`, or the class of all
-    layers.
-    """
+    """Return whether a target of compressed-tensors means the layer: a pattern of `chosen`, or the class of all."""
     return _CLASS in targets or chosen(layer, targets)
 
 

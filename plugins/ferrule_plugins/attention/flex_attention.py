@@ -26,7 +26,7 @@ _SMALLEST = 16  # head size that torch's kernel takes on a GPU
 
 @dataclass
 class FlexPlan:
-    """Of each query and each gathered key: which row it is of, and its position there; int32."""
+    """The row and the position in it, int32, of each query and each gathered key."""
 
     layout: AttentionLayout
     slots: torch.Tensor  # [keys] int64
@@ -77,7 +77,10 @@ class FlexAttention(AttentionBackend):
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> FlexPlan:
-        """Keys that a row's window has left are not gathered: their blocks are others' by now."""
+        """Plan a step.
+
+        Keys that a row's window has passed are not gathered: their blocks may belong to others by now.
+        """
         counts, lengths = (np.asarray(x, np.int64) for x in (layout.query_lens_host, layout.context_lens_host))
         first = np.maximum(lengths - counts - layout.window + 1, 0) if layout.window else np.zeros_like(lengths)
         q_rows, q_positions = _spread(counts, lengths - counts)
@@ -133,7 +136,7 @@ def _spread(counts: np.ndarray[Any, Any], firsts: np.ndarray[Any, Any]) -> tuple
 
 
 def _scores(plan: FlexPlan, options: AttentionOptions, device: torch.device) -> Callable[..., torch.Tensor] | None:
-    """What is done to a score; None where nothing is."""
+    """Return the function that changes scores; None where nothing does."""
     cap, slopes = options.soft_cap, options.alibi_slopes
     if not cap and not slopes:
         return None
@@ -153,7 +156,7 @@ def _scores(plan: FlexPlan, options: AttentionOptions, device: torch.device) -> 
 
 @lru_cache(maxsize=2)
 def _function(compiled: bool) -> Callable[..., Any]:
-    """Torch's function, compiled or as it is, without its warning of that."""
+    """Return torch's function, compiled, or as it is without the warning about that."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if compiled:

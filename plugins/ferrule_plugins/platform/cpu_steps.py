@@ -54,7 +54,7 @@ class StepRecorder(Recorder):
         return None
 
     def warm(self, inputs: Sequence[StepInput], compute: Function) -> None:
-        """Steps are recorded when they occur."""
+        """Do nothing: steps are recorded when they occur."""
 
     def forget(self) -> None:
         self._failures = 0
@@ -83,7 +83,7 @@ class StepRecorder(Recorder):
 
 
 def step_recorder(config: DeviceSettings) -> Recorder | None:
-    """None where the options say that steps are launched as they are. Raises ConfigError."""
+    """Return the recorder, or None where the options say that steps are not recorded. Raises ConfigError."""
     if optimization_level(config) == 0 or not config.device.compilation_config.get("use_cudagraph", True):
         return None
     return StepRecorder(config.max_seq_len_to_capture)

@@ -51,7 +51,10 @@ class CudaMemory(DeviceMemory):
         self._offloaded = 0  # bytes of weights that the host keeps
 
     def begin(self, config: DeviceSettings) -> Reading:
-        """Nothing is loaded yet. Raises ConfigError where the host is to keep more weights than it has memory for."""
+        """Take a reading before anything is loaded.
+
+        Raises ConfigError if the host lacks memory for the weights it is to keep.
+        """
         now = self._budget.begin(config)
         memory = describe().memory_bytes
         self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
@@ -124,7 +127,7 @@ class CudaExecution(Execution):
         return self._transfers
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
-        """Graphs, where the options do not forbid them; the cache leaves them their memory."""
+        """Return the recorder of graphs, unless the options forbid them; the cache leaves them their memory."""
         limits = GraphLimits.of(config)
         self._budget.graphs = 0 if limits is None else limits.budget_bytes
         return graph_recorder(limits, self._transfers, _DEVICE)
@@ -148,7 +151,7 @@ class CudaPlatform(Platform):
 
     @classmethod
     def refuses(cls) -> str | None:
-        """Asks the driver's management library, which starts nothing on the GPU."""
+        """Ask the driver's management library, which starts nothing on the GPU."""
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA"
         if torch.cuda.device_count() == 0:

@@ -73,7 +73,7 @@ class Group:
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
-    """The groups of a configuration. Raises ValueError with what is not read here."""
+    """Read the groups of a configuration. Raises ValueError with what is not supported."""
     if config.get("transform_config"):
         raise ValueError("does not read 'transform_config'")
     check_cache_scheme(config.get("kv_cache_scheme"))
@@ -112,12 +112,12 @@ def _group(name: str, values: Any, form: str) -> Group:
 
 
 def _rows(weights: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The block of a group's inputs; None without groups."""
+    """Return the block of a group of inputs; None without groups."""
     return (1, weights["group_size"]) if weights.get("strategy") == "group" else None
 
 
 def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
-    """That of a `Group`. Raises ValueError with what is not read."""
+    """Return the `kind` of a `Group`. Raises ValueError with what is not supported."""
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), str(weights.get("strategy"))
     symmetric, size = weights.get("symmetric", True), weights.get("group_size")
     if kind == "int" and form == "pack-quantized" and strategy in ("group", "channel"):
@@ -216,7 +216,7 @@ class PackedIntScheme(Grouped):
         return made
 
     def _words(self, count: int) -> int:
-        """That hold so many numbers."""
+        """Return how many words hold `count` numbers."""
         return -(-count * self.bits // 32)
 
     def weights(self, layer: Any) -> Integers | Wide:
@@ -230,7 +230,7 @@ class PackedIntScheme(Grouped):
         return self.ordered_integers(layer, numbers, zeros, scales, orders)
 
     def _numbers(self, words: torch.Tensor) -> torch.Tensor:
-        """Numbers [rows, …] and what fills up the last words."""
+        """Unpack numbers [rows, …], including those that fill up the last words."""
         missing = -words.shape[1] % per_words(self.bits)[1]
         return unpacked(torch.nn.functional.pad(words, (0, missing)) if missing else words, self.bits)
 

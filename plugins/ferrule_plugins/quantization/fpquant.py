@@ -98,7 +98,7 @@ class FpQuantScheme(Quantized):
         return Wide(torch.cat(back).to(self.given), _WHY)
 
     def _numbers(self, layer: Any) -> torch.Tensor:
-        """float32 [n, k]"""
+        """Return the weights as float32 [n, k]."""
         scales = layer.scales.detach()
         if self.kind == "mxfp4":
             scales = powers_of_two(scales)

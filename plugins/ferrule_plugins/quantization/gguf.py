@@ -28,7 +28,10 @@ from ferrule_quant.products import Levelled, Quantized, Shared, check_scales, pr
 
 
 def form_of(kind: str) -> Form:
-    """That of a type, or of one with a smaller block, such as Q4_K/128. Raises CheckpointError for others."""
+    """Return the form of a type, or of one with a smaller block, such as Q4_K/128.
+
+    Raises CheckpointError for others.
+    """
     name, _, block = kind.partition("/")
     if name not in BITS or not (block or "0").isdecimal():
         raise CheckpointError(f"quantization_config: no GGUF file has layers of the type {kind!r:.50}.")

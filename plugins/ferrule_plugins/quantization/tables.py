@@ -131,7 +131,7 @@ class AqlmScheme(Quantized):
         layer.weight = None
 
     def _rows(self, count: int) -> int:
-        """Of codes, for so many outputs."""
+        """Return how many rows of codes there are for `count` outputs."""
         return count // self.outer
 
     @property
@@ -148,14 +148,17 @@ class AqlmScheme(Quantized):
         return Wide(torch.cat([self._looked_up(*part) for part in parts]), why)
 
     def _additive(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> Additive:
-        """Of groups of one output. Bits that a code does not have are dropped, as the format's own programs do."""
+        """Return the weights of groups of one output.
+
+        Bits that a code does not have are dropped, as in the format's own programs.
+        """
         unsigned = codes.view(torch.uint8) if codes.dtype == torch.int8 else codes
         if self.bits not in (8, 16):
             unsigned = unsigned & ((1 << self.bits) - 1)
         return Additive(unsigned, books.flatten(2), scales.flatten())
 
     def _looked_up(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[n, k]"""
+        """Return the weights that the codes stand for, [n, k]."""
         found = codes.long() & ((1 << self.bits) - 1)
         each = torch.stack([book[found[..., number]] for number, book in enumerate(books)])
         weight = each.sum(0) * scales  # [n / out, k / in, out, in]

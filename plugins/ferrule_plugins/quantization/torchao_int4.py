@@ -55,7 +55,7 @@ class Int4Scheme(Quantized):
 
     @abstractmethod
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
-        """Those that the checkpoint fills."""
+        """Return the parameters that the checkpoint fills."""
 
 
 class PairsScheme(Int4Scheme):
@@ -123,7 +123,7 @@ def _filled_up(count: int) -> int:
 
 
 def _untiled(words: torch.Tensor) -> torch.Tensor:
-    """int32 [n / 8, k / 128, 32, 4] to uint8 [n, k]: 32 are 8 outputs and 4 inputs, 4 are spans of 32 inputs."""
+    """Unpack int32 [n / 8, k / 128, 32, 4] to uint8 [n, k]: 32 is 8 outputs and 4 inputs, 4 is spans of 32 inputs."""
     places = torch.stack([(words >> (4 * place) & 15).to(torch.uint8) for place in range(8)], dim=-1)
     # [tile, row of tiles, output, pair of inputs, span, even or odd, eight inputs]
     each = places.view(*words.shape[:2], _TALL, 4, 4, 2, 4)

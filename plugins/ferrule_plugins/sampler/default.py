@@ -70,7 +70,10 @@ class DefaultSampler(Sampler):
     def _edits(
         self, plan: Plan, batch: SampleBatch, vocab: int, parcel: Parcel, errors: dict[int, str]
     ) -> Iterator[Change]:
-        """Masks, banned words, bans and biases, and processors. What goes wrong is put into `errors`, by row."""
+        """Yield the changes by masks, banned words, bans and biases, and processors.
+
+        Failures go to `errors`, by row.
+        """
         masks, edits, words = adjust.Masks(), adjust.Edits(), adjust.BadWords()
         processed: list[tuple[int, adjust.Prepared]] = []
         for index, row in enumerate(batch.rows):

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that most models are, with a method for everything in which they differ."""
+"""The decoder-only transformer of most models, with a method for everything in which they differ."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ class DecoderLayer(nn.Module):
 
 @runtime_checkable
 class CachedLayer(AttentionLayer, Protocol):
-    """A submodule that attends, and says what it keeps for each token."""
+    """A submodule that attends, and declares what it caches for each token."""
 
     @property
     def cache(self) -> LayerCache: ...

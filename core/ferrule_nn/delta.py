@@ -30,7 +30,7 @@ _NORM_EPS = 1e-6  # of queries and keys
 class DeltaSpec:
     """The numbers of one layer. Each key head serves num_value_heads / num_key_heads value heads.
 
-    `interleaved`: the input projections are two tensors, in_proj_qkvz and in_proj_ba, that are ordered by key head;
+    With `interleaved` the input projections are two tensors, in_proj_qkvz and in_proj_ba, that are ordered by key head;
     otherwise they are four, in_proj_qkv, in_proj_z, in_proj_b and in_proj_a.
     """
 

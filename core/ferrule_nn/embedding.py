@@ -41,11 +41,11 @@ class Table(Linear):
 
 
 class Embedding(nn.Module):
-    """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them.
+    """An embedding: rows of a table [count, size], times `scale`, in the table's type.
 
-    A quantized table is a layer of its own within this one, `table`. The checkpoint's name for it is the embedding's.
-
-    With the split `ROWS` each rank has a part of the rows, and gives zeros for others before the ranks' are added up.
+    Embeddings that are `given` replace these. A quantized table is a layer of its own within this one, `table`. The
+    checkpoint's name for it is the embedding's. With the split `ROWS` each rank has a part of the rows, and gives zeros
+    for others before the ranks' are added up.
     """
 
     def __init__(self, count: int, size: int, scale: float = 1.0, split: Split | None = None) -> None:
@@ -75,7 +75,7 @@ class Embedding(nn.Module):
         self.remove_table()
 
     def remove_table(self) -> None:
-        """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
+        """Drop the table: `weight` keeps its width, has no rows, and is not a parameter any more."""
         empty = self.weight.detach().new_empty(0, self.size)
         del self.weight
         self.weight = empty
@@ -98,7 +98,7 @@ class Embedding(nn.Module):
 
 
 class Head(Linear):
-    """Hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters of its own.
+    """The map from hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters.
 
     `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c). Ranks divide the vocabulary, unless
     they do not divide that embedding; each returns the logits of all.

@@ -153,7 +153,7 @@ class Linear(nn.Module):
         return division
 
     def leave_sum(self) -> None:
-        """Return this rank's product alone from now on: the caller adds up those of all ranks."""
+        """Return this rank's product alone from now on, for a caller that adds up those of all ranks."""
         if self.sum_hook is not None:
             self.sum_hook.remove()
 
@@ -168,7 +168,7 @@ class Linear(nn.Module):
         return scheme is not None
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
-        """Add what adapters have for the layer to its product. A hook, so that a layer without has nothing to ask."""
+        """Add the adapters' part to the layer's product, by a hook: a layer without adapters has nothing to check."""
         if not self.of_tokens:
             return False
         add = bank.layer(name, self.in_features, self.out_features, tuple(self.projections))

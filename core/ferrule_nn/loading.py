@@ -1,4 +1,4 @@
-"""From checkpoint tensors to parameters.
+"""Loading: a checkpoint's tensors become parameters.
 
 A parameter's name in the model *is* its name in the checkpoint, after the model's renames. A `Linear` adds two rules:
 tensors of its `projections` have names of their own, `q_proj` beside `qkv_proj`, and its `ignored_tensors` are dropped,
@@ -157,7 +157,7 @@ class _Pending:
                 self._projections[target.parameter].add(name)
 
     def completed(self, name: str, target: _Target) -> Linear | None:
-        """Take note of a tensor. Returns the layer if that was the last one it needed."""
+        """Note that a tensor came. Returns the layer if that was the last one it needed."""
         layer = self._module.get_submodule(target.parameter.rpartition(".")[0])
         if not isinstance(layer, Linear):
             return None
@@ -168,7 +168,7 @@ class _Pending:
         return None if any(own in self._projections for own in self.parameter_names(layer, target)) else layer
 
     def packed(self, name: str, target: _Target) -> list[str]:
-        """Take note of a tensor, and pack the layer if it is quantized and complete. Returns its parameters then."""
+        """Note that a tensor came, and pack the layer if it is quantized and complete. Returns its parameters then."""
         layer = self.completed(name, target)
         if layer is None or not layer.quantized:
             return []
@@ -179,7 +179,7 @@ class _Pending:
 
     @staticmethod
     def parameter_names(layer: Linear, target: _Target) -> list[str]:
-        """Full names of the parameters of `layer`, to which `target` belongs."""
+        """Return the full names of the parameters of `layer`, to which `target` belongs."""
         prefix = target.parameter.removesuffix(target.parameter.rpartition(".")[2])
         return [prefix + own for own, _ in layer.named_parameters(recurse=False)]
 
@@ -232,7 +232,7 @@ def _takers(module: torch.nn.Module) -> dict[str, Linear]:
 
 @contextmanager
 def _named(target: _Target) -> Iterator[None]:
-    """Say in an error of a scheme which layer it is about."""
+    """Add the name of the layer to a scheme's error."""
     try:
         yield
     except CheckpointError as error:

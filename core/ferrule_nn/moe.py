@@ -1,6 +1,6 @@
 """Mixtures of experts: a router chooses a few feed-forward blocks for each token, and their results are summed.
 
-What a family has of its own is a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoESpec`.
+A family defines a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoESpec`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Experts", "MoE", "MoESpec", "Router", "Routing"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """The numbers of one layer's experts. `inner_size` is that of one expert, `shared_size` of those that all use.
+    """The numbers of one layer's experts. `inner_size` is that of one expert, `shared_size` that of the shared ones.
 
-    `correction`: the router has a bias for the choice alone. `weigh_inputs`: an expert's weight multiplies what it is
-    given, and not its result (Llama 4). `shared_gate`: the shared expert's result is multiplied by a sigmoid.
+    With `correction` the router has a bias for the choice alone. With `weigh_inputs` an expert's weight multiplies its
+    input, and not its result (Llama 4). With `shared_gate` the shared expert's result is multiplied by a sigmoid.
     """
 
     hidden_size: int
@@ -41,7 +41,7 @@ class MoESpec:
 
 
 class Router(nn.Module):
-    """Scores of experts, and what `Routing` makes of them. Never quantized; computes in float32.
+    """The scores of experts, and the choice that `Routing` makes by them. Never quantized; computes in float32.
 
     Parameters: `weight` [experts, hidden]; `bias` [experts] where the model has one; `e_score_correction_bias`
     [experts] float32, which is added to the scores for the choice and not to the weights.

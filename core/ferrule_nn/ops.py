@@ -152,7 +152,7 @@ class Delta(Protocol):
 
 
 class GatedNorm(Protocol):
-    """RMS norm of each part of float32 rows x [tokens, size], and a factor silu(z): of z's type."""
+    """An RMS norm of each part of float32 rows x [tokens, size], and a factor silu(z), in z's type."""
 
     def accepts(self, x: torch.Tensor, z: torch.Tensor, /) -> bool: ...
 
@@ -194,7 +194,10 @@ class Bank(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKernels:
-    """The kernels that a platform has for layers, and what it says of the memory of weights. All of it is optional."""
+    """The kernels that a platform has for layers, and its properties of the memory of weights.
+
+    All of it is optional.
+    """
 
     dtypes: Collection[torch.dtype] = ()  # of weights, that norms and `one_row` support
     acts: Collection[str] = ()  # activations of `gate` and `activation`, as config.json calls them
@@ -249,12 +252,12 @@ def using(kernels: Kernels) -> Iterator[None]:
 
 
 def current() -> Kernels:
-    """Return the kernels that a layer is to use that is made now."""
+    """Return the kernels that a layer made now is to use."""
     return _CURRENT.get()
 
 
 def for_layers() -> LayerKernels:
-    """Return the current kernels for layers; without any kernel where the device has none."""
+    """Return the current kernels for layers; an empty set where the device has none."""
     return current().part(LayerKernels) or _NO_LAYERS
 
 

@@ -1,4 +1,4 @@
-"""From hidden states to one vector for each prompt."""
+"""Pooling: hidden states become one vector for each prompt."""
 
 from __future__ import annotations
 

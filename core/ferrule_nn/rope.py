@@ -33,7 +33,7 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`rope_parameters` of config.json, or the older `rope_theta` and `rope_scaling`, in one form."""
+    """The settings of a rotation: `rope_parameters` of config.json, or its older `rope_theta` and `rope_scaling`."""
 
     kind: str
     theta: float
@@ -102,7 +102,7 @@ def _of_layers(stated: Mapping[str, Any], layer_type: str | None) -> dict[str, A
 
 
 class Rope(torch.nn.Module):
-    """Rotates the first `dim` of the `head_dim` features of queries and keys.
+    """A rotation of the first `dim` of the `head_dim` features of queries and keys.
 
     `interleaved` pairs neighbours (2i, 2i + 1) instead of halves (i, i + dim / 2).
     """
@@ -129,7 +129,7 @@ class Rope(torch.nn.Module):
         return None
 
     def at(self, places: Places, dtype: torch.dtype) -> Rotation:
-        """Cosine and sine for each token, in the type that queries and keys have."""
+        """Return cosine and sine for each token, in the type of queries and keys."""
         angles = places.positions.unsqueeze(-1).float() * self._inv_freq(places)
         cos, sin = angles.cos(), angles.sin()
         if self.factor != 1.0:
@@ -167,7 +167,7 @@ def _exponents(dim: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies [dim / 2] float32 for a text of ordinary length, and the factor on cos and sin."""
+    """Return the inverse frequencies [dim / 2] float32 for a text of ordinary length, and the factor on cos and sin."""
     plain = 1.0 / config.theta ** _exponents(config.dim)
     match config.kind:
         case "default" | "dynamic":
@@ -189,7 +189,7 @@ def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Slow frequencies are divided by `factor`, fast ones stay, those between are interpolated."""
+    """Divide slow frequencies by `factor`, keep fast ones, and interpolate between them."""
     factor, low, high = (float(config.need(n)) for n in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = config.original / (2 * math.pi / plain)  # over the original context
     blend = ((turns - low) / (high - low)).clamp(0, 1)

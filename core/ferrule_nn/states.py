@@ -1,4 +1,4 @@
-"""What layers with a state share: the state's description, a loop over requests, the short convolution, gated norms.
+"""The common parts of layers with a state: its description, a loop over requests, the short convolution, gated norms.
 
 A layer with a state computes the tokens of one request in two ways that give the same result: `step` takes one token of
 many requests at once, which is decoding; `chunk` takes many tokens of one request, which is prefill. `run_rows` decides

@@ -14,8 +14,10 @@ Decode = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 
 class DecodedParameter(CheckpointParameter):
-    """`decode` makes of a checkpoint's tensor what a parameter of a shape holds. It raises RuntimeError or ValueError
-    for one that does not fit."""
+    """A parameter whose tensors `decode` turns from a checkpoint's layout into a given shape.
+
+    `decode` raises RuntimeError or ValueError for a tensor that does not fit.
+    """
 
     decode: Decode
 

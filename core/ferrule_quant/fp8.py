@@ -1,4 +1,4 @@
-"""Weights of 8 bits in floating point (e4m3): what formats of such weights share."""
+"""Weights of 8 bits in floating point (e4m3): the common part of their formats."""
 
 from __future__ import annotations
 
@@ -32,7 +32,10 @@ def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
 
 
 class Fp8FromFloats(Online):
-    """Float weights, quantized when they have come: on a GPU to e4m3, with a scale for each output channel."""
+    """A scheme for float weights that are quantized once loaded.
+
+    On a GPU they become e4m3, with a scale for each output channel.
+    """
 
     def weights(self, layer: Any) -> Rounded | Fp8:
         return self.e4m3(layer) if products_of(layer).keeps_fp8 else super().weights(layer)

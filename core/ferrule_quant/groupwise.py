@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs, with scales and zero points: what formats of such weights share."""
+"""Weights of few bits in groups of inputs, with scales and zero points: the common part of their formats."""
 
 from __future__ import annotations
 

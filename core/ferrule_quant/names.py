@@ -1,4 +1,4 @@
-"""Which layers the names in a checkpoint's configuration match: they are those of projections before any are merged."""
+"""The layers that names in a checkpoint's configuration mean: names of projections, before any are merged."""
 
 from __future__ import annotations
 

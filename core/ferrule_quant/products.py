@@ -1,4 +1,4 @@
-"""How quantized weights are laid out and multiplied: one place for all methods and formats.
+"""The layout of quantized weights and the products with them: one place for all methods and formats.
 
 A scheme says what the weights are, as integers with scales, as fp8 with scales, or as floats. `Products` lay them out
 and multiply by them: these by torch, and those that a platform supplies by its kernels.
@@ -38,7 +38,7 @@ Weights: TypeAlias = "Integers | Levelled | Rounded | Fp8 | Wide | Tables"  # th
 
 @dataclass(frozen=True)
 class Wide:
-    """Weights [n, k] that no kernel multiplies in fewer bits: floats from here on. `why` is said in the log."""
+    """Weights [n, k] that no kernel multiplies in fewer bits, and that are floats from here on. `why` is logged."""
 
     weight: torch.Tensor
     why: str
@@ -46,8 +46,10 @@ class Wide:
 
 @dataclass(frozen=True)
 class Tables:
-    """Weights [n, k] that are looked up, of each of the layer's projections. Where no kernel looks them up, they are
-    widened, and `why` is said."""
+    """Weights [n, k] that are looked up, of each of the layer's projections.
+
+    Where no kernel looks them up, they are widened, and `why` is logged.
+    """
 
     projections: tuple[Palette | Additive, ...]
     why: str
@@ -111,7 +113,7 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Floats:
-    """The form of weights that are widened as they load: it says how much memory they take."""
+    """The form of weights that are widened as they load, which states how much memory they take."""
 
     dtype: torch.dtype
 
@@ -145,7 +147,7 @@ def fitting() -> Iterator[None]:
 
 
 def free(layer: Any) -> None:
-    """Give the memory of a layer's parameters back, but the bias'. An empty parameter still has the layer's device."""
+    """Free the memory of a layer's parameters, except the bias. An empty parameter still has the layer's device."""
     for name, own in list(layer.named_parameters(recurse=False)):
         if name != "bias":
             setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
@@ -227,7 +229,7 @@ class Products:
         return weights.integers() if isinstance(weights, Rounded) else weights
 
     def product(self, scheme: Quantized, layer: Any, weights: Weights) -> Product:
-        """Lay the weights out and return what multiplies by them. The layer's own parameters are gone."""
+        """Lay the weights out and return the product with them. The layer's own parameters are gone then."""
         if isinstance(weights, Wide):
             return self.widened(scheme, layer, weights)
         if isinstance(weights, Tables):
@@ -241,19 +243,19 @@ class Products:
         return self.integers(scheme, layer, weights)
 
     def coming_rows(self, scheme: Quantized, layer: Any, form: Form) -> Any:
-        """Return the matrix into which rows are packed as they come; None where no kernel does that."""
+        """Return the matrix into which rows are packed as they are loaded; None where no kernel does that."""
         return None
 
     def empty(self, layer: Any, form: Form) -> Any:
-        """Make the matrix of a layer, without rows. Only where the rows of GGUF's blocks are packed as they are."""
+        """Make the matrix of a layer, without rows. Called only where rows of GGUF's blocks are packed as they are."""
         raise RuntimeError(self._why)
 
     def filled(self, scheme: Quantized, layer: Any, matrix: Any) -> Product:
-        """Return the product with a matrix whose rows have all come."""
+        """Return the product with a matrix whose rows are all loaded."""
         raise RuntimeError(self._why)
 
     def integers(self, scheme: Quantized, layer: Any, weights: Integers) -> Product:
-        """There are no zero points: what they make of a group's weights is added to these."""
+        """Return the product with integers. Zero points become offsets of groups."""
         weights, order = sorted_by_group(weights, multiple=GROUPS)
         half = 1 << (kept_bits(weights.bits, weights.group) - 1)
         if weights.table:
@@ -271,7 +273,7 @@ class Products:
         return self.quantized(scheme, layer, weights.form, given)
 
     def rounded(self, scheme: Quantized, layer: Any, weights: Rounded) -> Product:
-        """Float weights, quantized here."""
+        """Return the product with float weights, quantized here."""
         return self.integers(scheme, layer, weights.integers())
 
     def fp8(self, scheme: Quantized, layer: Any, weights: Fp8) -> Product:
@@ -299,7 +301,7 @@ class Products:
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(scheme.dtype or x.dtype)
 
     def widened(self, scheme: Quantized, layer: Any, weights: Wide) -> Product:
-        """Make it a float layer from here on, whose experts can be stacked."""
+        """Turn the layer into a float layer, whose experts can be stacked, and return its product."""
         scheme.shared.say(weights.why)
         layer.weight = torch.nn.Parameter(weights.weight, requires_grad=False)
         dense = Dense()
@@ -319,7 +321,7 @@ _TORCH = Products()
 
 
 def products_of(layer: Any) -> Products:
-    """Return what the device of a layer has for quantized weights."""
+    """Return the products with quantized weights of a layer's device."""
     return layer.kernels.part(Products) or _TORCH
 
 

@@ -76,7 +76,7 @@ class Form:
         return group, -(-inputs // whole) * whole
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Memory of a matrix, with its scales, in whole tiles of 16 outputs."""
+        """Return the bytes of a matrix, with its scales, in whole tiles of 16 outputs."""
         group, padded = self.widths(inputs)
         block, both = self.block or group, 1 + self.offsets
         steps = padded // group * (both * self.steps // 8)

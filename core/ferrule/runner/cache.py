@@ -1,5 +1,5 @@
-"""What layers keep. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot, and
-snapshots of them.
+"""The memory of layers. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot,
+and snapshots of them.
 
 A block id means one page of every layer of *one* group, and layer j of each group lives in storage j: a block that
 leaves one group may serve another. Where the layers' pages differ in size the storage has the largest.
@@ -152,7 +152,7 @@ class StateStore:
         return chunk
 
     def save(self, chunks: Sequence[Chunk], stage: Stage) -> None:
-        """Copy the states after those chunks that say where to."""
+        """Copy the states after those chunks that say where to save them."""
         saved = [(chunk.slot, chunk.save - 1) for chunk in chunks if chunk.save]
         if saved:
             slots, snapshots = stage([torch.tensor(each) for each in zip(*saved, strict=True)])
@@ -160,7 +160,7 @@ class StateStore:
                 self._saved[name].index_copy_(0, snapshots, tensor.index_select(0, slots))
 
     def keep(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Callable[[], None]:
-        """Copy the states of the slots `rows`; what is returned puts them back."""
+        """Copy the states of the slots `rows`, and return the function that puts them back."""
         slots = torch.from_numpy(rows).to(self._device)
         kept = {name: tensor.index_select(0, slots) for name, tensor in self.tensors.items()}
 
@@ -188,9 +188,9 @@ def map_layers(
     num_states: int = 0,
     block_size: int = 1,
 ) -> CacheMap:
-    """Group a model's layers by what the engine must know of them; states are the last group.
+    """Group a model's layers by the properties that the engine must know; states are the last group.
 
-    `block_size` is that of a model of states alone: where its prefixes may end.
+    `block_size` is that of a model with states alone: its prefixes may end at multiples of it.
     """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for name, spec in specs.items():

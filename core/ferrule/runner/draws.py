@@ -1,4 +1,4 @@
-"""Which tokens of a step are sampled. Of a row with guesses these are several, and not all of what is drawn counts."""
+"""The tokens that a step samples: several for a row with guesses, of which not all count."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ferrule.types import Chunk
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of a step, row by row. A row is drawn from once, and once more behind each of its guesses."""
+    """The draws of a step, row by row: one for a row, and one more after each of its guesses."""
 
     rows: list[int]
     ahead: list[int]  # guesses of its row before each draw

@@ -77,7 +77,7 @@ class Masks:
 
 
 class PendingMasks:
-    """The masks of a step that are being made. `fault` ends the constraints that take too long, by digest."""
+    """The masks of a step while they are being made. `fault` ends the constraints that take too long, by digest."""
 
     def __init__(self, follower: Follower, limit: float, fault: Callable[[bytes], None]) -> None:
         self.made: Future[Masks] = Future()
@@ -96,9 +96,10 @@ class PendingMasks:
 
 
 class Grammars:
-    """`open_backend` makes the backend of a name, in a thread, when the first constraint for it comes.
+    """The constraints of the requests in slots.
 
-    `tokenizer` is called for limits on thoughts, which need no backend.
+    `open_backend` makes the backend of a name, in a thread, when the first constraint for it comes. `tokenizer` is
+    called for limits on thoughts, which need no backend.
     """
 
     def __init__(
@@ -116,11 +117,14 @@ class Grammars:
         self._bulk_faults: set[int] = set()  # ids of backends
 
     def expect(self, backend: str) -> None:
-        """Open a backend before its first constraint, whose `prepare` raises what failed. From any thread; no wait."""
+        """Open a backend before its first constraint, whose `prepare` raises what failed.
+
+        Any thread may call this; it does not block.
+        """
         self._loader.submit(self._open, backend)
 
     def prepare(self, compiled: CompiledGrammar) -> Future[None]:
-        """Load a constraint ahead of its request. From any thread; does not block."""
+        """Load a constraint ahead of its request. Any thread may call this; it does not block."""
         if self._known(compiled) is None:
             return self._loader.submit(self._prepare, compiled)
         ready: Future[None] = Future()
@@ -145,7 +149,7 @@ class Grammars:
                 self._follower.submit(b"", partial(self._begin_thoughts, constraint, admit.work.thoughts, generated))
 
     def masks(self, chunks: Sequence[Chunk], words: int) -> PendingMasks | None:
-        """Begin to make the masks [words] int32 of those rows that sample; None when none of them is constrained."""
+        """Begin to make the masks [words] int32 of the rows that sample; None if none of them is constrained."""
         wanted = [(chunk.slot, self._slots[chunk.slot]) for chunk in chunks if chunk.slot in self._slots]
         if not wanted:
             return None
@@ -258,7 +262,7 @@ class Grammars:
             wanted = [each for each in wanted if self._guess(*each, guesses, found)]
 
     def _guess(self, slot: int, constraint: SlotGrammar, guesses: Mapping[int, Sequence[int]], found: Masks) -> bool:
-        """Follow a row's next guess; False where there is none, or the row's last mask does not allow it."""
+        """Follow a row's next guess. Returns False where there is none, or the row's last mask does not allow it."""
         place, ids = len(constraint.ahead), guesses.get(slot, ())
         if place == len(ids) or constraint.error is not None:
             return False
@@ -292,7 +296,7 @@ class Grammars:
                 constraint.error, constraint.invalid = _SLOW, True
 
     def _follow(self, constraint: SlotGrammar) -> None:
-        """Go back by the guesses that were wrong, and on by the token that came instead."""
+        """Go back by the guesses that were wrong, and follow the token that came instead."""
         (sampled, constraint.sampled), (ahead, constraint.ahead) = (constraint.sampled, None), (constraint.ahead, [])
         if constraint.error is None:
             try:
@@ -332,7 +336,7 @@ class Grammars:
                 found.bits.setdefault(slot, []).append(mask.tobytes())
 
     def _note_bulk_fault(self, backend: GrammarBackend, rows: SlotRows) -> None:
-        """Log the exception that is being handled, once for each backend, where no row is to blame for it."""
+        """Log the exception being handled, once for each backend, where no row is to blame for it."""
         if id(backend) not in self._bulk_faults and all(constraint.error is None for _, constraint in rows):
             self._bulk_faults.add(id(backend))
             _log.exception("masks were made one by one because making them together failed; this is logged once")

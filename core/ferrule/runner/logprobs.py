@@ -36,10 +36,10 @@ def rank_prompt(
     mode: LogprobsMode,
     width: int,
 ) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Rank tokens `chosen` [n] behind the hidden states [n, hidden] of a prompt, some of them at a time.
+    """Rank tokens `chosen` [n], which follow the hidden states [n, hidden] of a prompt, in parts.
 
-    So few that their logits, of `width` each, stay within a bound of memory. Gives whether all logits are finite,
-    [] bool, and what `rank` makes of them, or of their logprobs.
+    A part is so small that its logits, of `width` each, stay within a bound of memory. Yields whether its logits are
+    all finite, [] bool, and the result of `rank` for these, or for their logprobs.
     """
     size = max(1, CHUNK_ELEMENTS // width)
     for piece, tokens in zip(torch.split(hidden, size), torch.split(chosen, size), strict=True):

@@ -40,7 +40,7 @@ class MediaStore:
             self._outputs.pop(digest, None)
 
     def encode(self, items: Sequence[MediaItem], model: Model) -> None:
-        """Have the embeddings of these items. A step that is computed once more has them already."""
+        """Compute the embeddings of these items, unless they are there already, as in a step that is computed again."""
         fresh = [item for item in items if item.digest not in self._outputs]
         self._outputs |= {item.digest: self._opened(item) for item in fresh if item.kind == "embeds"}
         others = [item for item in fresh if item.kind != "embeds"]

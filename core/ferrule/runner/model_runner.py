@@ -31,7 +31,7 @@ from ferrule.types import Chunk, StepPlan, StepResult
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step between forward and finish: hidden states [tokens, hidden], and where each row's are."""
+    """A step between forward and finish: its hidden states [tokens, hidden], and where each row's are."""
 
     plan: StepPlan
     rows: Rows
@@ -41,8 +41,11 @@ class Forwarded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerParts:
-    """Parts that a runner is made of. Without a recorder every step is launched; without grammars there are no
-    constraints. `tokenizer` opens the model's, and is called when a logits processor asks for it."""
+    """The parts that a runner is made of.
+
+    Without a recorder every step is launched; without grammars there are no constraints. `tokenizer` opens the model's,
+    and is called when a logits processor asks for it.
+    """
 
     model: Model
     attention: AttentionBackend
@@ -94,12 +97,12 @@ class ModelRunner:
         return self._model
 
     def use(self, model: Model | None) -> None:
-        """Go on with another copy of the same model; None lets go of the one that is there."""
+        """Continue with another copy of the same model; None drops the present one."""
         self._forget()
         self._model = model
 
     def release_cache(self) -> None:
-        """Let go of cache and states; forget every request."""
+        """Free cache and states; forget every request."""
         self._forget()
         self._storages = []
         self.recurrent.release()

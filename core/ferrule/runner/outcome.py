@@ -1,4 +1,4 @@
-"""What a step brings back from the device: small tensors, and what they say."""
+"""The result of a step: small tensors from the device, and how they are read."""
 
 from __future__ import annotations
 
@@ -53,7 +53,10 @@ class Outcome(Step):
         self.tensors.append(vectors)
 
     def add_tokens(self, rows: Sequence[int], sampled: Sampled) -> None:
-        """Take a token for each of `rows`; one with guesses comes several times. Comes behind prompts and vectors."""
+        """Add a token for each of `rows`, in which one with guesses comes several times.
+
+        Comes after prompts and vectors.
+        """
         places = range(len(rows) - 1, -1, -1)
         self._places, self._errors = dict(zip(reversed(rows), places, strict=True)), dict(sampled.errors)
         self._tokens = len(self.tensors)
@@ -63,7 +66,7 @@ class Outcome(Step):
             self.tensors.append(sampled.barred)
 
     def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
-        """Add logprobs of the tokens at some places. Comes after `add_vectors`."""
+        """Add logprobs of the tokens at some places. Comes after `add_tokens`."""
         self._asking = asking
         self.tensors += ranked
 

@@ -1,4 +1,4 @@
-"""What the runner keeps per slot: ids, parameters, block tables. A plan changes only what it names.
+"""The runner's state of each slot: ids, parameters, block tables. A plan changes only what it names.
 
 Ids live on the device, because a sampled token is an input of the next step before the host has seen it. Everything
 that the host decides (lengths, tables) has a host copy, so that no device needs to be asked.
@@ -21,7 +21,10 @@ LongArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerLimits:
-    """`vocab_size` is the logits' width; `max_model_len` is in tokens; `embed_size` is told by the model."""
+    """The limits of a runner.
+
+    `vocab_size` is the width of logits; `max_model_len` is in tokens; `embed_size` is told by the model.
+    """
 
     slots: int
     max_model_len: int
@@ -94,7 +97,10 @@ class SlotState:
         return work
 
     def take_written(self) -> list[torch.Tensor]:
-        """Flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since; empty without any."""
+        """Return flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since the last call.
+
+        Returns no tensors where there are none.
+        """
         written, self._written = self._written, []
         if not written:
             return []

@@ -33,7 +33,7 @@ class ThoughtCounter:
         return None
 
     def accept(self, ids: Sequence[int]) -> None:
-        """Follow the output by these tokens."""
+        """Follow these tokens of the output."""
         for id in ids:
             if self.forced is not None:
                 self._end()

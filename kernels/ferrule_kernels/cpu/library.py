@@ -75,7 +75,7 @@ _STALE_SECONDS = 60  # a source that is newer than a library by this much was ch
 
 
 class KernelsUnavailableError(Exception):
-    """There are no compiled kernels for this machine; the text says why."""
+    """An error where this machine has no compiled kernels; the text says why."""
 
 
 @functools.cache
@@ -183,7 +183,7 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Build beside the target and rename: a build that was cut off, or two at a time, leave no half file."""
+    """Build beside the target and rename, so that interrupted or concurrent builds leave no partial file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = []
         for name in SOURCES:

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in a second: `python -m ferrule_kernels.cpu.machine` prints it as JSON.
+"""The limits of this machine, measured in a second: `python -m ferrule_kernels.cpu.machine` prints it as JSON.
 
 Rates are those of the processor's units with operands in registers, on all threads that torch would take. No product of
 matrices is as fast; bandwidth is what decoding is held against.
@@ -32,7 +32,10 @@ _SECONDS = 0.15  # of the measurement of a unit; memory, which others use too, i
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and operations per second; a multiply-add is two operations. 0.0: there is no way to measure it here."""
+    """Bytes and operations per second; a multiply-add is two operations.
+
+    0.0 means that there is no way to measure it here.
+    """
 
     threads: int
     read_bytes: float

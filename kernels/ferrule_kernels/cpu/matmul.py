@@ -83,18 +83,18 @@ class Workspace:
 
 
 class UnfitWeightError(ValueError):
-    """A weight has a number that cannot be quantized."""
+    """An error for a weight with a number that cannot be quantized."""
 
 
 class PackedMatrix:
     """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
     With `scales` [n, groups], or of the two levels of the form's blocks, the weight was quantized before and holds the
-    form's numbers or codes. Scales are kept in the form's 16 bits; where a channel has one, what the rounding took from
-    it is given back to the result: those are the `factors`. `offsets` are as the scales, and are added to each weight
-    of a group. Raises ValueError for what the form does not go with, and UnfitWeightError.
+    form's numbers or codes. Scales are stored in the form's 16 bits; where a channel has one scale, the part lost in
+    rounding is given back to the result: those are the `factors`. `offsets` are like the scales, and are added to each
+    weight of a group. Raises ValueError for arguments that do not agree with the form, and UnfitWeightError.
 
-    `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
+    `packed` and `factors` are the matrix's whole content: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
 
     form: Form
@@ -125,7 +125,7 @@ class PackedMatrix:
             self._pack(weight[first : first + rows].detach(), first, *given)
 
     def _pack(self, part: torch.Tensor, first: int, scales: Levels | None, offsets: Levels | None) -> None:
-        """Pack the outputs from `first` on, behind all before them. So weights are not converted as a whole."""
+        """Pack the outputs from `first` on, after all before them, so that weights are never converted as a whole."""
         if self._type(part, scales) is None:  # numbers of 8 bits are exact in bfloat16
             part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
         part = part.contiguous()
@@ -202,7 +202,7 @@ class PackedMatrix:
         return matrix
 
     def add_bias(self, bias: torch.Tensor | None) -> None:
-        """Take a bias [n], which products add, or none."""
+        """Set the bias [n] that products add, or none."""
         self._bias = None if bias is None else _channels(bias)
         self._matrix.bias = _at(self._bias)
 

@@ -1,4 +1,4 @@
-"""Packed matrices in files: which order their bytes have."""
+"""Packed matrices in files: the order of their bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Memory for weights, in huge pages, and what else the system is told about pages."""
+"""Memory for weights, in huge pages, and other advice to the system about pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _library() -> Any:
 
 
 class _Pieces:
-    """Memory cut from large pieces, each of which lives for as long as something that was cut from it."""
+    """Memory cut from large pieces, each of which lives as long as anything cut from it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -36,7 +36,7 @@ Function = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 class NotRecordableError(Exception):
-    """The function reads values of tensors in Python; the text says with what."""
+    """An error for a function that reads values of tensors in Python; the text says with what."""
 
 
 class _Kernels(NamedTuple):
@@ -186,7 +186,7 @@ class Recording:
             self._kept.setdefault(storage, x)
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Do an operation of torch, and keep it unless it only looks at tensors in another way."""
+        """Run an operation of torch, and record it unless it only makes views."""
         if func.overloadpacket.__name__ in _ALLOCATING:
             return self._places.like(func(*args, **kwargs))
         if _BY_VALUE & set(func.tags):

@@ -193,9 +193,10 @@ def shared_memory(device: torch.device) -> int:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode of many rows, prefill, and one long row, with the heads of 8B and 0.6B models; small for the interpreter.
+    """Yield cases of decode of many rows, prefill, and one long row, with the heads of 8B and 0.6B models.
 
-    Bytes are those of keys and values; in prefill, flops are those of the half of the scores that causality leaves.
+    They are small for the interpreter. Bytes are those of keys and values; in prefill, flops are those of the half of
+    the scores that causality leaves.
     """
     shapes: dict[str, list[tuple[int, int]]] = {
         "decode 64 x 4k": [(1, 4096)] * 64,
@@ -218,7 +219,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class _Plain:
-    """Scores without anything special."""
+    """Score options without anything special."""
 
     scale: float
     soft_cap: float = 0.0

@@ -87,7 +87,7 @@ def _over_keys(
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Go over the keys [begin, end); not MASKED, all queries see all of them, and they are whole tiles."""
+    """Go over the keys [begin, end). Without MASKED, all queries see all of them, and they are whole tiles."""
     column = tl.arange(0, D)
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)

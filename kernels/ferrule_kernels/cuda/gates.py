@@ -108,7 +108,7 @@ def _run(x: torch.Tensor, act: str, size: int, *, gated: bool) -> torch.Tensor:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill at the inner widths of 0.6B, 8B and 14B models; something small for the interpreter."""
+    """Yield cases of decode and prefill at the inner widths of 0.6B, 8B and 14B models; small for the interpreter."""
     shapes = ((1, 14336), (64, 3072), (64, 14336), (256, 17408), (8192, 14336))
     for rows, size in shapes if device.type == "cuda" else ((4, 96),):
         x = torch.randn(rows, 2 * size, dtype=torch.bfloat16, device=device)

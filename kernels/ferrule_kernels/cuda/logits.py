@@ -32,7 +32,7 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
 def penalise(
     logits: torch.Tensor, history: torch.Tensor, table: torch.Tensor, longest: int, counts: torch.Tensor
 ) -> None:
-    """Repetition, frequency and presence penalties, in place, in time linear in the ids that the rows have seen.
+    """Apply repetition, frequency and presence penalties, in place, in time linear in the ids that the rows have seen.
 
     `history` [slots, stride] holds ids; `table` [n, COLUMNS] float64 names for each penalised row the positions [start,
     position) of its slot that count, those from num_prompt on as output. `longest` is the most of position - start.

@@ -146,7 +146,7 @@ def _place_kernel(
     SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program e writes the rows and blocks of expert e; the one after the last marks the blocks that nobody has."""
+    """Write the rows and blocks of expert e, by program e; one program more marks the blocks that no expert has."""
     expert, place = tl.program_id(0), tl.arange(0, CHUNK)
     every = tl.arange(0, EXPERTS)
     whole = (tl.load(counts + every, every < NUM_EXPERTS, 0) + SIZE - 1) // SIZE

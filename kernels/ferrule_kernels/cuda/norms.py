@@ -143,7 +143,7 @@ def _stride(x: torch.Tensor, size: int) -> int:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill at the widths of 0.6B, 8B and 14B models; something small for the interpreter."""
+    """Yield cases of decode and prefill at the widths of 0.6B, 8B and 14B models; small for the interpreter."""
     shapes = ((1, 4096), (64, 1024), (64, 4096), (256, 5120), (8192, 4096))
     for rows, size in shapes if device.type == "cuda" else ((4, 96),):
         x, y = (torch.randn(rows, size, dtype=torch.bfloat16, device=device) for _ in range(2))

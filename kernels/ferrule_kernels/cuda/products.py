@@ -1,4 +1,4 @@
-"""What all products with quantized weights share: tiles, splits of the inputs, and scaling of the sums.
+"""The common parts of products with quantized weights: tiles, splits of the inputs, and scaling of the sums.
 
 The time of a product of few rows is that of reading the weights. There are then fewer tiles than the device has
 multiprocessors, so the inputs are split too: each part gives its own sums, and a second kernel adds them up in their

@@ -86,7 +86,7 @@ def _heads_kernel(
 
 
 class Heads:
-    """Norms, if any, and rotation of the first query and key heads of rows that hold more, in place."""
+    """Optional norms, and rotation, of the first query and key heads of rows that hold more, in place."""
 
     def __init__(
         self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
@@ -141,7 +141,10 @@ class Heads:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill with the heads of 0.6B, 8B and 14B models. Values are in the rows, and are not touched."""
+    """Yield cases of decode and prefill with the heads of 0.6B, 8B and 14B models.
+
+    Rows hold values too, left untouched.
+    """
     shapes = ((1, 32, 8, False), (64, 16, 8, True), (256, 40, 8, True), (8192, 32, 8, False))
     for tokens, q_heads, k_heads, normed in shapes if device.type == "cuda" else ((4, 4, 2, True),):
         x = torch.randn(tokens, q_heads + 2 * k_heads, 128, dtype=torch.bfloat16, device=device)

@@ -1,4 +1,4 @@
-"""How rows are cut into tiles, for all kernels whose time is that of reading and writing memory."""
+"""The division of rows into tiles, for all kernels whose time is that of reading and writing memory."""
 
 from __future__ import annotations
 

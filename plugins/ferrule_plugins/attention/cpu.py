@@ -63,7 +63,7 @@ class CpuPlan:
 
 
 class CpuAttention(AttentionBackend):
-    """Vectorised over the rows of a bucket; no Python per row in a layer."""
+    """A backend that is vectorised over the rows of a bucket, without Python per row in a layer."""
 
     features = frozenset({"latent", "chunk"})
 

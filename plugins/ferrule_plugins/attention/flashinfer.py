@@ -51,9 +51,7 @@ class FlashInferPlan:
 
 
 class FlashInfer(AttentionBackend):
-    """A backend that keeps the package's workspace and wrappers, which are costly to make; a step's state is in its
-    plan.
-    """
+    """A backend that keeps the package's costly workspace and wrappers; the state of a step is in its plan."""
 
     conformance = MappingProxyType(
         {"device": "cuda", "platform": "cuda", "dtypes": ("float16", "bfloat16"), "head_dims": _DIMS[:2]}

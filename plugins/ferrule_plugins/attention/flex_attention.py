@@ -37,7 +37,7 @@ class FlexPlan:
     masks: dict[int, Any] = field(default_factory=dict)  # torch's BlockMask, by window
 
     def mask(self, window: int) -> Any:
-        """Made once for all layers with this window."""
+        """Return the mask, made once for all layers with this window."""
         if window not in self.masks:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -56,7 +56,7 @@ class FlexAttention(AttentionBackend):
         self._compiled = False
 
     def begin(self, caps: DeviceCaps) -> None:
-        """Compile for a GPU, which is what makes one kernel of it."""
+        """Compile for a GPU, which turns the function into one kernel."""
         self._compiled = "cuda" in caps.features
 
     @classmethod
@@ -130,7 +130,7 @@ class FlexAttention(AttentionBackend):
 
 
 def _spread(counts: np.ndarray[Any, Any], firsts: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Row and position of each of a batch's tokens: `counts` of each row, from position `firsts` on."""
+    """Return row and position of each of a batch's tokens: `counts` of each row, from position `firsts` on."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[rows]
 

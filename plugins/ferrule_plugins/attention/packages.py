@@ -1,4 +1,4 @@
-"""What backends made of other people's packages share."""
+"""The common parts of backends that use other packages' kernels."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def not_installed(module: str, install: str) -> str | None:
-    """Say that a package is not installed, and how to install it; None where it is."""
+    """Return that a package is not installed, and how to install it; None if it is."""
     return None if find_spec(module) is not None else f"the package {module} is not installed ({install})"
 
 

@@ -13,7 +13,7 @@ from ferrule_kernels import attention as kernel
 
 
 class TorchSDPA(AttentionBackend):
-    """Gathers each row's keys and values through its block table."""
+    """A backend that gathers each row's keys and values through its block table."""
 
     features = frozenset({"latent", "chunk", "bidirectional"})
 

@@ -27,7 +27,7 @@ from ferrule_quant.products import (
 
 
 class CpuProducts(Products):
-    """The layers of a model share working memory."""
+    """Products by the CPU's compiled kernels. The layers of a model share working memory."""
 
     compiled = True
 

@@ -29,7 +29,7 @@ _log = Log("platform")
 
 
 class StepRecorder(Recorder):
-    """Steps that cannot be recorded are launched as they are; the log says so once for a model."""
+    """A recorder of steps. Steps that cannot be recorded are launched as they are, which is logged once for a model."""
 
     stateful = True
 
@@ -94,7 +94,7 @@ def _no_states() -> PutBack:
 
 
 def _check(arena: Arena, recording: Recording, values: list[torch.Tensor], put_back: PutBack) -> None:
-    """Raise NotRecordableError unless a replay gives the same: a kernel of somebody else's may not be in the list."""
+    """Raise NotRecordableError unless a replay gives the same: a third party's kernel may be missing in the list."""
     computed = recording.output.clone()
     put_back()
     arena.fill(_NAN)

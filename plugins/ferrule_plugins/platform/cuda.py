@@ -43,7 +43,7 @@ _TYPES = {
 
 
 class CudaMemory(DeviceMemory):
-    """Divides the memory of the device by measurement. `begin` is called before anything is loaded."""
+    """The memory of a GPU, divided by measurement. `begin` is called before anything is loaded."""
 
     def __init__(self, device: Device, budget: Budget) -> None:
         self._device = device
@@ -106,7 +106,7 @@ class CudaMemory(DeviceMemory):
 
 
 class CudaExecution(Execution):
-    """Two steps in flight, pinned buffers, graphs."""
+    """Execution with two steps in flight, pinned buffers and graphs."""
 
     def __init__(self, device: Device, budget: Budget) -> None:
         self._device = device
@@ -147,7 +147,7 @@ class CudaExecution(Execution):
 
 
 class CudaPlatform(Platform):
-    """A GPU. `device` stands in for it in tests."""
+    """The platform of a GPU. Tests pass a `device` in its place."""
 
     @classmethod
     def refuses(cls) -> str | None:
@@ -197,7 +197,7 @@ class CudaPlatform(Platform):
         return _TYPES[requested]
 
     def attention_order(self) -> tuple[str, ...]:
-        """Our kernels first, which need no other package; those of other packages are used when they are named."""
+        """Return our own kernels first, which need no package; those of other packages are used when they are named."""
         return ("triton", "torch_sdpa")
 
     def memory(self) -> CudaMemory:

@@ -35,7 +35,7 @@ def compile_parts(model: object, **options: Any) -> int:
 
 
 def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """Children of a model's layers that neither attend nor come from `ferrule_nn`."""
+    """Return the children of a model's layers that neither attend nor come from `ferrule_nn`."""
     for layers in model.modules():
         for layer in layers if isinstance(layers, nn.ModuleList) else ():
             children = dict(layer.named_children())

@@ -37,7 +37,7 @@ _log = Log("platform")
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """`sizes` are ascending numbers of rows; `max_len` is the longest context, in tokens, that is recorded."""
+    """The limits of recording: `sizes` are ascending numbers of rows; `max_len` is the longest context, in tokens."""
 
     sizes: tuple[int, ...]
     max_len: int
@@ -86,10 +86,10 @@ class Recording:
 
 
 class GraphRecorder(Recorder):
-    """Chooses sizes, pads, owns the static buffers. `capture` records a function and returns one that replays it.
+    """A recorder of CUDA graphs, which chooses sizes, pads rows and owns the static buffers.
 
-    Where a model cannot be recorded, or the memory that was set aside is used up, steps are launched as they are; the
-    log says so once.
+    `capture` records a function and returns one that replays it. Where a model cannot be recorded, or the memory that
+    was set aside is used up, steps are launched as they are; the log says so once.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class GraphRecorder(Recorder):
         return None if self._output is None else self._output[:rows]
 
     def warm(self, inputs: Sequence[StepInput], compute: Compute) -> bool:
-        """Record the largest first, whose memory the others share; then those for few rows; then the rest.
+        """Record the largest size first, whose memory the others share; then those for few rows; then the rest.
 
-        As many as there are seconds for the first time, and one each time after that.
+        The first call records as many as fit its seconds, and each further call one.
         """
         began, sizes = self._clock(), self._limits.sizes
         limit, self._seconds = self._seconds, 0.0
@@ -161,9 +161,7 @@ class GraphRecorder(Recorder):
         self._start()
 
     def _size(self, rows: int) -> int | None:
-        """Return the smallest size with room for `rows`: of all, or, once recording has stopped, of the recorded
-        ones.
-        """
+        """Return the smallest size with room for `rows`: of all, or of the recorded ones once recording has stopped."""
         sizes = self.recorded if self._stopped else self._limits.sizes
         place = bisect_left(sizes, rows)
         return sizes[place] if place < len(sizes) else None
@@ -252,5 +250,5 @@ def cuda_capture() -> Capture:
 
 
 def cuda_free_bytes() -> int:
-    """Free bytes of the device, without those that torch has reserved."""
+    """Return the free bytes of the device, without those that torch has reserved."""
     return int(torch.cuda.mem_get_info()[0])

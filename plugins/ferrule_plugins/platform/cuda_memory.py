@@ -1,4 +1,4 @@
-"""How the memory of a GPU is divided, and what the user can change when it is not enough.
+"""The division of a GPU's memory, and advice to the user when it is not enough.
 
 `--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. It holds
 the weights, the memory of the largest step, which a rehearsal measures, the memory set aside for graphs, and what
@@ -102,9 +102,9 @@ class TorchDevice:
 
 
 class _Mapped:
-    """Page-locked memory of the host that the device has in its address space, for as long as somebody holds this.
+    """Page-locked host memory that the device has in its address space, for as long as this object lives.
 
-    Registered rather than pinned by torch, whose allocator takes the next power of two.
+    It is registered rather than pinned by torch, whose allocator takes the next power of two.
     """
 
     def __init__(self, size: int) -> None:
@@ -131,7 +131,10 @@ def _unmap(host: torch.Tensor) -> None:
 
 @dataclass
 class Budget:
-    """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
+    """The bytes of one instance on one device.
+
+    `begin` is called when nothing is loaded, `learn` when the weights are.
+    """
 
     device: Device
     config: DeviceSettings = field(init=False)  # once it has begun

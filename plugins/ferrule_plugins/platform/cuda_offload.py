@@ -32,7 +32,7 @@ class HostWeights:
         self._device = device
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass `weights` on, and move what came of them."""
+        """Pass `weights` on, and move the tensors that they have filled."""
         came = 0
         for name, tensor in weights:
             yield name, tensor
@@ -44,7 +44,7 @@ class HostWeights:
 
     @torch.no_grad()
     def move(self, model: Model) -> int:
-        """Move what the model stores until the limit is reached. Returns the bytes that are with the host then."""
+        """Move stored tensors until the limit is reached. Returns the bytes that are with the host then."""
         found: dict[int, list[torch.Tensor]] = {}
         for tensor in device_tensors(model, self._device):
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)

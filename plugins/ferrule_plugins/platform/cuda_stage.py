@@ -58,9 +58,9 @@ class Layout:
         ]
 
     def write(self, buffer: torch.Tensor, inputs: Iterable[tuple[torch.Tensor, int]]) -> None:
-        """Copy tensors of the host to their places in `buffer`, which is there too; a number fills rows that are left.
+        """Copy tensors of the host to their places in `buffer`, on the host too; a number fills the remaining rows.
 
-        By NumPy: a step would need a hundred of torch's views, each of which takes microseconds.
+        NumPy does it: a step would need a hundred of torch's views, each of which takes microseconds.
         """
         memory = buffer.numpy()
         for (offset, _, shape), (values, fill) in zip(self.places, inputs, strict=True):

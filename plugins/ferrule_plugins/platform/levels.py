@@ -1,4 +1,4 @@
-"""The levels of ``-O``, or of ``level`` in ``--compilation-config``: what all platforms understand by them."""
+"""The levels of ``-O``, or of ``level`` in ``--compilation-config``: their meaning on all platforms."""
 
 from __future__ import annotations
 

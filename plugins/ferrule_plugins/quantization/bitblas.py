@@ -49,7 +49,7 @@ def check(bits: int, symmetric: bool, ordered: bool) -> None:
 
 
 class BitblasScheme(Quantized):
-    """Parameters `qweight`, `scales` and, where weights are not symmetric, zero points of the name `zeros`."""
+    """A scheme with parameters `qweight`, `scales` and, where weights are not symmetric, zero points named `zeros`."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, *, bits: int, group: int, symmetric: bool, zeros: str

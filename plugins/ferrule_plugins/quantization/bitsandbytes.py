@@ -74,7 +74,7 @@ class BitsAndBytes(CheckedMethod):
 
 
 class Nf4FromFloats(CodedScheme):
-    """Float weights, quantized when they have come."""
+    """A scheme for float weights that are quantized once loaded."""
 
     def coded(self, layer: Any) -> Coded:
         return coded_of(layer.weight.detach())

@@ -57,7 +57,7 @@ _ORDERED = {None: False, False: False, "weight": False, "static": False, True: T
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`, read. `kind` is int8, fp8, packed, nvfp4, mxfp4 or mxfp6.
+    """An entry of `config_groups`. `kind` is int8, fp8, packed, nvfp4, mxfp4 or mxfp6.
 
     `wide` activations are not quantized.
     """
@@ -184,8 +184,10 @@ class CompressedTensors(CheckedMethod):
 
 
 class PackedIntScheme(Grouped):
-    """Parameters `weight_packed`, `weight_scale`; `weight_zero_point` where groups are not symmetric, `weight_g_idx`
-    where they are out of order."""
+    """A scheme with parameters `weight_packed` and `weight_scale`.
+
+    There is also `weight_zero_point` where groups are not symmetric, and `weight_g_idx` where they are out of order.
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool) -> None:
         super().__init__(shared, dtype, settings, wide)
@@ -236,9 +238,9 @@ class PackedIntScheme(Grouped):
 
 
 class Float6Scheme(Quantized):
-    """Parameters `weight_packed` uint8, of four numbers e2m3 in three bytes; `weight_scale`, exponents for 32 inputs.
+    """A scheme with parameters `weight_packed` uint8, four numbers e2m3 in three bytes, and `weight_scale`.
 
-    An e2m3 is an integer from -60 to 60 by 8.
+    Scales are exponents for 32 inputs. An e2m3 is an integer from -60 to 60, divided by 8.
     """
 
     def allocate(self, layer: Any) -> None:

@@ -175,7 +175,7 @@ def _version(config: Mapping[str, Any]) -> str:
 
 
 class Either(OneOf):
-    """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
+    """A name for both methods, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
     conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
     methods = (Awq, Gptq)
@@ -211,7 +211,7 @@ class GptqScheme(Grouped):
 
 
 class AwqScheme(Grouped):
-    """The layout "gemm": `order` is that of so many numbers along the outputs."""
+    """A scheme for the layout "gemm": `order` is that of so many numbers along the outputs."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, settings: Settings, order: tuple[int, ...] = AWQ_ORDER
@@ -235,7 +235,10 @@ class AwqScheme(Grouped):
 
 
 class AwqVectorScheme(Grouped):
-    """The layout "gemv". Zero points and scales of a row are filled up, to `_filled_up` words of eight groups."""
+    """A scheme for the layout "gemv".
+
+    Zero points and scales of a row are filled up, to `_filled_up` words of eight groups.
+    """
 
     def units(self, layer: Any) -> None:
         """Return None: the layer cannot be cut, because its padding is at the end of the whole layer's rows."""
@@ -260,10 +263,11 @@ class AwqVectorScheme(Grouped):
 
 
 class AwqFastScheme(AwqVectorScheme):
-    """The layout "gemv_fast". Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a.
+    """A scheme for the layout "gemv_fast".
 
-    Four outputs take turns for 64 inputs each, and four numbers that follow each other are a word of 16 bits. `scales`
-    and `qzeros`, floats that are -zero * scale, are [groups, n].
+    Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a. Four outputs take turns for 64
+    inputs each, and four numbers that follow each other are a word of 16 bits. `scales` and `qzeros`, floats that are
+    -zero * scale, are [groups, n].
     """
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:

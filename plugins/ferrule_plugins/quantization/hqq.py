@@ -111,7 +111,10 @@ def _read(config: Mapping[str, Any]) -> tuple[Settings | None, dict[str, Setting
 
 
 class HqqScheme(Quantized):
-    """Parameters `W_q` uint8 [n, k], unpacked; `scale` and `zero` [n, groups], with axis 0 [n / group, k]."""
+    """A scheme with parameters `W_q` uint8 [n, k], unpacked, `scale` and `zero` [n, groups].
+
+    With axis 0 these two are [n / group, k].
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
         super().__init__(shared, dtype, wide=True)

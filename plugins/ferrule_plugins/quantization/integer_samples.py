@@ -72,7 +72,7 @@ def _qqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) ->
 
 
 def _hqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """Zero points between the integers."""
+    """Make a layer with zero points between the integers."""
     cells = weight.float().view(len(weight), -1, 16)
     low, high = cells.amin(2), cells.amax(2)
     scale = (high - low) / 15

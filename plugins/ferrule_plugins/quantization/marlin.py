@@ -86,7 +86,7 @@ _SPARSE_GROUPS = tuple(8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3
 
 
 class MarlinScheme(Quantized):
-    """Parameters `B` int32 [k / 16, 2 n] and `s` [groups, n], or as `names` says."""
+    """A scheme with parameters `B` int32 [k / 16, 2 n] and `s` [groups, n], or as `names` says."""
 
     bits = 4
 
@@ -133,7 +133,7 @@ class MarlinScheme(Quantized):
 
 
 class SparseMarlinScheme(MarlinScheme):
-    """Parameters `B_24` of half the inputs, `B_meta` int16 [k / 32, 2 n] and `s`; 4 or 8 bits.
+    """A scheme with parameters `B_24` of half the inputs, `B_meta` int16 [k / 32, 2 n] and `s`; 4 or 8 bits.
 
     A word of `B_meta` says for each of four groups of four inputs which two are kept, two bits each. Words stand in the
     order of CUTLASS's ``reorder_meta``: 64 outputs are permuted, and the words of two columns alternate.
@@ -181,7 +181,7 @@ def _kept_places(meta: torch.Tensor) -> torch.Tensor:
 
 
 class QqqScheme(MarlinScheme):
-    """Parameters `B`; `s_channel` float32 [1, n], and `s_group` float16 [groups, n], by which it is multiplied.
+    """A scheme with parameters `B`; `s_channel` float32 [1, n], and its factor `s_group` float16 [groups, n].
 
     Without groups numbers are signed, and `s_channel` is a sixteenth of the scale: its kernel shifts numbers up.
     """
@@ -210,7 +210,7 @@ class QqqScheme(MarlinScheme):
 
 
 class Qqq(CheckedMethod):
-    """QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
+    """The method QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
 
     conformance = "ferrule_plugins.quantization.integer_samples:QQQ"
     formats = ("qqq",)

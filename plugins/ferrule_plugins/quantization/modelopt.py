@@ -175,7 +175,7 @@ class NvFp4Scheme(CodedScheme):
 
 
 class Int4Scheme(Quantized):
-    """Parameters `weight` uint8 [n / 2, k], numbers from -8 to 7; `weight_scale` [n, groups]."""
+    """A scheme with parameters `weight` uint8 [n / 2, k], numbers from -8 to 7, and `weight_scale` [n, groups]."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
         super().__init__(shared, dtype, wide=True)

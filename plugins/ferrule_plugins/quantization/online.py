@@ -70,7 +70,7 @@ _CPU_ALONE = ("mxfp8",)
 
 
 class Named(CheckedMethod):
-    """`linear` and `moe` name what becomes of layers and of experts; None leaves them as they are."""
+    """A method that quantizes layers as `linear` says and experts as `moe` says; None leaves them as they are."""
 
     from_floats = True
     linear: str | None = None
@@ -112,7 +112,7 @@ class NvFp4PerToken(Named):
 
 
 class ByConfig(Named):
-    """`online`: what the configuration says, with ``--hf-overrides`` for a checkpoint of floats."""
+    """The method `online`, as the configuration says, or ``--hf-overrides`` for a checkpoint of floats."""
 
     conformance = {
         "config": {"quant_method": "online", "linear": "fp8_per_channel", "moe": {"weight": "fp8_per_block"}}

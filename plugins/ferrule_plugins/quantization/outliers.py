@@ -79,7 +79,7 @@ class OutlierParameter(CheckpointParameter):
 
 
 def allocate(layer: Any, config: Mapping[str, Any]) -> None:
-    """Give the layer the parameters of outliers that the configuration says there are."""
+    """Give the layer parameters for the outliers that the configuration announces."""
     n, k = layer.out_features, layer.in_features
     sparse, full = bool(config.get(SPARSE)), bool(config.get(FULL))
     most = {"rows": n + 1, "cols": n * k, "vals": n * k, "full_rows": n * k, "full_row_indices": n}

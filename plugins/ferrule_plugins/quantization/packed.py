@@ -214,7 +214,7 @@ def _missing_kernel(config: Mapping[str, Any]) -> str | None:
 
 
 class PackedScheme(LinearScheme):
-    """One layer whose matrix comes as the kernel reads it."""
+    """A scheme for one layer whose matrix is stored as the kernel reads it."""
 
     def __init__(self, kept: LayerForm, workspace: Workspace, turn: bool) -> None:
         self.kept = kept
@@ -256,7 +256,7 @@ class PackedScheme(LinearScheme):
 
 
 def allocate_packed(layer: Any, kept: LayerForm) -> None:
-    """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
+    """Give a layer the parameters of its packed tensors in place of its weight, in memory such as packing gives."""
     outputs, inputs = layer.out_features, layer.in_features
     if kept.table:
         tied = getattr(layer, "tied", None)

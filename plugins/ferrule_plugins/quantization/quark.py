@@ -121,7 +121,7 @@ def _packing(config: Mapping[str, Any]) -> str:
 
 
 class QuarkIntScheme(Grouped):
-    """Parameters `weight`, `weight_scale`, `weight_zero_point`. Numbers of ``int4`` are `signed`."""
+    """A scheme with parameters `weight`, `weight_scale`, `weight_zero_point`. Numbers of ``int4`` are `signed`."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, settings: Settings, *, order: tuple[int, ...], signed: bool

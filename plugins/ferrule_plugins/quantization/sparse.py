@@ -25,7 +25,7 @@ _WHY = "no kernel leaves out the zeros of sparse weights: they take 16 bits as o
 
 
 class Sparsity:
-    """The ``sparsity_config`` of a checkpoint. Raises ValueError with what is not read."""
+    """The ``sparsity_config`` of a checkpoint. Raises ValueError with what is not supported."""
 
     def __init__(self, config: Any) -> None:
         stated = config or {"format": "dense"}

@@ -57,7 +57,7 @@ def _bits(config: Mapping[str, Any]) -> Any:
 
 
 class TableScheme(Quantized):
-    """Parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
+    """A scheme with parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
 
     def __init__(self, shared: Shared, config: Mapping[str, Any]) -> None:
         super().__init__(shared, wide=True)
@@ -108,7 +108,10 @@ class Aqlm(CheckedMethod):
 
 
 class AqlmScheme(Quantized):
-    """Parameters `codes` [n / out, k / in, books], `codebooks` [projections, books, codes, out, in] and `scales`."""
+    """A scheme with parameters `codes`, `codebooks` and `scales`.
+
+    `codes` are [n / out, k / in, books], `codebooks` [projections, books, codes, out, in].
+    """
 
     def __init__(self, shared: Shared, sizes: list[int]) -> None:
         super().__init__(shared, wide=True)

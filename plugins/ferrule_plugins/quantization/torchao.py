@@ -198,7 +198,7 @@ def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored
 
 
 class IntxScheme(Quantized):
-    """Numbers int8 [n, k], scales and zero points [n, groups]; without these for the kind int8."""
+    """A scheme for numbers int8 [n, k] with scales and zero points [n, groups]; int8 has no zero points."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, stored: Stored) -> None:
         super().__init__(shared, dtype, stored.wide)

@@ -32,7 +32,7 @@ _TALL, _LONG, _SPAN = 8, 1024, 128  # outputs and inputs that tiles are filled u
 
 
 class Int4Scheme(Quantized):
-    """Numbers of 4 bits with scales for groups of inputs."""
+    """A scheme for numbers of 4 bits with scales for groups of inputs."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
         super().__init__(shared, dtype, wide=True)
@@ -49,7 +49,7 @@ class Int4Scheme(Quantized):
             setattr(layer, name, parameter)
 
     def groups(self, layer: Any) -> int:
-        """Along the inputs."""
+        """Return how many groups there are along the inputs."""
         inputs: int = layer.in_features
         return inputs // (self.group or inputs)
 
@@ -59,7 +59,7 @@ class Int4Scheme(Quantized):
 
 
 class PairsScheme(Int4Scheme):
-    """Bytes [n, k / 2] of two signed numbers; scales, and what is added, [groups, n]."""
+    """A scheme for bytes [n, k / 2] of two signed numbers, with scales and offsets [groups, n]."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -76,7 +76,7 @@ class PairsScheme(Int4Scheme):
 
 
 class WordsScheme(Int4Scheme):
-    """Words [n, k / 8] of unsigned numbers; scales and integer zero points [groups, n]."""
+    """A scheme for words [n, k / 8] of unsigned numbers, with scales and integer zero points [groups, n]."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -93,7 +93,7 @@ class WordsScheme(Int4Scheme):
 
 
 class TilesScheme(Int4Scheme):
-    """Tiles, and scales with what is added; each projection is filled up."""
+    """A scheme for tiles, with scales and offsets; each projection is filled up."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         inputs = -(-layer.in_features // _LONG) * _LONG

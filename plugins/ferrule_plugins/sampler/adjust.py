@@ -1,4 +1,4 @@
-"""What requests change in their logits before the choice: masks, biases, banned words, processors."""
+"""Changes that requests make to their logits before the choice: masks, biases, banned words, processors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OpenTokenizer = Callable[[], Tokenizer | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's parameters as arrays, made when it first samples. `sampling` tells whose they are.
+    """A request's parameters as arrays, made when it first samples. `sampling` identifies the request.
 
     Ids outside of the vocabulary are left out.
     """
@@ -41,7 +41,7 @@ class Prepared:
 
 
 class Failed(Exception):
-    """A logits processor has failed, and the log says so. The message is fit for the client."""
+    """The failure of a logits processor, which is logged. The message is fit for the client."""
 
 
 def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int, tokenizer: OpenTokenizer) -> Prepared:
@@ -112,7 +112,10 @@ class Edits:
 
 @dataclass
 class BadWords:
-    """Sequences that must not be completed, compared with the history where it is: the host may not know its end."""
+    """Sequences that must not be completed.
+
+    They are compared with the history on its device: the host may not know its end.
+    """
 
     words: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)
 
@@ -181,7 +184,7 @@ def _begun(
 
 @contextmanager
 def _failing(title: str, doing: str) -> Iterator[None]:
-    """Whatever a processor raises is this row's fault, no neighbour's."""
+    """Turn whatever a processor raises into `Failed`, the fault of its row alone."""
     try:
         yield
     except Exception as error:

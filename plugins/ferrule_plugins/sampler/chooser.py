@@ -1,4 +1,4 @@
-"""What a device may have kernels for: choosing tokens, masks, penalties, log-probabilities.
+"""The operations that a device may have kernels for: choosing tokens, masks, penalties, log-probabilities.
 
 Torch's version is the definition. The platform of CPUs supplies compiled kernels for the choice, that of GPUs Triton's
 for all of it, which never wait for the device.

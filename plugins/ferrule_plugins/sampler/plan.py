@@ -1,4 +1,4 @@
-"""What a batch's parameters ask for, on the host: made once for as long as the parameters stay, sent in one copy."""
+"""A plan of what a batch's parameters ask for, on the host: made once while they stay the same, sent in one copy."""
 
 from __future__ import annotations
 
@@ -28,8 +28,9 @@ class Parcel:
         self._there: list[torch.Tensor] = []
 
     def put(self, array: np.ndarray[Any, Any]) -> Sent:
-        """Add an array, which must not change afterwards. The result returns it on the device, once the parcel is
-        sent.
+        """Add an array, which must not change afterwards.
+
+        The result returns it on the device, once the parcel is sent.
         """
         place = len(self._host)
         self._host.append(torch.from_numpy(array))
@@ -74,7 +75,7 @@ class Plan:
         return Draws(table, self._filtered, parcel.put(table))
 
     def _numbers(self, positions: list[int]) -> list[float]:
-        """Noise [draws] at these positions, which grow by one from step to step."""
+        """Return noise [draws] at these positions, which grow by one from step to step."""
         steps = [position - begin for position, begin in zip(positions, self._begin, strict=False)]
         if not steps or min(steps) < 0 or max(steps) >= _AHEAD:
             ahead = np.array(positions)[:, None] + np.arange(_AHEAD)

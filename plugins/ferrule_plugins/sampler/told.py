@@ -1,4 +1,4 @@
-"""What rows that ask for logprobs are told: of the logits as the model gave them, or as their tokens are drawn."""
+"""The logprobs of rows that ask for them: of the logits as the model gave them, or as their tokens are drawn."""
 
 from __future__ import annotations
 

@@ -145,7 +145,10 @@ def max_blocks(num_rows: int, num_experts: int, size: int) -> int:
 
 
 def align(ids: torch.Tensor, num_experts: int, size: int) -> Blocks:
-    """Sort the rows of `ids` [tokens, top_k] into blocks. An id that is not an expert's, such as -1, has no block."""
+    """Sort the rows of `ids` [tokens, top_k] into blocks.
+
+    An id that is not an expert's has no block, such as -1 for an expert elsewhere.
+    """
     flat, count = ids.flatten().tolist(), ids.numel()
     found: list[int] = []
     owners: list[int] = []

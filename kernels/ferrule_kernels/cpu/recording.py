@@ -82,7 +82,7 @@ class Arena:
 
 
 class _Places:
-    """The memory of an arena that one recording uses. Memory of tensors that are gone is reused, in replays too."""
+    """The memory of an arena that one recording uses. Memory of tensors that are gone is reused, as replays will do."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena

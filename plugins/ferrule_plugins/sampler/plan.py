@@ -42,7 +42,7 @@ class Parcel:
 
 
 class Plan:
-    """The rows by what must be done for them. It holds for rows with equal parameters in the same order."""
+    """The rows of a batch by what must be done for them. It holds for rows with equal parameters in the same order."""
 
     def __init__(self, samplings: Sequence[TokenSampling]) -> None:
         self.samplings = list(samplings)

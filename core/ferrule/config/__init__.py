@@ -1,6 +1,6 @@
 """Configuration: frozen sections as given, `Resolved`, which is what components get, and views of it for plugins."""
 
-from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
+from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler, WorkerSettings
 from ferrule.config.sections import (
     CacheConfig,
     Config,
@@ -37,4 +37,5 @@ __all__ = [
     "SchedulerConfig",
     "ServerSettings",
     "StatSettings",
+    "WorkerSettings",
 ]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ferrule.config.resolved import Resolved, ResolvedScheduler
+from ferrule.config.resolved import ResolvedScheduler, WorkerSettings
 from ferrule.config.sections import CacheConfig, Config, DeviceConfig, ObservabilityConfig
 from ferrule.env import Environment
 
@@ -25,7 +25,7 @@ class DeviceSettings:
     max_seq_len_to_capture: int
 
     @classmethod
-    def of(cls, config: Resolved) -> DeviceSettings:
+    def of(cls, config: WorkerSettings) -> DeviceSettings:
         return cls(
             device=config.device,
             cache=config.cache,

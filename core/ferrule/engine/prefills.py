@@ -38,7 +38,7 @@ class PromptOrder(NamedTuple):
 
 
 class Prefills:
-    """Answers from the requests and the cache that it is shown, and from its `pace`, the one state that it has."""
+    """The rules of which prompts are computed next. The only state is that of `pace`."""
 
     def __init__(self, limits: SchedulerLimits, encodings: Encodings) -> None:
         self.pace = Pace(limits)
@@ -69,8 +69,10 @@ class Prefills:
         return PromptOrder(heads[:num_passing], in_progress, heads[num_passing:])
 
     def turns(self, prefills: Iterable[Request], admitted: Iterable[Request]) -> Iterator[Request]:
-        """Prompts in progress to give tokens to, one after the other. Where one may be in progress, the rest wait as
-        soon as one that has tokens of this step, `admitted` ones included, is not computed to its end by them.
+        """Yield the prompts in progress that get tokens, one after the other.
+
+        Where only one may be in progress, the others wait as soon as a prompt that has tokens of this step, `admitted`
+        ones included, is not computed to its end by them.
         """
         unfinished = any(request.prefilling for request in admitted)
         for request in prefills:
@@ -81,7 +83,7 @@ class Prefills:
             unfinished = request.prefilling and request.sent > before
 
     def piece(self, request: Request, start: int, budget: int) -> int:
-        """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
+        """Return how many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
         todo = request.known - start
         if not self._limits.chunked_prefill:
             count = todo if todo <= budget else 0
@@ -126,7 +128,9 @@ class Prefills:
         return next(in_time, ready[0] if ready else None)
 
     def share(self, prefills: Sequence[Request], waiting: WaitingQueue, budget: int) -> int:
-        """Tokens for each prompt of a step: an even part of the budget for each that is or could be in progress."""
+        """Return the tokens for each prompt of a step: an even part of the budget for each that is or could be in
+        progress.
+        """
         if self._most == 1 or not self._limits.chunked_prefill:
             return budget
         count, long = len(prefills), sum(map(self._is_long, prefills))

@@ -44,7 +44,7 @@ PUBLIC: Mapping[str, Public] = MappingProxyType(
         "ferrule.config.report": Public("the values of all options, without secrets", Shown.WHOLE),
         "ferrule.env": Public("settings of the environment that plugins share", Shown.WHOLE),
         "ferrule.log": Public('`Log("area")`', Shown.NAMES),
-        "ferrule.waiting": Public("says in the log what a start waits for", Shown.WHOLE),
+        "ferrule.slow_start": Public("says in the log what a start waits for", Shown.WHOLE),
         "ferrule.small_files": Public("reads files of configuration, which are small", Shown.WHOLE),
         "ferrule.checkpoint": Public("reads the configuration of a model's folder", Shown.WHOLE),
         "ferrule.schema": Public(

@@ -1,4 +1,9 @@
-"""What plugins' classes state of themselves, read from source text: nothing is imported."""
+"""What plugins' classes state of themselves, read from source text: nothing is imported.
+
+Importing every candidate would load torch into processes that do without it, and metadata has no room for these facts.
+So they are literals of the class: the line of a command, the order in which `auto` asks, the name of a file with
+another form of configuration. The core names no built-in plugin; a rule checks that.
+"""
 
 from __future__ import annotations
 

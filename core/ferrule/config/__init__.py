@@ -15,7 +15,7 @@ from ferrule.config.sections import (
     PluginConfig,
     SchedulerConfig,
 )
-from ferrule.config.views import DeviceSettings, ServerSettings, StatSettings
+from ferrule.config.views import DeviceSettings, RouterSettings, ServerSettings, StatSettings
 
 __all__ = [
     "CacheConfig",
@@ -34,6 +34,7 @@ __all__ = [
     "ResolvedDecoding",
     "ResolvedModel",
     "ResolvedScheduler",
+    "RouterSettings",
     "SchedulerConfig",
     "ServerSettings",
     "StatSettings",

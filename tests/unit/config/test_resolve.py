@@ -9,8 +9,8 @@ from typing import get_args, get_type_hints
 import msgspec
 import pytest
 
-from ferrule.config import Resolved, ResolvedModel, ResolvedScheduler, WorkerSettings
-from ferrule.config.parse import config_schema, parse
+from ferrule.config import Resolved, ResolvedModel, ResolvedScheduler
+from ferrule.config.parse import parse
 from ferrule.config.resolve import check_names, resolve, step_tokens
 from ferrule.config.sections import Config
 from ferrule.env import Environment
@@ -91,22 +91,6 @@ def test_nothing_is_open_that_has_a_default() -> None:
 def test_a_resolved_configuration_survives_a_message() -> None:
     resolved = resolve(config("org/name", "--no-enable-chunked-prefill", "--cuda-graph-sizes", "1", "2"))
     assert msgspec.json.decode(msgspec.json.encode(resolved), type=Resolved) == resolved
-
-
-def test_a_worker_gets_its_sections_and_no_secret() -> None:
-    secrets = [spec.flag for spec in config_schema().specs if spec.option.secret]
-    assert {"--api-key", "--admin-key", "--hf-token"} <= set(secrets)
-    told = [part for number, flag in enumerate(secrets) for part in (flag, f"hush-{number}")]
-    environment = Environment(api_key="hush-env", admin_key="hush-env")
-    argv = [*told, "--reasoning-parser", "deepseek_r1", "--tool-call-parser", "hermes"]
-    resolved = resolve(parse(["org/name", *argv], env=environment).config)
-    settings = WorkerSettings.of(resolved)
-    sent = msgspec.json.encode(settings)
-    assert b"hush" in msgspec.json.encode(resolved)
-    assert b"hush" not in sent
-    assert msgspec.json.decode(sent, type=WorkerSettings) == settings
-    assert (settings.scheduler, settings.cache) == (resolved.scheduler, resolved.cache)
-    assert settings.parsers == (("reasoning_parser", "deepseek_r1"), ("tool_parser", "hermes"))
 
 
 @pytest.mark.parametrize(

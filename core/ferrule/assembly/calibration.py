@@ -43,7 +43,7 @@ class Watched:
         return self._ctx.attend(layer, q, k, v, options)
 
     def attend_heads(self, *_: Any) -> None:
-        """Not in one pass with the cache: keys and values are given to `attend`."""
+        """Do nothing: keys and values must be given to `attend`, so that they can be measured."""
 
 
 class WatchedModel(Model):

@@ -43,7 +43,7 @@ def stated(target: str, attribute: str) -> Any:
 
 
 def _assigned(statement: ast.stmt, attribute: str) -> ast.expr | None:
-    """The value that a statement gives to `attribute`."""
+    """Return the value that a statement assigns to `attribute`, or None."""
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign):
@@ -54,7 +54,9 @@ def _assigned(statement: ast.stmt, attribute: str) -> ast.expr | None:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module. Only the finders of the top-level name are asked: below it, they would import packages."""
+    """Return the file of a module. Only the finders of the top-level name are asked: below it, they would import
+    packages.
+    """
     parts = module.split(".")
     if not all(parts):
         return None

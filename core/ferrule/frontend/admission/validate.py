@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import TypeAdapter
 
-from ferrule.callers import Visit
+from ferrule.api_keys import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.text.stops import StopStrings

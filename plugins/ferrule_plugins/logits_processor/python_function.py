@@ -27,6 +27,8 @@ class PythonFunction(LogitsProcessor):
     with these arguments. A class is always called; what it makes may also be a `LogitsProcessor`.
     """
 
+    wraps_functions = True
+
     def __init__(
         self,
         function: Callable[..., Any] | str | None = None,

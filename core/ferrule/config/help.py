@@ -1,6 +1,8 @@
 """What a command says about itself: how help is asked for, and the pages that `--help` prints.
 
 Nothing else is imported for it: no command, no torch, and no plugin but the one whose options are asked for.
+
+The line for a command in `ferrule --help` is read from its source text, and names of plugins from metadata.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""`opt`: a dataclass field that is also a command-line option."""
+"""`opt`: a dataclass field that is also a command-line option.
+
+Sections are dataclasses and not pydantic models. Most of the code around them reads four sources by exact names and
+reports errors in terms of options; pydantic's errors would have to be translated into that. The launcher does not
+import pydantic: importing it alone takes longer than `ferrule --help` as a whole.
+"""
 
 from __future__ import annotations
 

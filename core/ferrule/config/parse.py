@@ -1,6 +1,9 @@
 """Command line, configuration file, environment and keyword arguments → `Config`, with where each value came from.
 
 Precedence: command line > environment > file > default. Option strings match exactly, there are no abbreviations.
+
+argparse is not used: it matches prefixes, does not support dotted keys, and stops at the first error. Here all four
+sources follow one set of rules, and all errors are reported in one block. Exit status 2 means exactly that.
 """
 
 from __future__ import annotations

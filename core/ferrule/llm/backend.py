@@ -1,4 +1,9 @@
-"""`Backend`: a service and its engine on an event loop of their own, which callers of any thread or loop can use."""
+"""`Backend`: a service and its engine on an event loop of their own, which callers of any thread or loop can use.
+
+`LLM`, `LLMEngine` and `AsyncLLM` share it. `Progress` is the one place where the service's outputs become
+`RequestOutput`s. No thread or task refers to the `Backend`, so it is closed when the last reference to it is gone, or
+when the program ends.
+"""
 
 from __future__ import annotations
 

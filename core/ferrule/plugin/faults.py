@@ -1,4 +1,9 @@
-"""Faults of plugins while they run: all of them look alike in the log, whatever the kind."""
+"""Faults of plugins while they run: all of them look alike in the log, whatever the kind.
+
+Where the core knows which plugin it calls, for a request or an event, it says so. An engine calls many plugins in a
+step, some of them through objects that they made (a platform's memory, transfers, recorder); there the plugin is found
+from the modules in the traceback.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The table of plugin kinds: the one place that says what can be plugged in, and what chooses it."""
+"""The table of plugin kinds: the one place that says what can be plugged in, and what chooses it.
+
+When a base class changes in a new contract, the new one gets a new name and the old one stays. The kind's `Earlier`
+names the old class and a function that adapts it to the new one, and nothing else of the server knows of two versions.
+No kind has one yet; `tests/contracts/test_versions.py` proves the mechanism with an invented version.
+"""
 
 from __future__ import annotations
 

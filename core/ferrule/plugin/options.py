@@ -3,6 +3,9 @@
 A class of any kind may have an attribute ``Options``: a dataclass, or a `msgspec.Struct`, with a field for each option.
 Types, bounds and descriptions are those that msgspec reads (``Annotated[int, Meta(ge=1, description="…")]``). The
 constructor is then given an instance of it, as the keyword argument ``options``, behind what its kind is made with.
+
+Every plugin is made by `Plugins.make`, so all kinds have options. msgspec, which messages need anyway, checks their
+values.
 """
 
 from __future__ import annotations

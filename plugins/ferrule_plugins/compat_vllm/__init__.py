@@ -4,6 +4,9 @@ Such a file derives from vLLM's `ToolParser` or `ReasoningParser` and registers 
 runs unchanged: while vLLM is not installed, its imports from vLLM's documented modules are answered with stand-ins
 that exist for that file alone. The class is wrapped in a parser of Ferrule's own interface.
 https://docs.vllm.ai/en/latest/features/tool_calling.html#how-to-write-a-tool-parser-plugin
+
+The adapter gets the file's syntax tree, the empty module, and the module after it ran. It replaces `import` in that
+module only, not in the process.
 """
 
 from __future__ import annotations

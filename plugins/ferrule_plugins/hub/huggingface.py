@@ -21,7 +21,7 @@ _logger = log.get("hub")
 class HuggingFace(ModelHub):
     """The Hugging Face hub. If the hub is off or cannot be reached, a complete copy in the cache is used."""
 
-    conformance = "ferrule_plugins.hub.samples:HUGGINGFACE"
+    conformance = "ferrule_testkit.samples.hub:HUGGINGFACE"
 
     def refuses(self, name: str) -> str | None:
         return (

@@ -2,6 +2,10 @@
 
 A `Store` is a piece of memory that only its process writes. As a file in a folder that the API processes share, the
 others can read it at any time: nobody is asked, so a process that hangs holds up no scrape, and what it counted stays.
+
+The process that is scraped adds all files up, always in the same order, so that rounding never makes a sum decrease.
+Labels have a fixed set of values, so a file's size is known beforehand. The first process alone records the engine's
+figures, so that they are counted once.
 """
 
 from __future__ import annotations

@@ -176,7 +176,7 @@ def _call_id(given: Any) -> str:
 class MistralTokenizers(TokenizerSource):
     """Tokenizers of Mistral's own files. Options: none."""
 
-    conformance = "ferrule_plugins.tokenizer.samples:MISTRAL"
+    conformance = "ferrule_testkit.samples.tokenizer:MISTRAL"
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         file = find_file(folder) or folder / "tokenizer.model"

@@ -79,7 +79,7 @@ class _Message(_Call):
 
 
 class Inkling(FormatParser):
-    conformance = "ferrule_plugins.tool_parser.samples:INKLING"
+    conformance = "ferrule_testkit.samples.tool_parser:INKLING"
     special_tokens = (MESSAGE, TEXT, CALL, END, END_SAMPLING, *_OTHERS)
     format = ToolFormat(open=(CALL,), close=(END,), calls=(_Call(arguments_keys=("args",)),))
     enforced_format = ToolFormat(between="", calls=(_Message(),))

@@ -157,7 +157,7 @@ def _contains(schema: Any) -> bool:
 
 
 class MiniMaxM3(FormatParser):
-    conformance = "ferrule_plugins.tool_parser.samples:MINIMAX_M3"
+    conformance = "ferrule_testkit.samples.tool_parser:MINIMAX_M3"
     special_tokens = (_PREFIX,)
     format = ToolFormat(
         open=(f"{_PREFIX}<tool_call>",),

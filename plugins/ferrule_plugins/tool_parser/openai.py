@@ -25,7 +25,7 @@ class OpenAIToolParser(ToolParser):
     The text of all other messages is content. The model ends its output behind a call, so an enforced output is one.
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:OPENAI"
+    conformance = "ferrule_testkit.samples.tool_parser:OPENAI"
     special_tokens = SPECIAL_TOKENS
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:

@@ -44,7 +44,7 @@ _TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights, and what was chosen for it. `info` does not tell yet what is cached."""
+    """A model with its weights, and the choices made for it. `info` does not describe the cache yet."""
 
     model: Model
     reload: Callable[[], Model]  # the same model once more, from the checkpoint's files as they are then
@@ -135,7 +135,9 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
 
 
 def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, ...]:
-    """Return what the model is for. Raises ConfigError where that is not what was asked for."""
+    """Return the tasks that the model can do. Raises ConfigError where the task that was asked for is not among
+    them.
+    """
     tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
     wanted = config.model.task.replace("embedding", "embed")
     if wanted not in ("auto", *tasks):
@@ -146,7 +148,9 @@ def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, .
 
 
 def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
-    """Of the elements of the KV cache. Raises ConfigError where the model cannot have what was asked for."""
+    """Return the type of the KV cache's elements. Raises ConfigError where the model cannot have the type that was
+    asked for.
+    """
     kind, own = config.cache.kv_cache_dtype, choice.context.dtype
     cache_type = attention.cache_type(kind, own) or own
     if cache_type != own and not all(spec.attended for spec in model.cache_specs().values()):
@@ -159,7 +163,7 @@ def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention:
 
 
 def _outlined(choice: Choice) -> Choice:
-    """The choice for a model on the meta device, which takes no memory."""
+    """Return the choice for a model on the meta device, which takes no memory."""
     return replace(choice, context=replace(choice.context, device=torch.device("meta")))
 
 
@@ -171,9 +175,9 @@ def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
 
 
 def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
-    """What a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
+    """Return what a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
 
-    With `compare` sizes are compared with the headers of weights that are there.
+    With `compare`, sizes are compared with the headers of the weights, where there are weights.
     """
     choice = chooser.before_build(config, chooser.device(config))
     if compare:
@@ -182,10 +186,10 @@ def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -
 
 
 def build(choice: Choice) -> Model:
-    """The model without weights; layers that are quantized have their schemes.
+    """Build the model without weights; layers that are quantized have their schemes.
 
-    Raises CheckpointError where ``config.json`` describes what cannot be built, ConfigError where no layer takes a
-    scheme.
+    Raises CheckpointError where ``config.json`` describes a model that cannot be built, ConfigError where no layer
+    takes a scheme.
     """
     try:
         model = choice.model(choice.context)
@@ -220,9 +224,10 @@ def build(choice: Choice) -> Model:
 
 
 def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
-    """Load the checkpoint's weights into the parameters. Returns what the log should say of them, if anything.
+    """Load the checkpoint's weights into the parameters. Returns a message for the log, if any.
 
-    Raises CheckpointError, naming file and tensor, for one that does not fit, and for parameters that were not filled.
+    Raises CheckpointError, naming file and tensor, for a tensor that does not fit, and for parameters that were not
+    filled.
     """
     folder, asked = choice.context.folder, set(_parameters(model))
     try:

@@ -17,7 +17,7 @@ _KEY = "option"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What the parser, the help and the reference page know of a field.
+    """The description of a field for the parser, the help and the reference page.
 
     An option *works* unless one of three marks is set: `inert`, the reason why it is accepted without effect;
     `replaced`, the option string that gets its value; or `missing`, the feature that is not in this build. Whatever the
@@ -57,7 +57,7 @@ class Option:
 
     @property
     def standing(self) -> str:
-        """Its class: works, without effect, replaced, or not in this build."""
+        """The option's class: works, without effect, replaced, or not in this build."""
         found = {"without effect": self.inert, "replaced": self.replaced, "not in this build": self.missing}
         return next((name for name, holds in found.items() if holds), "works")
 
@@ -71,7 +71,7 @@ def opt(default: Any, doc: str, **meta: Any) -> Any:
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option:
-    """The `Option` of a field made by `opt`."""
+    """Return the `Option` of a field made by `opt`."""
     option = field.metadata[_KEY]
     if not isinstance(option, Option):
         raise TypeError(f"{field.name} was not declared with opt")

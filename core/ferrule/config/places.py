@@ -14,7 +14,9 @@ _FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
 
 @contextmanager
 def placed(config: Config) -> Iterator[None]:
-    """Have a StartupError within a block begin with file and line of the options that it names, if a file has them."""
+    """Wrap a block so that a StartupError in it begins with file and line of the options that it names, if a file has
+    them.
+    """
     try:
         yield
     except StartupError as error:
@@ -37,7 +39,9 @@ def _placed(line: str, places: Mapping[str, str]) -> str:
 
 
 def _places_of(name: str, line: str, places: Mapping[str, str]) -> Iterator[str]:
-    """The place of the deepest key of an option's value that the line names, else that of the option; or none."""
+    """Yield the place of the deepest key of an option's value that the line names, else that of the option; or
+    nothing.
+    """
     name = name if name in places else name.removeprefix("no_")
     inner = [path for path in places if path.startswith(f"{name}.") and _is_named(path, line)]
     deepest = max(inner, key=lambda path: (path.count("."), -_position(path, line)), default=name)

@@ -21,7 +21,7 @@ _ALONE = {  # there is no other client, whom a long queue or a template of this 
 
 
 def read_options(model: str, **options: Any) -> Parsed:
-    """Options by name, over those of the environment. Raises ConfigError that names each wrong one."""
+    """Read options by name, over those of the environment. Raises ConfigError that names each wrong one."""
     return parse_kwargs(env.read(), engine_sections(), model=model, **{**_ALONE, **options})
 
 
@@ -45,7 +45,7 @@ class EngineArgs:
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same, and whether each request is logged."""
+    """The options of `EngineArgs`, and whether each request is logged."""
 
     def __init__(self, model: str, *, disable_log_requests: bool = False, **options: Any) -> None:
         super().__init__(model, **options)

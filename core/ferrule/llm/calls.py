@@ -12,13 +12,13 @@ from ferrule.types import ModelInfo
 
 
 class EngineCalls:
-    """Every method raises EngineDead after the backend was closed."""
+    """The calls that every offline engine offers. Each raises EngineDead after the backend was closed."""
 
     _backend: Backend
 
     @property
     def model(self) -> ModelInfo:
-        """What was loaded."""
+        """The description of the loaded model."""
         return self._backend.service.model
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -33,7 +33,9 @@ class EngineCalls:
         self._backend.wait(self._backend.set_tokenizer(tokenizer))
 
     def get_metrics(self) -> list[Metric]:
-        """A snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``, the default of `LLM`."""
+        """Return a snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``, the default of
+        `LLM`.
+        """
         return self._backend.wait(self._backend.metrics())
 
     def reset_prefix_cache(self) -> bool:
@@ -74,7 +76,7 @@ class EngineCalls:
         self._call("start_profile")
 
     def stop_profile(self) -> str:
-        """Write the trace; its file's name. Raises RequestError."""
+        """Write the trace and return its file's name. Raises RequestError."""
         return str(self._call("stop_profile"))
 
     def _call(self, name: str, *args: Any) -> Any:

@@ -24,7 +24,7 @@ _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
 
 class Earlier(Struct, frozen=True):
-    """How a kind's plugins of an earlier contract are read. Both are module:name.
+    """A way to read a kind's plugins of an earlier contract. Both fields are module:name.
 
     `base` is the class that they derive from: it stays where they import it, and the new one has a new name. `adapt` is
     a function that is given their class and returns one of this contract.
@@ -35,7 +35,7 @@ class Earlier(Struct, frozen=True):
 
 
 class Automatic(StrEnum):
-    """Which plugins are used, or tried by `auto`, where no option names one."""
+    """A choice of the plugins that are used, or tried by `auto`, where no option names one."""
 
     ALL = "every plugin"
     ALLOWED = "built-in plugins, and those that an allow-list or --plugin names"
@@ -53,7 +53,8 @@ class Component(StrEnum):
 
 
 class Kind(Struct, frozen=True):
-    """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
+    """A kind of plugin. `base` is the class that a plugin derives from, as module:Class, imported when a plugin is
+    loaded.
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
@@ -87,7 +88,7 @@ class Kind(Struct, frozen=True):
         return f"ferrule_testkit.kits:{''.join(part.capitalize() for part in self.name.split('_'))}Kit"
 
     def make(self, plugin: Callable[..., Any], options: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """An instance of a plugin's class; `options` is an instance of its `Options`, None where it has none.
+        """Make an instance of a plugin's class; `options` is an instance of its `Options`, None where it has none.
 
         Raises TypeError for arguments that are not those of the kind, ValueError where a client names ``options``.
         """
@@ -110,7 +111,7 @@ class Kind(Struct, frozen=True):
 
 
 def load_object(target: str) -> Any:
-    """Import what module:name, or module:name.name, stands for."""
+    """Import the object that module:name, or module:name.name, stands for."""
     module, _, path = target.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))
 
@@ -265,6 +266,6 @@ KINDS = _table(
 
 
 def parse_group(group: str) -> tuple[int, str] | None:
-    """(contract version, kind) of an entry-point group, or None when it is not one of ours."""
+    """Return (contract version, kind) of an entry-point group, or None when the group is not one of Ferrule's."""
     match = _GROUP.fullmatch(group)
     return (int(match[1]), match[2]) if match else None

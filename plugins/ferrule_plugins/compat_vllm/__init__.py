@@ -34,20 +34,20 @@ _MANAGERS = {
 
 
 def names(kind: str, tree: ast.Module) -> Sequence[str]:
-    """Names that a file registers, if it imports from vLLM."""
+    """Return the names that a file registers, if it imports from vLLM."""
     if kind not in _MANAGERS or not any(map(_imports_vllm, ast.walk(tree))):
         return ()
     return tuple(dict.fromkeys(_registered(tree, _MANAGERS[kind][0])))
 
 
 def prepare(module: ModuleType) -> None:
-    """Give the module an `import` of its own, unless vLLM is there."""
+    """Give the module an `import` of its own, unless vLLM is installed."""
     if importlib.util.find_spec("vllm") is None:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": Importer(vars(module))}
 
 
 def adapt(kind: str, name: str, module: ModuleType) -> type:
-    """The registered class, as a parser of Ferrule."""
+    """Return the registered class as a parser of Ferrule. Raises PluginError."""
     wrap = wrap_tool_parser if kind == "tool_parser" else wrap_reasoning_parser
     manager, getter, _ = _MANAGERS[kind]
     try:
@@ -58,7 +58,7 @@ def adapt(kind: str, name: str, module: ModuleType) -> type:
 
 
 def _manager(kind: str, module: ModuleType) -> Any:
-    """The registry that the file has used."""
+    """Return the registry that the file has used."""
     found = vars(module)["__builtins__"]
     load = (found if isinstance(found, dict) else vars(found))["__import__"]
     name, _, paths = _MANAGERS[kind]
@@ -77,7 +77,9 @@ def _imports_vllm(node: ast.AST) -> bool:
 
 
 def _registered(tree: ast.Module, manager: str) -> Iterator[str]:
-    """Names in ``Manager.register_module(…)`` and ``register_lazy_module(…)``; without one, the decorated class's."""
+    """Yield the names in ``Manager.register_module(…)`` and ``register_lazy_module(…)``; without one, the decorated
+    class's.
+    """
     decorated = {
         id(decorator): node.name
         for node in ast.walk(tree)

@@ -56,14 +56,16 @@ _OPENAI = "vllm.entrypoints.openai"
 
 
 class StandIn(ModuleType):
-    """A module of vLLM. What it does not have is said in terms of the adapter."""
+    """A module of vLLM. The error for a name that it does not have is in terms of the adapter."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"compat_vllm has no stand-in for {name} of {self.__name__}")
 
 
 class Importer:
-    """Takes the place of ``__import__`` in one module: `vllm` and what is below it is here, all else where it was."""
+    """A replacement of ``__import__`` in one module: `vllm` and the modules below it come from here, all others from
+    where they were.
+    """
 
     def __init__(self, namespace: Members) -> None:
         self._modules: dict[str, ModuleType] = {}
@@ -107,7 +109,7 @@ def _import(name: str, *args: Any) -> ModuleType:
 
 
 def _modules(namespace: Members) -> Iterator[tuple[str, Members]]:
-    """(module, some of its names); a module may come twice. The registries are new ones."""
+    """Yield (module, some of its names); a module may come twice. The registries are new ones."""
     yield from _tool_parsers(bases.Manager(namespace))
     yield from _reasoning_parsers(bases.Manager(namespace))
     yield from _entrypoints()

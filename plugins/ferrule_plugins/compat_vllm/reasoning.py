@@ -13,7 +13,7 @@ _Events = list[Reasoning | Content]
 
 
 class VllmReasoningParser(ReasoningParser):
-    """`wrapped` is the file's class, `title` what logs call it.
+    """A reasoning parser of vLLM as one of Ferrule. `wrapped` is the file's class, `title` its name in logs.
 
     A streamed answer goes through `extract_reasoning_streaming`, another through `extract_reasoning`; both also under
     their older names with `_content`. A class that has only one of them is used that way for both. A prompt that ends
@@ -82,11 +82,11 @@ def _events(reasoning: str | None, content: str | None) -> _Events:
 
 
 def _options(found: type, context: ChoiceContext) -> dict[str, Any]:
-    """The template's arguments, for a class that takes them."""
+    """Return the template's arguments, for a class whose constructor takes them."""
     name = "chat_template_kwargs"
     return {name: dict(context.template_kwargs)} if has_parameter(found, name) else {}
 
 
 def wrap_reasoning_parser(found: type, title: str) -> type[VllmReasoningParser]:
-    """A parser class of Ferrule around one of vLLM."""
+    """Make a parser class of Ferrule around one of vLLM."""
     return type(found.__name__, (VllmReasoningParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})

@@ -25,7 +25,7 @@ class LayerNormPerHead(nn.Module):
 
 
 class PerHeadNormAttention(Attention):
-    """With a `LayerNormPerHead` of queries, and one of keys."""
+    """An attention with a `LayerNormPerHead` of queries, and one of keys."""
 
     def make_qk_norm(self, spec: AttentionSpec, heads: int) -> nn.Module | None:
         return LayerNormPerHead(heads, spec.head_dim, eps=1e-5)
@@ -50,7 +50,7 @@ class Cohere(Decoder):
         )
 
     def make_attention(self, index: int) -> nn.Module:
-        """Command R+ has norms on its heads."""
+        """Make the attention of a layer; Command R+ has norms on its heads."""
         kind = PerHeadNormAttention if self.config.get("use_qk_norm") else Attention
         return kind(f"layers.{index}.attn", self.spec.attention(index), self.rope_of(index))
 

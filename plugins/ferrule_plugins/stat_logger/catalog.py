@@ -61,9 +61,10 @@ STALL = "ferrule:event_loop_stall_seconds"
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One name. `engine` reads it off an engine's figures, `choice` off a finished choice (None: nothing to count).
+    """The description of one metric.
 
-    `values` lists what the metric's own labels may be; None: series appear as they happen.
+    `engine` reads it off an engine's figures, `choice` off a finished choice (None: nothing to count). `values` lists
+    what the metric's own labels may be; None: series appear as they happen.
     """
 
     name: str
@@ -115,7 +116,7 @@ def _milliseconds(name: str, doc: str) -> Metric:
 
 
 def prompt_tokens(stats: RequestStats) -> int:
-    """Return the prompt's tokens, which count with the first token of the choice."""
+    """Return the number of the prompt's tokens, which count with the first token of the choice."""
     return stats.prompt_tokens if stats.generation_tokens else 0
 
 
@@ -444,8 +445,9 @@ SERVED = (*ENGINE, *REQUESTS, *DEPRECATED)
 
 
 def shown(metric: Metric, for_version: str | None) -> bool:
-    """Whether a name is exported with `--show-hidden-metrics-for-version`: X.Y shows what is hidden since X.Y or later,
-    and what was deprecated in X.Y."""
+    """Return whether a name is exported with `--show-hidden-metrics-for-version`: X.Y shows names that are hidden since
+    X.Y or later, and those that were deprecated in X.Y.
+    """
     if not metric.deprecated:
         return True
     major, minor = parse_version(metric.deprecated)
@@ -456,6 +458,6 @@ def shown(metric: Metric, for_version: str | None) -> bool:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """(0, 9) of "0.9" or "0.9.1". Raises ValueError."""
+    """Return the first two numbers of a version: (0, 9) for "0.9" or "0.9.1". Raises ValueError."""
     major, minor, *_ = text.split(".")
     return int(major), int(minor)

@@ -16,7 +16,7 @@ _logger = log.get("stats")
 
 
 class Console(StatLogger):
-    """`clock` counts seconds, monotonic."""
+    """A regular line in the log. `clock` counts seconds, monotonic."""
 
     def __init__(self, config: StatSettings, model: ModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config, model)
@@ -49,7 +49,7 @@ class Console(StatLogger):
         )
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        """Not needed: the line is made from the engine's statistics."""
+        """Do nothing: the line is made from the engine's statistics."""
 
     def on_finish(self, stats: RequestStats) -> None:
-        """Not needed: the line is made from the engine's statistics."""
+        """Do nothing: the line is made from the engine's statistics."""

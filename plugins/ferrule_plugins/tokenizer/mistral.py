@@ -43,13 +43,13 @@ class _Config(msgspec.Struct):
 
 
 class _Tekken(msgspec.Struct):
-    """What is checked of a ``tekken.json`` before the library reads it."""
+    """The fields of a ``tekken.json`` that are checked before the library reads it."""
 
     config: _Config
 
 
 def find_file(folder: Path) -> Path | None:
-    """The tokenizer of Mistral's form in a folder: tekken before sentencepiece, the highest version first."""
+    """Return the tokenizer of Mistral's form in a folder: tekken before sentencepiece, the highest version first."""
     if (folder / TEKKEN).is_file():
         return folder / TEKKEN
     versions = [
@@ -59,7 +59,9 @@ def find_file(folder: Path) -> Path | None:
 
 
 class MistralTokenizer(ChatTokenizer):
-    """`outer` is mistral-common's `MistralTokenizer`, whose parts keep no state between calls."""
+    """A tokenizer of mistral-common. `outer` is the library's `MistralTokenizer`, whose parts keep no state between
+    calls.
+    """
 
     def __init__(self, outer: Any) -> None:
         inner = outer.instruct_tokenizer.tokenizer
@@ -138,7 +140,7 @@ def _sentencepiece_bytes(inner: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """What mistral-common knows of a message; ids of calls in the only form that it takes."""
+    """Return the fields that mistral-common knows of a message, with ids of calls in the only form that it accepts."""
     role = message["role"]
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message["content"]}
     if role == "assistant" and message.get("tool_calls"):
@@ -166,13 +168,13 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_id(given: Any) -> str:
-    """Nine letters and digits, as the format has them: the same for the same id of another form."""
+    """Return an id of nine letters and digits, as the format has them: the same for the same id of another form."""
     text = str(given or "")
     return text if _CALL_ID.fullmatch(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 class MistralTokenizers(TokenizerSource):
-    """Options: none."""
+    """Tokenizers of Mistral's own files. Options: none."""
 
     conformance = "ferrule_testkit.samples.tokenizer:MISTRAL"
 

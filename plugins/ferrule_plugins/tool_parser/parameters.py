@@ -69,7 +69,7 @@ class Glm45(FormatParser):
 
 
 class Glm47(Glm45):
-    """Calls without line breaks; some outputs have them all the same."""
+    """The format of `Glm45` without line breaks; some outputs have them all the same."""
 
     conformance = "ferrule_testkit.samples.tool_parser:GLM47"
     format = ToolFormat(

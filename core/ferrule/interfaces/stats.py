@@ -60,9 +60,9 @@ class StatLogger(ABC):
         """
 
     def follow(self, folder: Path) -> None:
-        """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the
-        instances that share `folder` were told. Only a logger that overrides this is asked; without one, an API process
-        answers.
+        """Called first, in the launcher with `--probe-port`, on an instance that is told nothing: `exposition` is to
+        show what the instances that share `folder` were told. Where a logger that shows something does not override
+        this, that port has no figures.
         """
 
     @abstractmethod

@@ -1,4 +1,4 @@
-"""How setuptools compiles the kernels: which variants, and all of their files at once, as many as there are cores.
+"""The compilation of the kernels by setuptools: chosen variants, as many files at once as there are cores.
 
 An installation from source compiles the one variant that its processor uses, which takes less than a minute on two
 cores. FERRULE_KERNEL_VARIANTS=all compiles every variant, for a wheel that other machines install (`make wheel`); it
@@ -47,7 +47,7 @@ def chosen(known: Sequence[str], wanted: str, machine: str, here: frozenset[str]
 
 
 def _library() -> Any:
-    """Return the module `ferrule_kernels.cpu.library`; where this class is used, its package cannot be imported."""
+    """Return the module `ferrule_kernels.cpu.library`, whose package cannot be imported during a build."""
     path = Path(__file__).with_name("cpu") / "library.py"
     spec = importlib.util.spec_from_file_location("_ferrule_kernels_library", path)
     if spec is None or spec.loader is None:
@@ -58,7 +58,7 @@ def _library() -> Any:
 
 
 class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds each variant in a folder of its own."""
+    """The `build_ext` command that builds each variant of the kernels in a folder of its own."""
 
     extensions: list[Extension]
 
@@ -79,7 +79,7 @@ class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
                 done.result()
 
     def _build(self, extension: Extension, files: ThreadPoolExecutor) -> None:
-        """Raises for one that is not optional and does not compile."""
+        """Build one variant. Raises CCompilerError when a variant that is not optional does not compile."""
         own = copy.copy(self)
         own.build_temp = str(Path(self.build_temp) / extension.name)
         own.compiler = copy.copy(self.compiler)

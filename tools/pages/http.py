@@ -14,7 +14,7 @@ from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.routes import assemble
-from ferrule.config import Config, FrontendConfig
+from ferrule.config import Config, FrontendConfig, RouterSettings
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.interfaces.router import RouterContext
@@ -36,7 +36,9 @@ def spec() -> Mapping[str, Any]:
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = resolve(Config(env=Environment(server_dev_mode=True), frontend=frontend))
     plugins = discover()
-    application, _ = assemble(config, plugins, RouterContext(config, plugins, Lifecycle().service))
+    application, _ = assemble(
+        config, plugins, RouterContext(RouterSettings.of(config, plugins), plugins, Lifecycle().service)
+    )
     return application.openapi()
 
 

@@ -14,7 +14,7 @@ from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
-from ferrule.config import DeviceSettings, LoadConfig, Resolved
+from ferrule.config import DeviceSettings, LoadConfig, WorkerSettings
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
@@ -101,7 +101,7 @@ class Chooser:
             raise ConfigError(f"{flag} {wanted}: {reason}", without())
         return wanted
 
-    def device(self, config: Resolved) -> Device:
+    def device(self, config: WorkerSettings) -> Device:
         wanted = None if config.device.device == "auto" else config.device.device
         order = self._plugins.defaults("platform")
         name = self.choose("platform", "--device", wanted, order, lambda cls: cls.refuses())
@@ -112,7 +112,7 @@ class Chooser:
         with self._plugins.blamed("platform", name):
             return Device(platform, platform.prepare(DeviceSettings.of(config)))
 
-    def before_build(self, config: Resolved, device: Device) -> Choice:
+    def before_build(self, config: WorkerSettings, device: Device) -> Choice:
         """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
         folder = Path(config.model.model)
         stated = checkpoints.configured(config.model, self._plugins)
@@ -157,7 +157,7 @@ class Chooser:
             load_timeout=config.load.load_timeout,
         )
 
-    def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
+    def attention(self, config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
         """The backend that serves every layer of the model. Raises StartupError."""
         layers = attention_layers(model)
         caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype
@@ -177,7 +177,7 @@ class Chooser:
         backend.begin(caps)
         return name, backend
 
-    def weight_format(self, config: Resolved) -> Callable[[], WeightSource]:
+    def weight_format(self, config: WorkerSettings) -> Callable[[], WeightSource]:
         """What opens the weights in the model's folder, in their format. Raises StartupError if no format fits."""
         folder, wanted = Path(config.model.model), config.load.load_format
         if wanted == "auto":
@@ -185,7 +185,7 @@ class Chooser:
             wanted = load_first(self._plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
         return partial(self._plugins.make, "load_format", wanted)
 
-    def _implementation(self, config: Resolved, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
+    def _implementation(self, config: WorkerSettings, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
         """The architecture that is served, and the name of the plugin that implements it."""
         named = checkpoints.architectures(checkpoint)
         known = self._plugins.names("model")
@@ -204,7 +204,7 @@ class Chooser:
         return named[0], chosen
 
     def _quantization(
-        self, config: Resolved, context: BuildContext, device: Device
+        self, config: WorkerSettings, context: BuildContext, device: Device
     ) -> tuple[str | None, QuantizationMethod | None]:
         """The method that is asked for, or that reads the checkpoint; none for float weights that stay floats."""
         given = context.config.get("quantization_config") or {}
@@ -240,7 +240,7 @@ class Chooser:
             settings = {**cls.settings_of(context.folder, settings), **settings}
         return name, self._plugins.make("quantization", name, settings)
 
-    def _wanted_method(self, config: Resolved) -> tuple[str, str | None]:
+    def _wanted_method(self, config: WorkerSettings) -> tuple[str, str | None]:
         """The method that `--quantization` names, or the load format implies, and the option that does.
 
         Raises ConfigError where the two differ.
@@ -305,7 +305,7 @@ def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: Atte
     return None
 
 
-def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:
+def _max_model_len(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> int:
     """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
     limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
     wanted = config.model.max_model_len
@@ -321,7 +321,7 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _locations(config: Resolved) -> dict[str, Any]:
+def _locations(config: WorkerSettings) -> dict[str, Any]:
     """`--pt-load-map-location`, where it is not the default: formats may refuse options that they do not know."""
     found = map_locations(config.load.pt_load_map_location)
     return {} if found == map_locations(LoadConfig.pt_load_map_location) else {"pt_load_map_location": found}

@@ -12,7 +12,7 @@ from ferrule import log
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits, sized
-from ferrule.config import Resolved, SchedulerConfig
+from ferrule.config import Resolved, SchedulerConfig, WorkerSettings
 from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
@@ -80,7 +80,7 @@ def _built(
     if config.load.verify_weights:
         verify(Path(config.model.model))
     policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
-    info = executor.start(config, plugins)
+    info = executor.start(WorkerSettings.of(config), plugins)
     try:
         info, num_blocks = sized(config, info)
         executor.init_cache(num_blocks)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ferrule.assembly.choose import Choice, Chooser
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, PluginError
 
 _EXACT = ("hidden_size", "n_embd")
@@ -17,7 +17,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _PASSES = 64  # through the same layers, which some classes of libraries count as layers
 
 
-def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
+def check_headers(config: WorkerSettings, chooser: Chooser, choice: Choice) -> None:
     """Raises CheckpointError, naming the key, for a size that is larger than all that the weights have of it.
 
     Weights that are not there are not its matter.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ferrule.config import DeviceSettings, Resolved
+from ferrule.config import DeviceSettings, WorkerSettings
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import ConfigError
@@ -13,12 +13,12 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import ModelInfo, Targets
 
 
-def cache_bytes(config: Resolved, memory: DeviceMemory) -> int:
+def cache_bytes(config: WorkerSettings, memory: DeviceMemory) -> int:
     """Bytes for the KV cache: as the user says, else as the device gives. Raises ConfigError where it has none."""
     return config.cache.kv_cache_memory_bytes or memory.cache_bytes(DeviceSettings.of(config))
 
 
-def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
+def scheduler_limits(config: WorkerSettings, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
     """The limits from the options and what the executor said of the model. `num_blocks`: the null block included.
 
     Raises ConfigError where whole prompts cannot fit into a step.
@@ -45,7 +45,7 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
     )
 
 
-def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
+def least_cache_bytes(config: WorkerSettings, info: ModelInfo) -> int:
     """Bytes for the KV cache that suffice for one request of the longest length beside the states of all requests."""
     limits = scheduler_limits(config, info, info.max_blocks)
     pages = (1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes
@@ -57,7 +57,7 @@ def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
     return pages + (min(states, max(pages, info.state_bytes)) if config.scheduler.fits_states else states)
 
 
-def sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
+def sized(config: WorkerSettings, info: ModelInfo) -> tuple[ModelInfo, int]:
     """The model as it can be served, and the blocks in the pool, the null block included.
 
     One request of the longest length must fit. A length that the user did not set is cut to what does; one that was

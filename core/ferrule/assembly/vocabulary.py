@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ferrule import checkpoint
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
@@ -16,7 +16,7 @@ from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 _LOST = "\ufffd"
 
 
-def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenizer | None:
+def open_tokenizer(config: WorkerSettings, plugins: Plugins, folder: Path) -> Tokenizer | None:
     """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
     if config.model.skip_tokenizer_init:
         return None
@@ -27,7 +27,7 @@ def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenize
     return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
 
 
-def eos_ids(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+def eos_ids(config: WorkerSettings, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
     """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
     own = tokenizer.eos_token_id if tokenizer is not None else None
     settings = checkpoint.configured(config.model, plugins, folder)
@@ -35,7 +35,7 @@ def eos_ids(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None, fol
     return tuple(dict.fromkeys((() if own is None else (own,)) + stated))
 
 
-def generation_folder(config: Resolved, folder: Path) -> Path:
+def generation_folder(config: WorkerSettings, folder: Path) -> Path:
     """Where ``generation_config.json`` is read from. Raises CheckpointError."""
     origin = config.model.generation_config
     if origin in {"auto", "vllm"}:
@@ -45,13 +45,9 @@ def generation_folder(config: Resolved, folder: Path) -> Path:
     return Path(origin)
 
 
-def format_tokens(config: Resolved, plugins: Plugins) -> tuple[str, ...]:
+def format_tokens(config: WorkerSettings, plugins: Plugins) -> tuple[str, ...]:
     """Special tokens that the formats of the configured parsers are written with."""
-    chosen = (
-        ("reasoning_parser", config.frontend.reasoning_parser),
-        ("tool_parser", config.frontend.tool_call_parser),
-    )
-    return tuple(text for kind, name in chosen if name for text in plugins.load(kind, name).special_tokens)
+    return tuple(text for kind, name in config.parsers for text in plugins.load(kind, name).special_tokens)
 
 
 def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
@@ -70,7 +66,7 @@ def read_vocabulary(
 
 
 def open_backend(
-    config: Resolved, plugins: Plugins, open_tokenizer: Callable[[], Tokenizer | None], size: int, name: str
+    config: WorkerSettings, plugins: Plugins, open_tokenizer: Callable[[], Tokenizer | None], size: int, name: str
 ) -> GrammarBackend:
     """A backend for the configured model, whose logits have the width `size`. Raises StartupError."""
     tokenizer = open_tokenizer()

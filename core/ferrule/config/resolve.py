@@ -41,8 +41,17 @@ def resolve(config: Config) -> Resolved:
     decoding = _decoding(config.decoding, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding}
+    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "parsers": _parsers(config)}
     return Resolved(**{**_fields(config), **filled})
+
+
+def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
+    """Pair the names of the parsers that the options choose with their kinds."""
+    chosen = (
+        ("reasoning_parser", config.frontend.reasoning_parser),
+        ("tool_parser", config.frontend.tool_call_parser),
+    )
+    return tuple((kind, name) for kind, name in chosen if name)
 
 
 def step_tokens(section: ResolvedScheduler, max_model_len: int, splits_prompts: bool = True) -> int:

@@ -137,7 +137,7 @@ class KVCacheManager:
         return replace(hit, snapshot=snapshot, borders=self._borders(hit.tokens, common, most))
 
     def _borders(self, begin: int, common: int, most: int) -> Borders:
-        """Save the states of a prompt where another cached prompt goes on in another way, and at its last full block."""
+        """Save the states of a prompt where another cached prompt branches off, and at its last full block."""
         stops = (common * self._size, most * self._size) if self.limits.chunked_prefill else ()
         return Borders(self._size, self._interval, begin, stops)
 

@@ -45,7 +45,7 @@ class WaitingQueue:
         self._keys[request.id] = key
 
     def _view(self, request: Request) -> RequestView:
-        """Return a request's view, with what its key will have used when its turn comes, if the policy asks for that."""
+        """Return a request's view, with its key's use by the time of its turn, if the policy asks for that."""
         if not self.shares.counts:
             return request.view()
         name = request.spec.key_name

@@ -75,7 +75,7 @@ _STALE_SECONDS = 60  # a source that is newer than a library by this much was ch
 
 
 class KernelsUnavailableError(Exception):
-    """There are no compiled kernels for this machine; the text says why."""
+    """An error where this machine has no compiled kernels; the text says why."""
 
 
 @functools.cache
@@ -97,7 +97,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def available() -> bool:
-    """Whether the library can be loaded. Tried once: what fails may be a compiler that runs for a minute."""
+    """Return whether the library can be loaded. A failure is final: another try may run a compiler for a minute."""
     try:
         load()
     except KernelsUnavailableError:
@@ -127,7 +127,7 @@ def _open(here: frozenset[str]) -> ctypes.CDLL:
 
 
 def features() -> frozenset[str]:
-    """What the processor can do, as Linux calls it; empty where that is not told."""
+    """Return the processor's features under Linux's names; empty where the system does not report them."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -139,7 +139,7 @@ def features() -> frozenset[str]:
 
 
 def _installed(here: frozenset[str]) -> Path | None:
-    """The best of the variants beside this file that a processor with these features can run."""
+    """Return the best variant beside this file that a processor with these features can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     newest = max((HERE / name).stat().st_mtime for name in (*SOURCES, *HEADERS))
@@ -173,7 +173,7 @@ def _build(here: frozenset[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """A folder that nobody else may write to. Raises OSError; RuntimeError without a home."""
+    """Return a folder that nobody else may write to. Raises OSError; RuntimeError without a home directory."""
     folder = Path.home() / ".cache" / "ferrule" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = folder.stat()
@@ -183,7 +183,7 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Build beside the target and rename: a build that was cut off, or two at a time, leave no half file."""
+    """Build beside the target and rename, so that interrupted or concurrent builds leave no partial file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = []
         for name in SOURCES:

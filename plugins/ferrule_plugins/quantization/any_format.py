@@ -1,4 +1,4 @@
-"""`humming`, by which vLLM means kernels of its own for the formats of other methods: here a name for all of these.
+"""`humming`: in vLLM, kernels of its own for the formats of other methods; here a name for all of these.
 
 https://github.com/vllm-project/vllm, vllm/model_executor/layers/quantization/humming.py.
 """

@@ -61,7 +61,7 @@ def _rotated(config: Mapping[str, Any]) -> Any:
 
 
 class FpQuantScheme(Quantized):
-    """Parameters as above, with a matrix for each projection; or `dqweight` [n, k], which is rotated too."""
+    """A scheme with the module's parameters, a matrix for each projection; or with `dqweight` [n, k], rotated too."""
 
     def __init__(self, shared: Shared, config: Mapping[str, Any]) -> None:
         super().__init__(shared, wide=True)
@@ -98,7 +98,7 @@ class FpQuantScheme(Quantized):
         return Wide(torch.cat(back).to(self.given), _WHY)
 
     def _numbers(self, layer: Any) -> torch.Tensor:
-        """float32 [n, k]"""
+        """Return the weights as float32 [n, k]."""
         scales = layer.scales.detach()
         if self.kind == "mxfp4":
             scales = powers_of_two(scales)

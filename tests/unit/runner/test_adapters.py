@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.plugins import Plugins
 from ferrule.types import FinishReason, ModelInfo
@@ -30,7 +30,7 @@ class WithBank(UniExecutor):
         super().__init__()
         self._bank = bank
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         self._worker = WorkerThread(open_worker(config, plugins, self._bank))
         return self._worker.start()
 

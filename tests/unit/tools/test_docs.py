@@ -19,7 +19,7 @@ import yaml
 
 from ferrule import env
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config
+from ferrule.config import Config, RouterSettings
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema
 from ferrule.env_vllm import FOREIGN
@@ -302,7 +302,8 @@ def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
 
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:
     """Those of the page, and all that need another task."""
-    table = elsewhere(RouterContext(Config(), discover(), Lifecycle().service, lambda: ()))
+    plugins = discover()
+    table = elsewhere(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
     named = set(re.findall(r"`(/[^`]+)`", VLLM.partition("Of the routes")[2]))
     assert {path.rstrip("/") for path, why in table.items() if "needs task" in why} - {"/v2/embed"} <= named
     assert named <= {path.rstrip("/") for path in table}

@@ -9,7 +9,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "waiting"),
+    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "slow_start"),
     ("plugin",),
     ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
@@ -18,7 +18,7 @@ LAYERS = (
     ("hooks",),
     ("locate",),
     ("wire",),
-    ("callers",),
+    ("api_keys",),
     ("engine",),
     ("runner",),
     ("assembly",),
@@ -39,7 +39,7 @@ NO_TORCH = frozenset(
         "env_vllm",
         "env",
         "log",
-        "waiting",
+        "slow_start",
         "config",
         "checkpoint",
         "rotary",
@@ -51,7 +51,7 @@ NO_TORCH = frozenset(
         "structured_outputs",
         "plugin",
         "wire",
-        "callers",
+        "api_keys",
         "engine",
         "client",
         "frontend",
@@ -70,7 +70,6 @@ _BESIDE = (*_SDKS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "too
 _INSIDE: Mapping[str, str] = {
     "plugins/ferrule_plugins/command/": "",  # the program itself: it starts processes, converts, measures
     "plugins/ferrule_plugins/scheduler/default.py": "ferrule.engine.scheduler",  # the engine's own, under a name
-    "contrib_models/ferrule_contrib/tiny/": "",  # the embedded model's maker and judge, beside it
 }
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 

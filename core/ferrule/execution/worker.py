@@ -1,4 +1,9 @@
-"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread."""
+"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread.
+
+The worker is part of the core, because it chooses, loads, measures memory, survives a shortage of it and gives it back
+in the same way wherever it runs. An executor only says in which thread, process or machine that is: the built-in `uni`
+is a few lines around a `WorkerThread`, and `tests/downstream/acme_pipe` runs the same worker in a child over two pipes.
+"""
 
 from __future__ import annotations
 
@@ -36,6 +41,7 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
+from ferrule.slow_start import waiting
 from ferrule.types import (
     Admit,
     Chunk,
@@ -48,7 +54,6 @@ from ferrule.types import (
     TokenSampling,
     Work,
 )
-from ferrule.waiting import waiting
 
 _log = Log("worker")
 

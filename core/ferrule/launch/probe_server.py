@@ -25,7 +25,7 @@ from ferrule.api.server import Front, HttpServer, loop_factory
 from ferrule.client.pulse import stalled_api, stalled_engine
 from ferrule.config import Resolved
 from ferrule.errors import UnavailableError
-from ferrule.frontend.admission.ledger import Loggers
+from ferrule.frontend.metrics import Loggers
 from ferrule.frontend.stat_loggers import open_followers
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins

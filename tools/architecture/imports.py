@@ -26,7 +26,6 @@ LAYERS = (
     ("client",),
     ("frontend",),
     ("api",),
-    ("door",),
     ("launch",),
     ("llm",),
     ("", "__main__"),  # the package itself, which lends its public names lazily
@@ -58,7 +57,7 @@ NO_TORCH = frozenset(
         "frontend",
         "api",
     }
-    | {"locate", "door", "launch", "llm"}
+    | {"locate", "launch", "llm"}
 )
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 # The engine is a function of what it is given.

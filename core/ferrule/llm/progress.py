@@ -1,4 +1,4 @@
-"""From the service's outputs to `RequestOutput`s: a whole answer by `whole`, one that is told in parts by `Progress`."""
+"""From the service's outputs to `RequestOutput`s: `whole` makes one of an answer, `Progress` one of each part."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Progress:
         return all(choice.finished for choice in self._choices)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """Return what is to be told now; None before the end with FINAL_ONLY. Raises what a failed choice failed with."""
+        """Return what is to be told now; None before the end with FINAL_ONLY. Raises the error of a failed choice."""
         if output.finish is FinishReason.ERROR:
             raise output.failure()
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:

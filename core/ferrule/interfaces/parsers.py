@@ -74,10 +74,10 @@ Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 def join(events: Iterable[Event]) -> Iterator[Event]:
     """Yield events that say the same in as few: texts of one kind that follow each other become one."""
-    for (kind, index), group in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
+    for (kind, _), group in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
         same: list[Any] = list(group)
         if kind is CallArguments:
-            yield CallArguments(index, "".join(event.fragment for event in same))
+            yield CallArguments(same[0].index, "".join(event.fragment for event in same))
         elif kind is Content or kind is Reasoning:
             yield kind("".join(event.text for event in same))
         else:

@@ -60,10 +60,10 @@ class Chunk(Struct):
     ferrule: Any = None  # an extension: {"warnings": [...]} are fields of the request that did nothing
 
 
-def read_chunk(data: str) -> Chunk:
+def read_chunk(data: bytes) -> Chunk:
     """Raises ValueError for what is not a chunk."""
     try:
-        return msgspec.convert(json.loads(data), Chunk)
+        return msgspec.convert(json.loads(data.decode("utf-8", "replace")), Chunk)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(str(error)) from error
 

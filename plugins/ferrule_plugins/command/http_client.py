@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Mapping
 
 import aiohttp
+from aiohttp.http_exceptions import LineTooLong
 
 from ferrule import __version__
 
@@ -44,12 +45,15 @@ async def events(response: aiohttp.ClientResponse) -> AsyncGenerator[bytes, None
         yield await response.read()
         return
     data: list[bytes] = []
-    async for line in response.content:
-        line = line.rstrip(b"\r\n")
-        if line.startswith(b"data:"):
-            data.append(line[5:].removeprefix(b" "))
-        elif not line and data:
-            yield b"\n".join(data)
-            data = []
+    try:
+        async for line in response.content:
+            line = line.rstrip(b"\r\n")
+            if line.startswith(b"data:"):
+                data.append(line[5:].removeprefix(b" "))
+            elif not line and data:
+                yield b"\n".join(data)
+                data = []
+    except LineTooLong as error:
+        raise ValueError("a line without an end") from error
     if data:
         yield b"\n".join(data)

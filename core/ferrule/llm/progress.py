@@ -23,7 +23,7 @@ def whole(request_id: str, answer: Answer, tokens: Tokens, prompt: ReadPrompt, t
 
 
 class Progress:
-    """What a request has brought so far. `text` is shown as the prompt's where the service was given ids."""
+    """The output of a request so far. `text` is shown as the prompt's where the service was given ids."""
 
     def __init__(
         self,
@@ -48,7 +48,9 @@ class Progress:
         return all(choice.finished for choice in self._choices)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """Return what is to be told now; None before the end with FINAL_ONLY. Raises the error of a failed choice."""
+        """Add news and return the output to report now; None before the end with FINAL_ONLY. Raises the error of a
+        failed choice.
+        """
         if output.finish is FinishReason.ERROR:
             raise output.failure()
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:

@@ -1,4 +1,9 @@
-"""What plugins' classes state of themselves, read from source text: nothing is imported."""
+"""What plugins' classes state of themselves, read from source text: nothing is imported.
+
+Importing every candidate would load torch into processes that do without it, and metadata has no room for these facts.
+So they are literals of the class: the line of a command, the order in which `auto` asks, the name of a file with
+another form of configuration. The core names no built-in plugin; a rule checks that.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +43,7 @@ def stated(target: str, attribute: str) -> Any:
 
 
 def _assigned(statement: ast.stmt, attribute: str) -> ast.expr | None:
-    """The value that a statement gives to `attribute`."""
+    """Return the value that a statement assigns to `attribute`, or None."""
     if isinstance(statement, ast.Assign):
         target = statement.targets[0]
     elif isinstance(statement, ast.AnnAssign):
@@ -49,7 +54,9 @@ def _assigned(statement: ast.stmt, attribute: str) -> ast.expr | None:
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module. Only the finders of the top-level name are asked: below it, they would import packages."""
+    """Return the file of a module. Only the finders of the top-level name are asked: below it, they would import
+    packages.
+    """
     parts = module.split(".")
     if not all(parts):
         return None

@@ -23,7 +23,7 @@ class HuggingFace(WeightSource):
     """Reads what `auto` would without the layouts of other libraries."""
 
     patterns = (*Safetensors.patterns, *PyTorchFiles.patterns)
-    conformance = "ferrule_plugins.load_format.samples:EITHER"
+    conformance = "ferrule_testkit.samples.load_format:EITHER"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

@@ -43,7 +43,7 @@ _ROTATED = re.compile(r"\.attention\.w([qk])\.weight$")
 class MistralFiles(Safetensors):
     """The tensors of the text model; those of a part for images are left out."""
 
-    conformance = "ferrule_plugins.load_format.samples:MISTRAL"
+    conformance = "ferrule_testkit.samples.load_format:MISTRAL"
     patterns = ("consolidated*.safetensors", "consolidated*.safetensors.index.json")
     single = "consolidated.safetensors"
     start = "consolidated"

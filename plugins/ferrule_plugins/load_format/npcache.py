@@ -40,7 +40,7 @@ _DAMAGED = (OSError, ValueError, TypeError, EOFError, SyntaxError, tokenize.Toke
 
 class NumpyCache(WeightSource):
     patterns = PyTorchFiles.patterns
-    conformance = "ferrule_plugins.load_format.samples:PICKLED"
+    conformance = "ferrule_testkit.samples.load_format:PICKLED"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

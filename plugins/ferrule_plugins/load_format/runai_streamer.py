@@ -33,7 +33,7 @@ class RunaiStreamer(Safetensors):
     """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
 
     options: tuple[str, ...] = _NUMBERS
-    conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
+    conformance = "ferrule_testkit.samples.load_format:SAFETENSORS"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

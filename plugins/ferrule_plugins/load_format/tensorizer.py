@@ -62,7 +62,7 @@ class Tensorizer(WeightSource):
     """Tensors are read one at a time. Nothing in such a file is code, and nothing is unpickled."""
 
     patterns = (f"*{_ENDING}",)
-    conformance = "ferrule_plugins.load_format.samples:TENSORIZER"
+    conformance = "ferrule_testkit.samples.load_format:TENSORIZER"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

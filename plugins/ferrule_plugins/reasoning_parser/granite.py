@@ -11,7 +11,7 @@ from ferrule_parsing import ThinkingParser
 
 
 class Granite(ThinkingParser):
-    """ "Here is my thought process: … Here is my response: …"; the block is optional."""
+    """The format "Here is my thought process: … Here is my response: …"; the block is optional."""
 
     conformance = "ferrule_plugins.reasoning_parser.samples:GRANITE"
     open_tag = ("Here is my thought process:", "Here's my thought process:")

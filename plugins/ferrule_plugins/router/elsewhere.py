@@ -60,7 +60,7 @@ _FEATURES: Mapping[str, str] = {
 
 def elsewhere(ctx: RouterContext) -> dict[str, str]:
     """A sentence for each path."""
-    task = ctx.config.model.task if ctx.config.model.task != "auto" else "generate"
+    task = ctx.config.task if ctx.config.task != "auto" else "generate"
     found = dict(_FEATURES)
     for path, needed in _TASKS.items():
         found[path] = f"This server runs task {task}; {path} needs task {needed}, which is not in this build."
@@ -69,9 +69,9 @@ def elsewhere(ctx: RouterContext) -> dict[str, str]:
 
 def _left_out(ctx: RouterContext) -> dict[str, str]:
     """Routes of built-in routers that `--routers` does not name."""
-    chosen, found = ctx.plugins.chosen("router", ctx.config.frontend.routers), {}
+    found: dict[str, str] = {}
     for name in ctx.plugins.defaults("router"):
-        if name not in chosen:
+        if ("router", name) not in ctx.config.chosen:
             for route in ctx.plugins.make("router", name).router(ctx).routes:
                 if isinstance(route, APIRoute) and access_of(route) is not Access.ADMIN:
                     found[route.path] = f"The router {name} serves it, and --routers does not name that."

@@ -2,6 +2,9 @@
 
 All of them become (name, kwargs) of a plugin, which the engine makes anew. They are made here first, so that what is
 wrong with them is told before the engine hears of the request.
+
+The API process also imports those that `--logits-processor-pattern` allows: wrong arguments give a 400 and cost the
+engine nothing.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from ferrule.locate.localise import check_remote, localise
 from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
 from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
-from ferrule_testkit.wheels import Distribution
 from tests.unit.plugins.gguf.files import entry, file, tensor
+from tools.wheels import Distribution
 
 TOKEN = "hf_" + "x" * 16
 

@@ -28,7 +28,7 @@ _KEPT = {
 
 
 def _packed(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """The tensors of a layer. With factors its scales are ones that bfloat16 cannot hold."""
+    """Make the tensors of a layer. With factors, its scales are ones that bfloat16 cannot hold."""
     forms = read(config)
     kept = forms[layer.name] if layer.name in forms else forms[f"{layer.name}.table"]
     if kept.form is None:
@@ -44,7 +44,7 @@ def _packed(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any])
 
 
 def _mxfp4(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """Groups of 32 weights: the power of two by which the largest is 6 at most, and the nearest codes."""
+    """Make groups of 32 weights: the power of two by which the largest is 6 at most, and the nearest codes."""
     groups = weight.float().reshape(len(weight), -1, 32)
     most = groups.abs().amax(-1).clamp(min=2.0**-100)
     powers = (most / 6).log2().ceil()
@@ -75,7 +75,7 @@ def _gguf(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -
 
 
 def levelled(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
-    """The parameters of a layer of a GGUF file: the nearest numbers of each group, by the simplest rules.
+    """Make the parameters of a layer of a GGUF file: the nearest numbers of each group, by the simplest rules.
 
     Weights lie between the group's least and largest, around zero for types without offsets, and for codes such that
     the table's largest number is the group's largest.
@@ -103,7 +103,7 @@ def levelled(weight: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
 
 
 def _in_levels(name: str, values: torch.Tensor, form: Form) -> dict[str, torch.Tensor]:
-    """Values [n, groups] as the parameters of that name; `spread` is what they stand for."""
+    """Return values [n, groups] as the parameters of that name, with the rounded values as `spread`."""
     if not form.steps:
         floats = values.to(torch.float16 if form.halves else torch.bfloat16).float()
         return {f"{name}s": floats, "spread": floats}
@@ -119,7 +119,7 @@ def _in_levels(name: str, values: torch.Tensor, form: Form) -> dict[str, torch.T
 
 
 def _bitsandbytes(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
-    """nf4, as parameters are once a file's blocks are told apart; the offset of nested scales is 0 without any."""
+    """Make nf4 parameters as they are once a file's blocks are taken apart; the offset is 0 without nested scales."""
     made = coded_of(weight)
     pairs = made.codes[:, ::2] << 4 | made.codes[:, 1::2]
     return {"weight": pairs, "weight_absmax": made.scales, "weight_quant_state": torch.zeros(len(weight), 1)}

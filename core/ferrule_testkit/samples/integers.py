@@ -17,7 +17,7 @@ _WHOLE = ((64, 64), (224, 96), (512, 256))  # inputs and outputs that fill words
 
 
 def packed(numbers: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """[rows, numbers] to int32 words: what `words.unpacked` reads."""
+    """Pack [rows, numbers] into int32 words, as `words.unpacked` reads them."""
     count, across = per_words(bits)
     cells = numbers.to(torch.int64).reshape(len(numbers), -1, count)
     words = torch.zeros((*cells.shape[:2], across), dtype=torch.int64)
@@ -31,7 +31,7 @@ def packed(numbers: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> tor
 
 
 def _rounded(weight: torch.Tensor, bits: int, group: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """numbers [n, k], zero points from 1 on and scales [n, groups]: between the least and the largest of each group."""
+    """Return numbers [n, k], zero points from 1 on and scales [n, groups] that span each group's least to largest."""
     cells, last = weight.float().view(len(weight), -1, group or weight.shape[1]), (1 << bits) - 1
     low, high = cells.amin(2).clamp(max=0), cells.amax(2).clamp(min=0)
     scales = (high - low) / (last - 1)
@@ -48,7 +48,7 @@ def _awq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) ->
 
 
 def _gptq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """The last inputs are the first group. The tensor of groups has a row for each projection."""
+    """Make a layer whose last inputs are the first group. The tensor of groups has a row for each projection."""
     numbers, zeros, scales = _rounded(weight.flip(1), 4, _GROUP)
     made = {"qweight": packed(numbers.flip(1), 4).t(), "qzeros": packed(zeros.t() - 1, 4), "scales": scales.t()}
     index = torch.arange(weight.shape[1]).flip(0) // _GROUP
@@ -72,7 +72,7 @@ def _qqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) ->
 
 
 def _hqq(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """Zero points between the integers."""
+    """Make a layer with zero points between the integers."""
     cells = weight.float().view(len(weight), -1, 16)
     low, high = cells.amin(2), cells.amax(2)
     scale = (high - low) / 15
@@ -90,7 +90,7 @@ def _squeezellm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, A
 
 
 def _aqlm(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """Each codebook says one of a group's eight weights, and zero of the others."""
+    """Make a layer in which each codebook gives one of a group's eight weights, and zero for the others."""
     scales = weight.float().abs().amax(1, keepdim=True)
     codes = ((weight.float() / scales.clamp(min=1e-9) + 1) * 127).round().to(torch.uint8).view(torch.int8)
     books = torch.eye(8).view(8, 1, 1, 8) * (torch.arange(256) / 127 - 1).view(1, 256, 1, 1)
@@ -115,7 +115,7 @@ def _quark(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) 
 
 
 def _fp_quant(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
-    """nvfp4 of weights that are rotated by a permutation of 16 inputs."""
+    """Make a layer of nvfp4, whose weights are rotated by a permutation of 16 inputs."""
     order = torch.arange(16).roll(5)
     groups = weight.float().view(len(weight), -1, 16)[..., order]
     scales = groups.abs().amax(-1).clamp(min=1e-9) / 6

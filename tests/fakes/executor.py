@@ -11,7 +11,7 @@ from ferrule.types import AdapterLoad, CacheGroup, ModelInfo, Need, StepPlan, St
 from ferrule_testkit.fakes import FakeDevice, FakeModel, Fault
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
+    from ferrule.config import WorkerSettings
     from ferrule.interfaces.plugins import Plugins
 
 
@@ -44,7 +44,7 @@ class FakeExecutor(Executor):
         self._break_at = break_at
         self._num_snapshots = num_snapshots
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         return ModelInfo(
             architecture="Fake",
             implementation="ferrule_testkit",

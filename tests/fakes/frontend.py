@@ -14,8 +14,8 @@ from ferrule.config.resolve import resolve
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.service import Generate, Output, add_up
 from ferrule.plugin import Plugins
-from ferrule_testkit.fake_engine import FakeEngine
 from ferrule_testkit.tokenizers import ByteTokenizers
+from tests.fakes.engine import FakeEngine
 
 
 def fold(outputs: Iterable[Output]) -> list[Output]:

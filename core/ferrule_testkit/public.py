@@ -42,7 +42,7 @@ PUBLIC: Mapping[str, Public] = MappingProxyType(
         "ferrule.config": Public("the sections of the configuration that a plugin gets", Shown.NAMES),
         "ferrule.env": Public("settings of the environment that plugins share", Shown.WHOLE),
         "ferrule.log": Public('`Log("area")`', Shown.NAMES),
-        "ferrule.waiting": Public("says in the log what a start waits for", Shown.WHOLE),
+        "ferrule.slow_start": Public("says in the log what a start waits for", Shown.WHOLE),
         "ferrule.small_files": Public("reads files of configuration, which are small", Shown.WHOLE),
         "ferrule.checkpoint": Public("reads the configuration of a model's folder", Shown.WHOLE),
         "ferrule.schema": Public(

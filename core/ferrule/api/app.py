@@ -32,7 +32,7 @@ from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.api.turns import Turns
-from ferrule.callers import Caller
+from ferrule.api_keys import Caller
 from ferrule.config import Config, RouterSettings
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner

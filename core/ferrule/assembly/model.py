@@ -34,8 +34,8 @@ from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
 from ferrule.log import Log
+from ferrule.slow_start import Progress, waiting
 from ferrule.types import ModelInfo
-from ferrule.waiting import Progress, waiting
 
 _log = Log("worker")
 _TASKS = {"generate": Generates, "embed": Pools}  # what a model with the mix-in is served for

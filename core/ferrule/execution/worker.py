@@ -41,6 +41,7 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
+from ferrule.slow_start import waiting
 from ferrule.types import (
     Admit,
     Chunk,
@@ -53,7 +54,6 @@ from ferrule.types import (
     TokenSampling,
     Work,
 )
-from ferrule.waiting import waiting
 
 _log = Log("worker")
 

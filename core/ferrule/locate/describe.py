@@ -57,7 +57,8 @@ def described(what: str, place: Path, load_format: str, plugins: Plugins) -> Pat
 def _takes(cls: type[WeightSource], place: Path) -> bool:
     if place.is_dir():
         return cls.refuses(place) is None
-    return any(fnmatch(place.name, pattern) for pattern in cls.patterns)
+    patterns = (pattern for form in cls.forms or () for pattern in ((form,) if isinstance(form, str) else form))
+    return any(fnmatch(place.name, pattern) for pattern in patterns)
 
 
 def _written(place: Path, found: Description) -> Path:

@@ -10,7 +10,7 @@ from ferrule.plugin.files import load_file
 from ferrule.plugin.kinds import KINDS, load_object
 from ferrule.plugin.options import declared_options, describe_options
 from ferrule.plugin.refs import Origin, PluginRef
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 
 _TOO_LONG = "See --plugin-import-timeout; --plugins-deny leaves a plugin out."
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)

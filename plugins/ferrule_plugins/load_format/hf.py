@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 class HuggingFace(WeightSource):
     """Reads what `auto` would without the layouts of other libraries."""
 
-    patterns = (*Safetensors.patterns, *PyTorchFiles.patterns)
+    forms = ("*.safetensors", ("*.bin", "*.pt"))
     conformance = "ferrule_testkit.samples.load_format:EITHER"
 
     @classmethod
@@ -49,4 +49,5 @@ class HuggingFace(WeightSource):
 
 
 class BitsAndBytesFiles(HuggingFace):
+    forms = ("*.safetensors", ("*.bin", "*.pt"))
     quantization = "bitsandbytes"

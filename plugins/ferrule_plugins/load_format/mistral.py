@@ -44,7 +44,9 @@ class MistralFiles(Safetensors):
     """The tensors of the text model; those of a part for images are left out."""
 
     conformance = "ferrule_testkit.samples.load_format:MISTRAL"
-    patterns = ("consolidated*.safetensors", "consolidated*.safetensors.index.json")
+    forms = ("consolidated*.safetensors",)
+    fetch_order = -1
+    reserves = ("consolidated*",)
     single = "consolidated.safetensors"
     start = "consolidated"
     config_file = "params.json"

@@ -61,7 +61,8 @@ class _Settings:
 class Tensorizer(WeightSource):
     """Tensors are read one at a time. Nothing in such a file is code, and nothing is unpickled."""
 
-    patterns = (f"*{_ENDING}",)
+    forms = ("*.tensors",)
+    fetch_order = -1
     conformance = "ferrule_testkit.samples.load_format:TENSORIZER"
 
     @classmethod

@@ -28,6 +28,8 @@ class PythonFunction(LogitsProcessor):
     these arguments, and makes what is called. A class is always called; what it makes may also be a `LogitsProcessor`.
     """
 
+    wraps_functions = True
+
     def __init__(
         self,
         function: Callable[..., Any] | str | None = None,

@@ -36,7 +36,7 @@ from ferrule.env import Environment
 from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.log import Log
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 from ferrule_kernels.cpu.pages import interleave, memory_nodes
 from ferrule_plugins.heap import give_back
 

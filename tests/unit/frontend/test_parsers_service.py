@@ -37,8 +37,7 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Ser
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
-from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.service import ScriptedService
 from ferrule_testkit.tokenizers import ByteTokenizers

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ferrule.callers import Callers
+from ferrule.api_keys import Callers
 from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import (

@@ -30,7 +30,7 @@ from ferrule.launch.program import summary
 from ferrule.plugin import discover
 from ferrule_kernels import building
 from ferrule_plugins.command import serve
-from ferrule_plugins.router.elsewhere import elsewhere
+from ferrule_plugins.router.absent_routes import absent_routes
 from tools import ROOT
 from tools.pages import cli as cli_page
 from tools.pages.files import main, stale
@@ -303,7 +303,7 @@ def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:
     """Those of the page, and all that need another task."""
     plugins = discover()
-    table = elsewhere(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
+    table = absent_routes(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
     named = set(re.findall(r"`(/[^`]+)`", VLLM.partition("Of the routes")[2]))
     assert {path.rstrip("/") for path, why in table.items() if "needs task" in why} - {"/v2/embed"} <= named
     assert named <= {path.rstrip("/") for path in table}

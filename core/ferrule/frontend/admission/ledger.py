@@ -15,12 +15,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ferrule.callers import Visit
+from ferrule.api_keys import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
-from ferrule.hooks import HookRunner
-from ferrule.interfaces.stats import RequestStats, StatLogger
-from ferrule.plugin.faults import FaultCount
+from ferrule.frontend.metrics import Loggers
+from ferrule.interfaces.stats import RequestStats
 from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
 from ferrule.wire.board import (
     BUFFERED,
@@ -34,45 +33,6 @@ from ferrule.wire.board import (
 from ferrule.wire.buffers import Buffers
 
 TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a tuple
-
-
-class Loggers:
-    """Stat loggers with their titles, guarded: what one raises is logged, and it is disabled after three times.
-
-    With `silent` they are told of HTTP alone.
-    """
-
-    def __init__(
-        self, loggers: Sequence[tuple[str, StatLogger]], hooks: HookRunner | None = None, silent: bool = False
-    ) -> None:
-        self.hooks = hooks or HookRunner()
-        self._silent = silent
-        self._loggers = [(FaultCount(title), logger) for title, logger in loggers]
-
-    def tell(self, event: str, say: Callable[[StatLogger], None], always: bool = False) -> None:
-        """Call `say` with each of them; `event` is the method that it calls, for the log."""
-        for faults, logger in self._loggers if always or not self._silent else ():
-            if faults.disabled:
-                continue
-            try:
-                say(logger)
-            except Exception:
-                faults.add(event)
-
-    def exposition(self) -> tuple[str, str]:
-        """The metrics of all loggers that speak the first one's media type, and those of hooks."""
-        found: list[tuple[str, str]] = []
-
-        def ask(logger: StatLogger) -> None:
-            text = logger.exposition()
-            if text is not None:
-                found.append(text)
-
-        self.tell("exposition", ask, always=True)
-        media_type = found[0][0] if found else "text/plain; charset=utf-8"
-        kind = media_type.partition(";")[0]
-        texts = [text for other, text in found if other.partition(";")[0] == kind]
-        return media_type, "".join(texts) + self.hooks.metrics()
 
 
 @dataclass(slots=True, eq=False)

@@ -19,7 +19,7 @@ from ferrule_nn import (
     read_moe,
     read_routing,
 )
-from ferrule_plugins.model.gemma4_layer import RENAMES, ExpertsBeside, Gemma4Layer
+from ferrule_plugins.model.gemma4.layer import RENAMES, ExpertsBeside, Gemma4Layer
 from ferrule_plugins.model.gemma_sharing import SharingDecoder
 from ferrule_plugins.model.sharing_attention import LayerInputs
 

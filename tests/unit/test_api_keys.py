@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.callers import CALLER, Caller, Callers, read_file
+from ferrule.api_keys import CALLER, Caller, Callers, read_file
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.errors import ConfigError, OverloadedError
 from ferrule.wire.board import Board
@@ -162,7 +162,7 @@ def test_every_key_is_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyP
         return hmac.compare_digest(one, other)
 
     callers = Callers(config(written(tmp_path, "a: first\nb: second\n"), ("third",)))
-    monkeypatch.setattr("ferrule.callers.hmac", SimpleNamespace(compare_digest=compare))
+    monkeypatch.setattr("ferrule.api_keys.hmac", SimpleNamespace(compare_digest=compare))
     for key in (b"", b"t", b"third", b"first", b"firsu", b"x" * 100_000):
         compared.clear()
         callers.find(key)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ferrule.interfaces.model import BuildContext
 from ferrule_nn import MoESpec, read_grouped_routing, read_moe
-from ferrule_plugins.model.deepseek_v2 import DeepSeekV2
+from ferrule_plugins.model.deepseek.v2 import DeepSeekV2
 
 
 class DeepSeekV3(DeepSeekV2):

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from ferrule_nn import Linear, activation
-from ferrule_plugins.model.altup import AltUp
+from ferrule_plugins.model.gemma3n.altup import AltUp
 from ferrule_plugins.model.gemma_sharing import SharingDecoder
 from ferrule_plugins.model.sharing_attention import LayerInputs
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 
 
 def test_what_takes_long_is_told_with_its_place_and_last_step(caplog: pytest.LogCaptureFixture) -> None:
@@ -56,7 +56,7 @@ def test_a_limit_counts_from_the_last_step() -> None:
 
 
 def test_a_process_that_waits_too_long_ends() -> None:
-    program = "import time\nfrom ferrule.waiting import waiting\nwith waiting('sleep', 0.1): time.sleep(600)"
+    program = "import time\nfrom ferrule.slow_start import waiting\nwith waiting('sleep', 0.1): time.sleep(600)"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 1
     assert "ferrule: Sleep did not end within 0.1 s, at <string>:3." in done.stderr

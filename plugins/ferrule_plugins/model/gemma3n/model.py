@@ -10,8 +10,8 @@ from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext
 from ferrule_nn import DecoderSpec, GatedMLP, Linear
-from ferrule_plugins.model.altup import SparseMLP, as_large
-from ferrule_plugins.model.gemma3n_layer import Gemma3nLayer
+from ferrule_plugins.model.gemma3n.altup import SparseMLP, as_large
+from ferrule_plugins.model.gemma3n.layer import Gemma3nLayer
 from ferrule_plugins.model.gemma_sharing import SharingDecoder
 from ferrule_plugins.model.sharing_attention import LayerInputs
 

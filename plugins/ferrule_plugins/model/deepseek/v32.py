@@ -9,8 +9,8 @@ from torch import nn
 
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache
 from ferrule_nn import DecoderSpec, LatentAttention, LatentSpec, Rope, Rotation
-from ferrule_plugins.model.deepseek_v3 import DeepSeekV3
-from ferrule_plugins.model.indexer import Indexer
+from ferrule_plugins.model.deepseek.indexer import Indexer
+from ferrule_plugins.model.deepseek.v3 import DeepSeekV3
 
 _QUERIES_AT_ONCE = 16  # each has keys of its own in memory
 

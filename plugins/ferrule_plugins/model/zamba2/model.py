@@ -27,7 +27,7 @@ from ferrule_nn import (
     RopeConfig,
     need,
 )
-from ferrule_plugins.model.zamba2_block import Zamba2Block
+from ferrule_plugins.model.zamba2.block import Zamba2Block
 
 
 class Zamba2Layer(nn.Module):

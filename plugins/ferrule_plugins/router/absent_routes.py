@@ -58,7 +58,7 @@ _FEATURES: Mapping[str, str] = {
 }
 
 
-def elsewhere(ctx: RouterContext) -> dict[str, str]:
+def absent_routes(ctx: RouterContext) -> dict[str, str]:
     """A sentence for each path."""
     task = ctx.config.task if ctx.config.task != "auto" else "generate"
     found = dict(_FEATURES)

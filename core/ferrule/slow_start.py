@@ -1,4 +1,8 @@
-"""A part of a start that takes long says in the log what it waits for; one with a limit ends the process at last."""
+"""A part of a start that takes long says in the log what it waits for; one with a limit ends the process at last.
+
+A thread beside the part that hangs logs where it is. An import cannot be interrupted in Python, so at the limit the
+process ends; only processes that are Ferrule's own have a limit, not programs that use `LLM`.
+"""
 
 from __future__ import annotations
 

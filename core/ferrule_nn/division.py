@@ -6,6 +6,11 @@ where there are more ranks than heads; tables are filled up with zeros to a mult
 
 A layer is made with a `Split`, which names what is never cut; with the layer's sizes it becomes a `Division`. A layer
 without one is whole in each rank.
+
+A layer says how it is divided among ranks, and nobody else does. It is made with the sizes of the whole model and a
+`Split`, and allocates, loads and computes its rank's part; loading and vLLM's sharded files use the same declaration.
+While a model is built its shard is in a context variable, as torch has the device there, so no model file passes it on.
+The sum over ranks is a hook of the module that is not there with one rank: such a forward pass asks nothing.
 """
 
 from __future__ import annotations

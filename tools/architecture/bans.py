@@ -33,13 +33,7 @@ WORDS = frozenset(
         *("fp8", "dummy", "hf"),
     }
 )
-# Where core names built-in plugins, and why.
-NAMING = (
-    "core/ferrule/config/",  # defaults and documented values of options
-    "core/ferrule/frontend/families.py",  # advice for people: which parsers suit which models
-    "core/ferrule/frontend/admission/processors.py",  # the processor that core itself makes, of a function
-    "core/ferrule/locate/weights.py",  # which files each built-in format fetches
-)
+NAMING = "core/ferrule/config/"  # where core names built-in plugins: defaults and documented values of options
 
 Check = Callable[[Module], Iterator[Violation]]
 

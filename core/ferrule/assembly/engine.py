@@ -29,7 +29,7 @@ _log = log.get("engine")
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine's process, or its thread, runs and shuts down."""
+    """The parts that the engine's process, or its thread, runs and shuts down."""
 
     loop: EngineLoop
     executor: Executor
@@ -39,8 +39,11 @@ class Engine:
 
 
 def open_executor(config: Resolved, plugins: Plugins) -> Executor:
-    """The executor, not started. The plugins that are chosen are checked first, those included that are used once the
-    model is loaded, so that one that cannot be used is reported before weights are loaded. Raises PluginError."""
+    """Make the executor, without starting it. Raises PluginError.
+
+    The chosen plugins are checked first, also those that are used only once the model is loaded, so that an unusable
+    plugin is reported before weights are loaded.
+    """
     before_libraries()
     with naming_culprit(plugins):
         chosen = list(chosen_plugins(config, plugins))

@@ -146,7 +146,9 @@ def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, .
 
 
 def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
-    """Of the elements of the KV cache. Raises ConfigError where the model cannot have what was asked for."""
+    """Return the type of the KV cache's elements. Raises ConfigError where the model cannot have the type that was
+    asked for.
+    """
     kind, own = config.cache.kv_cache_dtype, choice.context.dtype
     cache_type = attention.cache_type(kind, own) or own
     if cache_type != own and not all(spec.attended for spec in model.cache_specs().values()):
@@ -159,7 +161,7 @@ def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention:
 
 
 def _outlined(choice: Choice) -> Choice:
-    """The choice for a model on the meta device, which takes no memory."""
+    """Return the choice for a model on the meta device, which takes no memory."""
     return replace(choice, context=replace(choice.context, device=torch.device("meta")))
 
 
@@ -171,9 +173,9 @@ def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
 
 
 def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
-    """What a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
+    """Return what a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
 
-    With `compare` sizes are compared with the headers of weights that are there.
+    With `compare`, sizes are compared with the headers of the weights, where there are weights.
     """
     choice = chooser.before_build(config, chooser.device(config))
     if compare:
@@ -182,10 +184,10 @@ def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -
 
 
 def build(choice: Choice) -> Model:
-    """The model without weights; layers that are quantized have their schemes.
+    """Build the model without weights; layers that are quantized have their schemes.
 
-    Raises CheckpointError where ``config.json`` describes what cannot be built, ConfigError where no layer takes a
-    scheme.
+    Raises CheckpointError where ``config.json`` describes a model that cannot be built, ConfigError where no layer
+    takes a scheme.
     """
     try:
         model = choice.model(choice.context)

@@ -4,6 +4,10 @@ An output is kept under the digest of its item, for all requests that may see it
 adapter and salt are part of. A request holds the outputs of the items in which it is; others stay until there is no
 room. Plans name what to encode and what to forget, and run in order, so an output that a plan uses may be forgotten by
 the next one.
+
+Encoding is planned by the engine, so that it can end a chunk in front of an item, bound memory, and send data once.
+Outputs are kept for each adapter and salt, like prefixes: otherwise the time of an answer would tell one user what
+another has sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,9 @@
-"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread."""
+"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread.
+
+The worker is part of the core, because it chooses, loads, measures memory, survives a shortage of it and gives it back
+in the same way wherever it runs. An executor only says in which thread, process or machine that is: the built-in `uni`
+is a few lines around a `WorkerThread`, and `tests/downstream/acme_pipe` runs the same worker in a child over two pipes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""The tokens that a step samples: several for a row with guesses, of which not all count."""
+"""The tokens that a step samples: several for a row with guesses, of which not all count.
+
+A sample needs one uniform number for each row: a hash of the request's seed, the token's position, and a counter for
+the draws of one position. There is no generator state, so preemption, another batch, or another number of steps in
+flight give the same samples.
+"""
 
 from __future__ import annotations
 

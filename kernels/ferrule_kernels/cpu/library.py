@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# A name is written here and nowhere else: `ferrule_kernels.building` reads these lists when a wheel is built.
 SOURCES = (
     "attention.cpp",
     "blocks.cpp",
@@ -62,13 +63,15 @@ FLAGS = (*_NOT_TUNED, *_FLOATS, "-std=gnu++17", "-fPIC", "-fopenmp")
 _V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _TILES = {"amx_tile", "amx_bf16", "amx_int8"}
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-# What is built into a wheel for x86-64, best first: file name, and what the processor must have.
+_BF16 = ("-mavx512vnni", "-mavx512bf16")
+_AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+# What is built into a wheel for x86-64, best first: file name, what the processor must have, options of the compiler.
 VARIANTS = (
-    ("_v4_amx", {*_V4, "avx512_vnni", "avx512_bf16", *_TILES}),
-    ("_v4_bf16", {*_V4, "avx512_vnni", "avx512_bf16"}),
-    ("_v4_vnni", {*_V4, "avx512_vnni"}),
-    ("_v4", _V4),
-    ("_v3", {"avx2", "fma", "f16c", "bmi2"}),
+    ("_v4_amx", {*_V4, "avx512_vnni", "avx512_bf16", *_TILES}, ("-march=x86-64-v4", *_BF16, *_AMX)),
+    ("_v4_bf16", {*_V4, "avx512_vnni", "avx512_bf16"}, ("-march=x86-64-v4", *_BF16)),
+    ("_v4_vnni", {*_V4, "avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
+    ("_v4", _V4, ("-march=x86-64-v4",)),
+    ("_v3", {"avx2", "fma", "f16c", "bmi2"}, ("-march=x86-64-v3",)),
 )
 _BUILD_SECONDS = 120
 _STALE_SECONDS = 60  # a source that is newer than a library by this much was changed after it was built
@@ -143,7 +146,7 @@ def _installed(here: frozenset[str]) -> Path | None:
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     newest = max((HERE / name).stat().st_mtime for name in (*SOURCES, *HEADERS))
-    for name, needed in VARIANTS:
+    for name, needed, _ in VARIANTS:
         found = sorted(HERE.glob(f"{name}.*so"))
         if found and needed <= here and newest < found[0].stat().st_mtime + _STALE_SECONDS:
             return found[0]

@@ -61,8 +61,9 @@ class _Settings:
 class Tensorizer(WeightSource):
     """Tensors are read one at a time. Nothing in such a file is code, and nothing is unpickled."""
 
-    patterns = (f"*{_ENDING}",)
-    conformance = "ferrule_plugins.load_format.samples:TENSORIZER"
+    forms = ("*.tensors",)
+    fetch_order = -1
+    conformance = "ferrule_testkit.samples.load_format:TENSORIZER"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

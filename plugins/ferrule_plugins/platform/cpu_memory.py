@@ -6,6 +6,9 @@ gets its pages in parts, as long as there is memory for more; the kernel does th
 happens beside the first steps, and a start does not wait for it. Limits of containers are files of control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
+
+A part is 64 MiB. Before each, what is left is read again, from the system and from the control groups: where the kernel
+would have to kill, there is an error with advice instead. Nothing is locked.
 """
 
 from __future__ import annotations

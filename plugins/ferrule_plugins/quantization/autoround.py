@@ -26,7 +26,7 @@ _SPECIAL = frozenset("*+?^$()[]{}|\\")  # what an expression has, and a name doe
 
 
 class AutoRound(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:AUTO_ROUND"
+    conformance = "ferrule_testkit.samples.integers:AUTO_ROUND"
     formats = ("auto-round", "auto_round", "intel/auto-round", "inc")
 
     def __init__(self, config: Mapping[str, Any]) -> None:

@@ -47,7 +47,7 @@ TABLES = {"nf4": NF4, "fp4": FP4}
 
 
 class BitsAndBytes(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:BITSANDBYTES"
+    conformance = "ferrule_testkit.samples.quantization:BITSANDBYTES"
     formats = ("bitsandbytes",)
     left_keys = ("llm_int8_skip_modules",)
     from_floats = True

@@ -32,7 +32,7 @@ _WHY = "weights of FP-Quant are rotated back once, and take 16 bits from there o
 
 
 class FpQuant(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:FP_QUANT"
+    conformance = "ferrule_testkit.samples.integers:FP_QUANT"
     formats = ("fp_quant",)
     left_keys = ("modules_to_not_convert",)
 

@@ -51,7 +51,7 @@ def form_of(kind: str) -> Form:
 
 
 class GgufMethod(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:GGUF"
+    conformance = "ferrule_testkit.samples.quantization:GGUF"
     formats = ("gguf",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:

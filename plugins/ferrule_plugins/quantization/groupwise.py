@@ -84,7 +84,7 @@ class Groupwise(CheckedMethod):
 
 
 class Gptq(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:GPTQ"
+    conformance = "ferrule_testkit.samples.integers:GPTQ"
     formats = _GPTQ_NAMES
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -143,7 +143,7 @@ def _layout(config: Mapping[str, Any]) -> str:
 
 
 class Awq(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    conformance = "ferrule_testkit.samples.integers:AWQ"
     formats = ("awq", "awq_marlin", "auto_awq")
 
     @classmethod
@@ -177,7 +177,7 @@ def _version(config: Mapping[str, Any]) -> str:
 class Either(OneOf):
     """A name for both methods, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    conformance = "ferrule_testkit.samples.integers:AWQ"
     methods = (Awq, Gptq)
     usual = Gptq
     formats = (*Gptq.formats, *Awq.formats)

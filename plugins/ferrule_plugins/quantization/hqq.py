@@ -66,7 +66,7 @@ class Settings:
 
 
 class Hqq(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:HQQ"
+    conformance = "ferrule_testkit.samples.integers:HQQ"
     formats = ("hqq",)
     left_keys = ("skip_modules",)
 

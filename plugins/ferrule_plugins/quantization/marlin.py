@@ -212,7 +212,7 @@ class QqqScheme(MarlinScheme):
 class Qqq(CheckedMethod):
     """The method QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:QQQ"
+    conformance = "ferrule_testkit.samples.integers:QQQ"
     formats = ("qqq",)
     left_keys = ("modules_to_not_convert",)
 

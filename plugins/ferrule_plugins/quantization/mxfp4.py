@@ -21,7 +21,7 @@ GROUP = 32
 
 
 class Mxfp4(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:MXFP4"
+    conformance = "ferrule_testkit.samples.quantization:MXFP4"
     formats = ("mxfp4", "gpt_oss_mxfp4")
     from_floats = True
 

@@ -154,7 +154,7 @@ def _flag(value: Any) -> bool:
 
 class FerrulePacked(QuantizationMethod):
     formats = (METHOD,)
-    conformance = "ferrule_plugins.quantization.samples:PACKED"
+    conformance = "ferrule_testkit.samples.quantization:PACKED"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)

@@ -69,7 +69,7 @@ def read(name: str, stated: Any) -> Stored | None:
 
 
 class Quark(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:QUARK"
+    conformance = "ferrule_testkit.samples.integers:QUARK"
     formats = ("quark",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:

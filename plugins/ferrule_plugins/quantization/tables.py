@@ -34,7 +34,7 @@ _MOST = 1 << 26  # numbers of a layer's codebooks: published ones have 2^20
 
 
 class SqueezeLlm(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:SQUEEZELLM"
+    conformance = "ferrule_testkit.samples.integers:SQUEEZELLM"
     formats = ("squeezellm",)
     left_keys = ("modules_to_not_convert",)
 
@@ -83,7 +83,7 @@ class TableScheme(Quantized):
 
 
 class Aqlm(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:AQLM"
+    conformance = "ferrule_testkit.samples.integers:AQLM"
     formats = ("aqlm",)
     left_keys = ("linear_weights_not_to_quantize",)
 

@@ -136,7 +136,7 @@ def _block(granularity: Any) -> int | None:
 
 
 class TorchAo(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:TORCHAO"
+    conformance = "ferrule_testkit.samples.integers:TORCHAO"
     formats = ("torchao",)
     left_keys = ("modules_to_not_convert",)
 

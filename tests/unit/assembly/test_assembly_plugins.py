@@ -18,8 +18,8 @@ from ferrule.plugin import Plugins, discover
 from ferrule.types import CacheGroup, EngineRequest, ModelInfo, TokenSampling
 from ferrule.wire.messages import Submit
 from ferrule.wire.queues import QueueChannel
-from ferrule_testkit.fake_executor import FakeExecutor
-from ferrule_testkit.wheels import Distribution
+from tests.fakes.executor import FakeExecutor
+from tools.wheels import Distribution
 
 WRONG = """
 from ferrule.interfaces.{module} import {base}

@@ -15,9 +15,9 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.types import FinishReason, ModelInfo
 from ferrule_nn import Linear
 from ferrule_plugins.executor.uni import UniExecutor
-from ferrule_testkit.adapters import FakeBank, vectors
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
+from tests.fakes.adapters import FakeBank, vectors
 
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17)]
 ADAPTERS = ["one", None, "two"]

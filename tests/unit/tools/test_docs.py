@@ -312,6 +312,12 @@ def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema
 # ------------------------------------------------------------------------------------- written pages
 
 
+def test_files_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (DOCS / "architecture.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [file for file in named if not any((ROOT / "core" / "ferrule").rglob(file))] == []
+
+
 def test_pages_that_are_written_from_the_code_are_current() -> None:
     """Run `make reference` when this fails. The pages whose commands must run are compared in tests/e2e."""
     assert [name(file) for file in stale(ROOT, console=False)] == []

@@ -1,4 +1,11 @@
-"""`Ledger`: what is open now, and the figures of it. Budgets are reserved here before any work is done."""
+"""`Ledger`: what is open now, and the figures of it. Budgets are reserved here before any work is done.
+
+Totals of tokens are counted here and not in the engine: a client may leave before it has read what the engine
+generated, an engine may die between two reports, and a beam search sends each prompt many times. A token is counted
+once, for its choice and for the total on the board, when a client reads it, or else when the engine's last word on the
+choice has come. A choice whose client has left gives back its place in the queue at once; its account is settled with
+that last word, which says how long it waited and ran. The metric of tokens per step is the engine's.
+"""
 
 from __future__ import annotations
 

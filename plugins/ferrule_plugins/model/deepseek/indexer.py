@@ -12,19 +12,19 @@ from ferrule_nn import LatentSpec, LayerNorm, Linear, Rope, RopeConfig, Rotation
 
 
 class HeadWeights(nn.Module):
-    """How much each of the indexer's heads counts for a token. Never quantized; computes in float32."""
+    """The weights of the indexer's heads for a token. They are never quantized, and computed in float32."""
 
     def __init__(self, hidden_size: int, heads: int) -> None:
         super().__init__()
         self.weight = parameter(heads, hidden_size)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → float32 [tokens, heads]."""
+        """Return the weights of the heads: x [tokens, hidden] → float32 [tokens, heads]."""
         return x.float() @ self.weight.float().t()
 
 
 class Indexer(nn.Module):
-    """How much a query wants to see a token: the sum over small heads of weight * relu(query * key).
+    """A scorer of how much a query wants to see a token: the sum over small heads of weight * relu(query * key).
 
     Its rotation has its own pairs of features, whatever the attention's has: neighbours if `interleaved`, else halves.
     """
@@ -41,9 +41,9 @@ class Indexer(nn.Module):
         self.weights_proj = HeadWeights(latent.hidden_size, self.heads)
 
     def forward(self, x: torch.Tensor, q: torch.Tensor, rotation: Rotation) -> tuple[torch.Tensor, torch.Tensor]:
-        """Of tokens x [tokens, hidden] with queries' latents q [tokens, q_rank].
+        """Return the indexer's queries and keys of tokens x [tokens, hidden] with queries' latents q [tokens, q_rank].
 
-        Returns weighted queries float32 [tokens, heads, dim + 1], the last number of which is the weight, and keys
+        The weighted queries are float32 [tokens, heads, dim + 1], the last number of which is the weight; the keys are
         [tokens, dim].
         """
         rope, tokens = self._rope[0], len(x)
@@ -53,7 +53,8 @@ class Indexer(nn.Module):
         return torch.cat((both[:, :-1].float(), weights.unsqueeze(2)), dim=2), both[:, -1]
 
     def choose(self, queries: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
-        """Of queries [tokens, heads, dim + 1] of the last of `others` tokens, and keys [others, dim] of all of these.
+        """Choose the tokens that queries [tokens, heads, dim + 1] of the last of `others` tokens see, by keys [others,
+        dim] of all of these.
 
         Returns int64 [tokens, chosen]. Where a query sees fewer tokens than are chosen, later ones are among them.
         """

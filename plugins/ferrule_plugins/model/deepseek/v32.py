@@ -36,7 +36,7 @@ class SparseLatentAttention(LatentAttention):
         return replace(plain, head_dim=plain.head_dim + more, value_dim=0, attended=False)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Attend to the tokens that the indexer chooses: x [tokens, hidden] → [tokens, hidden]."""
         q, latent, turned = self.project(x)
         query, key = self.meet(q, latent, turned, rotation)
         indexer, wanted, index_key = self.indexer, x, key[:, 0, :0]
@@ -60,7 +60,9 @@ class SparseLatentAttention(LatentAttention):
         return self.finish(torch.cat((none, *sums)))
 
     def _sums(self, query: torch.Tensor, chosen: torch.Tensor, known: torch.Tensor) -> torch.Tensor:
-        """Of the last tokens of `known` [tokens, kv_rank + rope_dim …], whose queries these are."""
+        """Return the weighted sums of latents, for the queries of the last tokens of `known` [tokens, kv_rank +
+        rope_dim …].
+        """
         count, total = len(query), len(known)
         own = torch.arange(total - count, total, device=chosen.device).unsqueeze(1)
         met = known[chosen, : query.shape[2]].float()  # [count, chosen, kv_rank + rope_dim]
@@ -84,7 +86,7 @@ class DeepSeekV32(DeepSeekV3):
         return super().describe(ctx)
 
     def chooses(self, index: int) -> bool:
-        """Whether layer `index`, has an indexer of its own."""
+        """Return whether layer `index` has an indexer of its own."""
         return True
 
     def make_attention(self, index: int) -> nn.Module:

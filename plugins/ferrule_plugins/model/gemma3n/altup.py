@@ -41,7 +41,7 @@ class AltUp(nn.Module):
         self.router_norm = spec.make_norm(hidden)
 
     def modalities(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, streams]."""
+        """Return each stream's modality for x [tokens, hidden]: [tokens, streams]."""
         return torch.tanh(self.modality_router(self.router_norm(x) * self.input_scale).float()).to(x.dtype)
 
     def predict(self, streams: torch.Tensor) -> torch.Tensor:
@@ -55,6 +55,6 @@ class AltUp(nn.Module):
 
 
 def as_large(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Rows of x with the magnitude of those of `other`."""
+    """Return the rows of x with the magnitude of those of `other`."""
     size = other.square().mean(-1, keepdim=True).sqrt()
     return x * size / x.square().mean(-1, keepdim=True).clamp(min=1e-5).sqrt()

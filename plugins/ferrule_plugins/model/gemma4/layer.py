@@ -20,7 +20,9 @@ RENAMES = (  # the checkpoint has these among the layer's own
 
 
 class ScaledRouter(Router):
-    """Sees x / rms(x) * scale / sqrt(hidden), and multiplies an expert's weight by a factor of its own."""
+    """A router that is given x / rms(x) * scale / sqrt(hidden), and multiplies an expert's weight by a factor of its
+    own.
+    """
 
     def __init__(self, spec: MoESpec, eps: float) -> None:
         super().__init__(spec)
@@ -36,7 +38,9 @@ class ScaledRouter(Router):
 
 
 class ExpertsBeside(nn.Module):
-    """norm(what the feed-forward block made) + norm(what experts make of the layer's own norm of x)."""
+    """Experts beside the feed-forward block: the sum of norm(the block's result) and norm(the experts' result for the
+    layer's own norm of x).
+    """
 
     def __init__(self, spec: MoESpec, make_norm: Callable[[int], nn.Module], eps: float) -> None:
         super().__init__()
@@ -48,7 +52,7 @@ class ExpertsBeside(nn.Module):
         self.post_feedforward_layernorm_2 = make_norm(spec.hidden_size)
 
     def forward(self, x: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
-        """x, and what the block made of it, [tokens, hidden] → [tokens, hidden]."""
+        """Return the sum for x and the block's result `dense`, [tokens, hidden] → [tokens, hidden]."""
         weights, ids = self.router(x)
         y = self.experts(self.pre_feedforward_layernorm_2(x), weights, ids, False)
         both: torch.Tensor = self.post_feedforward_layernorm_1(dense) + self.post_feedforward_layernorm_2(y)

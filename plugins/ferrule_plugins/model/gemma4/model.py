@@ -70,7 +70,9 @@ class Gemma4(SharingDecoder):
         )
 
     def changes_of(self, index: int) -> dict[str, Any]:
-        """New files have `per_layer_config`, older ones the numbers of all layers that see everything."""
+        """Return a layer's own numbers: new files have `per_layer_config`, older ones the numbers of all layers without
+        a window.
+        """
         c = self.config
         own = {}
         if "per_layer_config" in c:

@@ -49,7 +49,7 @@ class SharedWeights(nn.Module):
 
 
 class Zamba2Block(nn.Module):
-    """mlp(norm(attention(norm([x, embedded])))), for each of `uses`: numbers among the uses of all blocks."""
+    """A block mlp(norm(attention(norm([x, embedded])))), for each of `uses`: numbers among the uses of all blocks."""
 
     def __init__(
         self, spec: DecoderSpec, own: AttentionSpec, rope: Rope | None, rank: int, attention_rank: int, uses: range
@@ -68,7 +68,7 @@ class Zamba2Block(nn.Module):
             self.uses[str(use)] = attention
 
     def forward(self, x: torch.Tensor, use: int, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
-        """x [tokens, 2 * hidden] → [tokens, hidden]."""
+        """Apply the block for one use: x [tokens, 2 * hidden] → [tokens, hidden]."""
         y, own, mlp = self.input_layernorm(x), self.self_attn, self.feed_forward
         qkv = own.qkv_proj(y)
         if len(own.adapters):

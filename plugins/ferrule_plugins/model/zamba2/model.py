@@ -31,7 +31,7 @@ from ferrule_plugins.model.zamba2.block import Zamba2Block
 
 
 class Zamba2Layer(nn.Module):
-    """x + mamba(norm(x + linear(block(x)))), where there is a block."""
+    """A layer that computes x + mamba(norm(x + linear(block(x)))), where there is a block."""
 
     def __init__(self, owner: Zamba2, index: int) -> None:
         super().__init__()
@@ -94,7 +94,9 @@ class Zamba2(Decoder):
         return Zamba2Layer(self, index)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """A block's weights are named after the first layer that uses it, and perhaps after others again."""
+        """Load the weights. A block's weights are named after the first layer that uses it, and perhaps after others
+        again.
+        """
 
         def renamed() -> Iterable[tuple[str, torch.Tensor]]:
             for name, tensor in weights:

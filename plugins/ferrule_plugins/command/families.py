@@ -1,8 +1,8 @@
 """Which tool parser, reasoning parser and chat template suit which model: the one table of that.
 
 A row is found by the checkpoint's `model_type` and, where models of one type write in several forms, by a word in the
-model's name. The first row that fits counts. `ferrule models` shows it, and a server that was started without parsers
-names them in its log.
+model's name. The first row that fits counts. `ferrule models` shows it, and `ferrule serve` without parsers names those
+of the row in its log.
 """
 
 from __future__ import annotations
@@ -12,6 +12,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from ferrule import checkpoint
+from ferrule.config import Resolved
+from ferrule.interfaces.plugins import Plugins
 
 
 @dataclass(frozen=True)
@@ -95,6 +99,18 @@ def find_family(config: Mapping[str, Any], names: Sequence[str]) -> Family | Non
         if kinds.intersection(family.kinds) and (not family.words or any(word in text for word in family.words)):
             return family
     return None
+
+
+def suggestions(config: Resolved, plugins: Plugins) -> list[str]:
+    """Name the options for parsers that suit the model, where there are some and none was given."""
+    given = config.frontend.tool_call_parser or config.frontend.reasoning_parser
+    family = find_family(
+        checkpoint.configured(config.model, plugins),
+        (*config.model.served_model_name, config.model.model),
+    )
+    if given or family is None or not family.flags:
+        return []
+    return [f"this looks like a model of the family {family.title}, for which there are {' '.join(family.flags)}"]
 
 
 def _last(name: str) -> str:

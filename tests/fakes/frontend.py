@@ -18,8 +18,8 @@ from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
 from ferrule.interfaces.service import Generate, Output
 from ferrule.plugin import Plugins
-from ferrule_testkit.fake_engine import FakeEngine
 from ferrule_testkit.tokenizers import ByteTokenizers
+from tests.fakes.engine import FakeEngine
 
 
 class ToolCall(Struct, frozen=True):

@@ -48,7 +48,7 @@ def _call(written: Written, name: str, arguments: Arguments, before: str = "", b
 
 
 def _each(written: Written, weather: Arguments, add: Arguments, *texts: str, **more: Any) -> dict[str, Any]:
-    """Calls that each have a block of their own. `texts`: what looks like a call and is not."""
+    """Return samples of calls that each have a block of their own. `texts`: texts that look like a call and are not."""
     one, two = _call(written, "get_weather", weather), _call(written, "add", add)
     now = _call(written, "now", {})
     samples = [[one], ["Hello. ", now, "\n", two, " after"], *([text] for text in texts)]
@@ -58,7 +58,7 @@ def _each(written: Written, weather: Arguments, add: Arguments, *texts: str, **m
 def _block(
     written: Written, weather: Arguments, add: Arguments, open: str, separator: str, close: str, **more: Any
 ) -> dict[str, Any]:
-    """Calls of which several stand in one block."""
+    """Return samples of calls of which several stand in one block."""
     several = [
         _call(written, "get_weather", weather, before=open),
         _call(written, "now", {}, before=separator),
@@ -119,7 +119,7 @@ DEEPSEEK_V31 = _block(
 
 
 def _tags(call: str, argument: str, end: str) -> Written:
-    """`call` and `argument` are patterns with {name}, {key} and {value}."""
+    """Return a function that writes calls. `call` and `argument` are patterns with {name}, {key} and {value}."""
 
     def written(name: str, values: Arguments) -> str:
         texts = {key: value if isinstance(value, str) else _json(value) for key, value in values.items()}

@@ -1,4 +1,4 @@
-"""Measures the embedded model on 500 held-out prompts: ``python -m ferrule_contrib.tiny.evaluate``.
+"""Measures the embedded model on 500 held-out prompts: ``python -m tools.tiny.evaluate``.
 
 An answer counts only when it is exactly the expected one, thinking and tool calls included. Without ``--url`` the
 checkpoint runs through transformers; with it, the same prompts go to an OpenAI-compatible server, whose tool and
@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import chat, dialogues, path
-from .dialogues import Dialogue, Message
+from ferrule_contrib.tiny import path
+from tools.tiny import chat, dialogues
+from tools.tiny.dialogues import Dialogue, Message
 
 MAX_NEW_TOKENS = 256
 Answer = Callable[[list[Dialogue]], Iterator[tuple[Dialogue, str]]]
@@ -54,7 +55,7 @@ def with_transformers(folder: Path, batch_size: int, dtype: str) -> Answer:
 
 
 def _wire(messages: tuple[Message, ...]) -> list[Message]:
-    """The messages as the OpenAI API wants them: arguments as text, calls and results tied by an id."""
+    """Return the messages as the OpenAI API wants them: arguments as text, calls and results tied by an id."""
     sent: list[Message] = []
     pending: list[str] = []
     for turn, message in enumerate(messages):
@@ -79,7 +80,7 @@ def _wire(messages: tuple[Message, ...]) -> list[Message]:
 
 
 def _written(message: Any) -> str:
-    """What the model wrote, from a response message whose parts a server may have parsed out."""
+    """Return the text that the model wrote, from a response message whose parts a server may have parsed out."""
     thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
     text = message.content or ""
     if message.tool_calls:
@@ -121,7 +122,7 @@ def with_server(url: str, model: str | None, concurrency: int) -> Answer:
 
 
 def measure(answer: Answer, tests: list[Dialogue], show: int) -> dict[str, tuple[int, int]]:
-    """(right, asked) per category; prints the first ``show`` wrong answers."""
+    """Return (right, asked) per category; print the first ``show`` wrong answers."""
     right: Counter[str] = Counter()
     for test, text in answer(tests):
         expected = chat.completion_of(test)
@@ -135,7 +136,7 @@ def measure(answer: Answer, tests: list[Dialogue], show: int) -> dict[str, tuple
 
 
 def table(scores: dict[str, tuple[int, int]]) -> str:
-    """The scores as a Markdown table."""
+    """Return the scores as a Markdown table."""
     lines = ["| category | right | asked | share |", "|---|--:|--:|--:|"]
     total = (sum(r for r, _ in scores.values()), sum(n for _, n in scores.values()))
     for name, (right, asked) in [*scores.items(), ("**overall**", total)]:
@@ -144,7 +145,7 @@ def table(scores: dict[str, tuple[int, int]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny.evaluate", description=__doc__)
     parser.add_argument("--model", type=Path, default=path(), help="folder of the checkpoint")
     parser.add_argument("--url", default=None, help="ask this server instead, e.g. http://127.0.0.1:8000/v1")
     parser.add_argument("--served-name", default=None, help="model name at --url (default: the first it lists)")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from ferrule_testkit.wheels import Distribution, install
+from tools.wheels import Distribution, install
 
 POLICY = """
 from ferrule.interfaces.scheduler import SchedulingPolicy

@@ -1,7 +1,7 @@
-"""Measures what quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
+"""Measures what quantization costs the embedded model: ``python -m tools.tiny.quantized [METHOD …]``.
 
 For bfloat16, for each method of ``--quantization``, and for each format of `ferrule quantize`, it prints how many of
-500 held-out prompts get exactly the expected answer (as ``python -m ferrule_contrib.tiny.evaluate`` counts), and the
+500 held-out prompts get exactly the expected answer (as ``python -m tools.tiny.evaluate`` counts), and the
 perplexity of the expected answers, in Ferrule.
 """
 
@@ -23,12 +23,12 @@ from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.plugin import discover
+from ferrule_contrib.tiny import path
 from ferrule_plugins.command.quantize import QuantizeCommand, gguf_file
 from ferrule_plugins.command.quantize.run import write
 from ferrule_plugins.command.quantize.targets import target_of
-
-from . import chat, dialogues, path
-from .dialogues import Dialogue
+from tools.tiny import chat, dialogues
+from tools.tiny.dialogues import Dialogue
 
 Test = tuple[Dialogue, str]  # and its prompt
 METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only", "fp8", "bitsandbytes")
@@ -51,7 +51,7 @@ _NUM_TEXTS = 256
 
 
 def score(llm: LLM, tests: Sequence[Test]) -> int:
-    """How many answers are exactly the expected ones."""
+    """Return how many answers are exactly the expected ones."""
     greedy = SamplingParams(temperature=0, max_tokens=256)
     answers = llm.generate([prompt for _, prompt in tests], greedy, use_tqdm=False)
     texts = (answer.outputs[0].text.strip() for answer in answers)
@@ -59,7 +59,7 @@ def score(llm: LLM, tests: Sequence[Test]) -> int:
 
 
 def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
-    """Of the tokens of the expected answers, each given all before it."""
+    """Return the perplexity of the tokens of the expected answers, each given all before it."""
     tokenizer = llm.get_tokenizer()
     if tokenizer is None:
         raise RuntimeError("the embedded model has a tokenizer")
@@ -77,7 +77,7 @@ def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
 
 
 def write_texts(file: Path) -> None:
-    """Training dialogues, each whole, for --calibration."""
+    """Write training dialogues, each whole, for --calibration."""
     template = chat.load_template()
     drawn = itertools.islice(dialogues.stream("calibration", dict(dialogues.HELD_OUT_COUNTS)), _NUM_TEXTS)
     texts = (chat.prompt_of(one, template) + chat.completion_of(one) + chat.END for one in drawn)
@@ -85,7 +85,7 @@ def write_texts(file: Path) -> None:
 
 
 def calibrate(to: str, *more: str, out: Path, texts: Path) -> None:
-    """`ferrule quantize`, without what it prints."""
+    """Run `ferrule quantize`, without its output."""
     words = [str(path()), "--to", to, "-o", str(out), "--evaluate", "none", "--log-level", "error", *more]
     words += ["--calibration", str(texts), "--calibration-samples", str(_NUM_TEXTS)]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -106,7 +106,7 @@ class Row(NamedTuple):
 
 
 def held_out(seed: int = 0, count: int | None = None) -> list[Test]:
-    """The 500 held-out prompts of a drawing, or the first of them."""
+    """Return the 500 held-out prompts of a drawing, or the first of them."""
     template = chat.load_template()
     return [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(seed)[:count]]
 
@@ -114,14 +114,16 @@ def held_out(seed: int = 0, count: int | None = None) -> list[Test]:
 def measure(
     tests: Sequence[Test], name: str, model: Path, method: str | None = None, kv_cache_dtype: str = "auto"
 ) -> Row:
-    """A model in bfloat16, with a method of ``--quantization``."""
+    """Measure a model in bfloat16, with a method of ``--quantization``."""
     same: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "use_tqdm_on_load": False}
     with LLM(str(model), tokenizer=str(path()), quantization=method, **same) as llm:
         return Row(name, score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6)
 
 
 def written() -> Iterator[tuple[str, Path]]:
-    """The embedded model as `ferrule quantize` writes it, in each format. Each is there until the next is asked for."""
+    """Yield the embedded model as `ferrule quantize` writes it, in each format. Each exists until the next is asked
+    for.
+    """
     for name, (form, group) in _WRITTEN.items():
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
@@ -140,7 +142,7 @@ def written() -> Iterator[tuple[str, Path]]:
 
 
 def rows(tests: Sequence[Test], methods: Sequence[str], kv_cache_dtype: str = "auto") -> Iterator[Row]:
-    """Of bfloat16, of the methods, and of what `ferrule quantize` writes."""
+    """Yield the rows of bfloat16, of the methods, and of the formats that `ferrule quantize` writes."""
     yield measure(tests, "bfloat16", path(), None, kv_cache_dtype)
     for method in methods:
         yield measure(tests, method, path(), method, kv_cache_dtype)
@@ -149,7 +151,7 @@ def rows(tests: Sequence[Test], methods: Sequence[str], kv_cache_dtype: str = "a
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny.quantized", description=__doc__)
     parser.add_argument("methods", nargs="*", default=METHODS)
     parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
     parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")

@@ -14,7 +14,7 @@ _NAME = "ferrule/conformance"
 
 @contextmanager
 def _huggingface(revisions: Mapping[str, Files]) -> Iterator[str]:
-    """huggingface_hub reads its settings when it is imported: here they are changed behind its back."""
+    """Serve a fake hub, and point huggingface_hub's settings to it: the library reads them only when it is imported."""
     from huggingface_hub import constants
 
     with fake_hub({_NAME: revisions}) as hub:

@@ -33,6 +33,7 @@ BUDGETS = MappingProxyType(
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 340,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
+        "ferrule.slow_start": 90,
         "ferrule.small_files": 50,
         "ferrule.unread": 120,  # half of it a table
         "ferrule.yaml_text": 150,

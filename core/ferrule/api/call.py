@@ -1,0 +1,44 @@
+"""What the layers around the application know of one call. Each finds it in the scope, and adds what it found out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ferrule.api.budget import Claim
+from ferrule.api.intake import Intake, Message
+from ferrule.api.lifecycle import Exchange
+from ferrule.api.paths import Entry
+from ferrule.api.respond import Answer
+from ferrule.callers import Caller
+
+CALL = "ferrule.call"  # key of the ASGI scope
+
+Scope = Message
+
+
+@dataclass(slots=True)
+class Call:
+    """One call. `entry` and `caller` are set once it is known who calls, and that there is such a route."""
+
+    path: str  # as it came, without the server's root
+    headers: dict[str, str]
+    methods: Mapping[str, Entry]  # of the path
+    exchange: Exchange
+    claim: Claim
+    intake: Intake
+    answer: Answer
+    entry: Entry | None = None
+    caller: Caller | None = None
+
+    @property
+    def template(self) -> str:
+        """The path of the route, for figures; "none" where there is no route."""
+        return self.entry.path if self.entry is not None else "none"
+
+
+def call_of(scope: Mapping[str, Any]) -> Call:
+    """Return the call of a scope that has passed `Limits`."""
+    call: Call = scope[CALL]
+    return call

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from starlette.types import ASGIApp
-
-from ferrule.api.call import Call, Scope, call_of
+from ferrule.api.call import App, Call, Scope, call_of
 from ferrule.api.decoded import DECODED
 from ferrule.api.intake import Message, Receive
 from ferrule.api.lifecycle import Exchange, Lifecycle
@@ -22,7 +20,7 @@ class BodyReader:
     """Refuses what the server cannot take now, reads a JSON body, and calls the application while the connection is
     watched for the client's end."""
 
-    def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
+    def __init__(self, app: App, lifecycle: Lifecycle) -> None:
         self._app = app
         self._lifecycle = lifecycle
         self._turns = Turns(lambda: _AT_ONCE)  # of requests with bodies
@@ -34,7 +32,6 @@ class BodyReader:
             return
         call = call_of(scope)
         entry, exchange = call.entry, call.exchange
-        assert entry is not None
         if entry.access is Access.PUBLIC:
             await exchange.run(self._app(scope, receive, send))
             return

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.api.budget import Claim
-from ferrule.api.intake import Intake, Message
+from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import Exchange
 from ferrule.api.paths import Entry
-from ferrule.api.respond import Answer
+from ferrule.api.respond import Answer, Send
 from ferrule.callers import Caller
 
 CALL = "ferrule.call"  # key of the ASGI scope
 
 Scope = Message
+App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]  # as ASGI's, and a coroutine: it can be a task
 
 
 @dataclass(slots=True)
@@ -29,13 +30,9 @@ class Call:
     claim: Claim
     intake: Intake
     answer: Answer
-    entry: Entry | None = None
+    entry: Entry = field(init=False)
+    template: str = "none"  # the path of the route, for figures
     caller: Caller | None = None
-
-    @property
-    def template(self) -> str:
-        """The path of the route, for figures; "none" where there is no route."""
-        return self.entry.path if self.entry is not None else "none"
 
 
 def call_of(scope: Mapping[str, Any]) -> Call:

@@ -44,7 +44,7 @@ class CallerCheck:
             self._check_browser(scope, call)
             call.caller = self._authorise(scope, call, access)
         entry = self._table.entry(call.methods, scope["method"], call.path)
-        call.entry = entry
+        call.entry, call.template = entry, entry.path
         answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
         if call.caller is not None:
             call.claim.key = call.caller.name

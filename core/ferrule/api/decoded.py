@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
 from starlette.requests import Request
 from starlette.responses import Response
 
 from ferrule.interfaces.router import SCOPE_KEY, Frame
-from ferrule.schema import telling
+from ferrule.schema.undeclared import telling
 
 DECODED = "ferrule.decoded"  # key of the ASGI scope: the value of the request's JSON body
 
@@ -41,7 +41,10 @@ class _Handing:
         return handle
 
 
-def hand_decoded(route: APIRoute) -> None:
-    """Have the route find its body decoded. A router may be included in several applications: it is done once."""
-    if not isinstance(route.get_route_handler, _Handing):
-        route.get_route_handler = _Handing(route.get_route_handler)  # type: ignore[method-assign]
+def hand_decoded(router: APIRouter) -> None:
+    """Have all routes of a router find their bodies decoded. It may be included in several applications: once is
+    enough."""
+    for context in iter_route_contexts(router.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and not isinstance(route.get_route_handler, _Handing):
+            route.get_route_handler = _Handing(route.get_route_handler)  # type: ignore[method-assign]

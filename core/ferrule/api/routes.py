@@ -117,12 +117,11 @@ def application(config: Config, routers: Sequence[APIRouter], served: Sequence[E
         redoc_url=None,
         redirect_slashes=False,
         strict_content_type=False,  # a body without a Content-Type is JSON
-        exception_handlers={kind: answer_error for kind in _ANSWERED},
+        exception_handlers=dict.fromkeys(_ANSWERED, answer_error),
         telemetry={"tracing": False, "metrics": False, "logs": False, "operation_spans": False},
     )
     for router in routers:
-        for route in iter_route_contexts(router.routes):
-            hand_decoded(route.original_route)
+        hand_decoded(router)
         app.include_router(router)
     app.openapi = partial(_described, app, config, served)  # type: ignore[method-assign]
     return app

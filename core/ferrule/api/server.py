@@ -110,8 +110,8 @@ async def serve(
         if not lifecycle.live.attached:  # why the start has failed, or was stopped, is what the log should end with
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
-        await running
         guard.close()
+        await running
     if early:
         return 128 + stop.number
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
@@ -178,7 +178,11 @@ class _Server(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         config, loop = self.config, asyncio.get_running_loop()
         made: Callable[..., Any] = config.http_protocol_class
-        protocol = functools.partial(made, config=config, server_state=self.server_state, app_state={})
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise StartupError("The lifespan of a router has failed; the log above says how.")
+        state = self.lifespan.state
+        protocol = functools.partial(made, config=config, server_state=self.server_state, app_state=state)
         listening = [loop.create_server(protocol, sock=sock, backlog=2048, **self._tls) for sock in sockets or ()]
         self.servers = [await server for server in listening]
         if self._arrivals is not None:
@@ -198,7 +202,7 @@ def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
         front.app,
         http=protocol_class(limits, front.lifecycle),
         ws="none",
-        lifespan="off",
+        lifespan="auto",  # of routers; operators' middleware need not know of it
         log_config=None,
         access_log=False,  # the application writes its own, escaped
         server_header=False,

@@ -9,7 +9,7 @@ from ferrule.schema.keys import known_names, printable
 from ferrule.schema.marks import Mark, check_marks, marks_of, no_effect, not_here
 from ferrule.schema.models import Arguments, Body, Strict
 from ferrule.schema.refusal import checked, refusal_of
-from ferrule.schema.undeclared import Undeclared, telling
+from ferrule.schema.undeclared import Undeclared
 from ferrule.schema.values import (
     REQUEST_ID,
     CacheSalt,
@@ -65,5 +65,4 @@ __all__ = [
     "refusal_of",
     "rule",
     "shaped",
-    "telling",
 ]

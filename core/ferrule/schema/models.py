@@ -46,6 +46,11 @@ class Strict(BaseModel):
     def _read(cls, value: Any) -> Any:
         if isinstance(value, dict) and cls.model_config.get("extra", "ignore") == "ignore":
             tell_undeclared(value, _declared(cls))
+        return cls._prepare(value)
+
+    @classmethod
+    def _prepare(cls, value: Any) -> Any:
+        """Return the value that is validated for one that was given."""
         return value
 
     @classmethod
@@ -71,10 +76,8 @@ class Body(Strict):
     In a union of bodies a discriminator decides which it is: every member that is tried tells what it leaves out.
     """
 
-    @model_validator(mode="before")
     @classmethod
-    def _read(cls, value: Any) -> Any:
-        value = super()._read(value)
+    def _prepare(cls, value: Any) -> Any:
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
     @classmethod

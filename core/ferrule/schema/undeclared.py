@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import islice
@@ -63,7 +63,7 @@ def telling(undeclared: Undeclared) -> Iterator[None]:
         _telling.reset(token)
 
 
-def tell_undeclared(item: dict[str, Any], declared: Collection[str]) -> None:
+def tell_undeclared(item: dict[str, Any], declared: frozenset[str]) -> None:
     """Tell the fields of an object that are not among the `declared`. Raises what makes pydantic refuse the object."""
     if item.keys() <= declared or (told := _telling.get()) is None:
         return
@@ -73,7 +73,7 @@ def tell_undeclared(item: dict[str, Any], declared: Collection[str]) -> None:
     told.add(item, unknown)
 
 
-def _refusal(unknown: list[str], declared: Collection[str]) -> Exception:
+def _refusal(unknown: list[str], declared: frozenset[str]) -> Exception:
     others = ", ".join(printable(name) for name in unknown[1:_MAX_NAMED])
     so = f", and so is {others}" if others else ""
     meant = nearest(unknown[0][:64], declared)

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Service
-from ferrule_plugins.router.invocations import Invocation, Invocations
+from ferrule_plugins.router.invocations import Invocation
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions
@@ -20,7 +20,7 @@ class OpenAI(Router):
         routes = APIRouter(tags=["openai"])
         cards = _Cards(ctx.service)
         queued = [needs(Access.KEY, room=True)]
-        completions, chats, invocations = Completions(ctx), Chat(ctx), Invocations(ctx)
+        completions, chats = Completions(ctx), Chat(ctx)
 
         @routes.get("/v1/models", summary="The served models.")
         async def models() -> ModelList:
@@ -58,7 +58,7 @@ class OpenAI(Router):
             summary="Either of the two, by the body's shape: for SageMaker.",
         )
         async def invoke(body: Invocation, info: CurrentRequest) -> JSON | EventStream:
-            return await invocations(body, info)
+            return await (chats(body, info) if isinstance(body, ChatBody) else completions(body, info))
 
         return routes
 

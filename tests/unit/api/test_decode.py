@@ -14,7 +14,8 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationErr
 
 from ferrule.api.json_body import JsonScan, decode, scan_whole
 from ferrule.errors import RequestError
-from ferrule.schema import Body, Int, Strict, Undeclared, refusal_of, shaped, telling
+from ferrule.schema import Body, Int, Strict, Undeclared, refusal_of, shaped
+from ferrule.schema.undeclared import telling
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 
 KINDS = [CompletionBody, ChatBody]

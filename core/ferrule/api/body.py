@@ -31,29 +31,27 @@ class BodyReader:
             await self._app(scope, receive, send)
             return
         call = call_of(scope)
-        entry, exchange = call.entry, call.exchange
-        if entry.access is Access.PUBLIC:
-            await exchange.run(self._app(scope, receive, send))
-            return
-        self._lifecycle.admit(work=entry.body is not None)
-        if entry.room:
-            self._lifecycle.check_room(self._ahead)
+        entry = call.entry
+        if entry.access is not Access.PUBLIC:
+            self._lifecycle.admit(work=entry.body is not None)
+            if entry.room:
+                self._lifecycle.check_room(self._ahead)
         if entry.body is not None:
-            scope, receive = await self._read(scope, call, entry)
-        watch = asyncio.create_task(call.intake.watch(exchange))
+            self._lifecycle.work(call.exchange)
+            await self._turn(entry)
+        await call.exchange.run(self._serve(scope, receive, send, call))
+
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+        if call.entry.body is not None:
+            body, scope[DECODED] = await call.intake.json()
+            self._lifecycle.admit(work=True)  # the body may have taken its time
+            call.answer.info.undeclared.value = scope[DECODED]
+            receive = _replay(body, call.exchange)
+        watch = asyncio.create_task(call.intake.watch(call.exchange))
         try:
-            await exchange.run(self._app(scope, receive, send))
+            await self._app(scope, receive, send)
         finally:
             watch.cancel()
-
-    async def _read(self, scope: Scope, call: Call, entry: Entry) -> tuple[Scope, Receive]:
-        """Return the scope with the value of the body, and a `receive` that gives its bytes."""
-        self._lifecycle.work(call.exchange)
-        await self._turn(entry)
-        body, value = await call.exchange.run(call.intake.json())
-        self._lifecycle.admit(work=True)  # the body may have taken its time
-        call.answer.info.undeclared.value = value
-        return {**scope, DECODED: value}, _replay(body, call.exchange)
 
     async def _turn(self, entry: Entry) -> None:
         """Wait for the request's turn, so that a burst leaves the loop to others between its requests."""

@@ -43,7 +43,7 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
     check_plugins(plugins, (), Component.HTTP)
     found = [_asked(plugins, name, context) for name in plugins.chosen("router", config.frontend.routers)]
-    for asked in sorted(found, key=_is_rare):  # FastAPI tries them one after the other
+    for asked in sorted(found, key=_rank):
         routers.append(asked.router)
         entries += asked.entries
         absent |= asked.absent
@@ -71,9 +71,10 @@ class _Asked:
     dialect: Dialect
 
 
-def _is_rare(asked: _Asked) -> bool:
-    """Whether none of its routes generates."""
-    return not any(entry.room for entry in asked.entries)
+def _rank(asked: _Asked) -> tuple[bool, bool]:
+    """Order routers for FastAPI, which tries routes one after the other: those that generate, then those of work."""
+    entries = asked.entries
+    return not any(entry.room for entry in entries), not any(entry.body is not None for entry in entries)
 
 
 def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:

@@ -22,13 +22,15 @@ class OpenAI(Router):
         queued = [needs(Access.KEY, room=True)]
         completions, chats = Completions(ctx), Chat(ctx)
 
-        @routes.get("/v1/models", summary="The served models.")
-        async def models() -> ModelList:
-            return ModelList(data=[cards.of(name) for name in ctx.service.names])
-
-        @routes.get("/v1/models/{model:path}", summary="One model.")
-        async def model(model: str) -> ModelCard:
-            return cards.of(ctx.service.resolve(model))
+        @routes.post(
+            "/v1/chat/completions",
+            dependencies=queued,
+            response_model=ChatCompletion,
+            responses=streams(ChatCompletion),
+            summary="Answer a conversation.",
+        )
+        async def chat(body: ChatBody, info: CurrentRequest) -> JSON | EventStream:
+            return await chats(body, info)
 
         @routes.post(
             "/v1/completions",
@@ -41,16 +43,6 @@ class OpenAI(Router):
             return await completions(body, info)
 
         @routes.post(
-            "/v1/chat/completions",
-            dependencies=queued,
-            response_model=ChatCompletion,
-            responses=streams(ChatCompletion),
-            summary="Answer a conversation.",
-        )
-        async def chat(body: ChatBody, info: CurrentRequest) -> JSON | EventStream:
-            return await chats(body, info)
-
-        @routes.post(
             "/invocations",
             dependencies=queued,
             response_model=Completion | ChatCompletion,
@@ -59,6 +51,14 @@ class OpenAI(Router):
         )
         async def invoke(body: Invocation, info: CurrentRequest) -> JSON | EventStream:
             return await (chats(body, info) if isinstance(body, ChatBody) else completions(body, info))
+
+        @routes.get("/v1/models", summary="The served models.")
+        async def models() -> ModelList:
+            return ModelList(data=[cards.of(name) for name in ctx.service.names])
+
+        @routes.get("/v1/models/{model:path}", summary="One model.")
+        async def model(model: str) -> ModelCard:
+            return cards.of(ctx.service.resolve(model))
 
         return routes
 

@@ -607,6 +607,10 @@ async def test_the_lifespan_of_a_router_lasts_as_long_as_the_server(monkeypatch:
 async def test_a_lifespan_that_fails_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Alive, "fails", True)
     monkeypatch.setattr(f"{__name__}.PLUGINS", FakePlugins(alive=Alive))
-    with pytest.raises(StartupError, match="lifespan of a router"):
-        async with running() as server:
+
+    async def connect() -> Service:
+        return ScriptedService()
+
+    async with running(connect=connect) as server:
+        with pytest.raises(StartupError, match="lifespan of a router"):
             await server.task

@@ -45,5 +45,5 @@ def build_app(
         reloads.add("limits of bodies", limits.take)
     probes = offered(table.probes, config, hooks)
     lifecycle.offer = lambda: Offer(probes, keys.callers.digests)
-    lifecycle.dialect = limits.dialect
-    return surround(limits, config.frontend, limits.dialect)
+    lifecycle.dialect = table.dialect_of
+    return surround(limits, config.frontend, table.dialect_of)

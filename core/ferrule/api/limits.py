@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import secrets
 import time
-from urllib.parse import parse_qsl
 
 from starlette.types import ASGIApp
 
@@ -14,16 +13,14 @@ from ferrule.api.budget import Budget, Claim
 from ferrule.api.call import CALL, Call, Scope
 from ferrule.api.intake import Intake, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
-from ferrule.api.paths import PathTable, raw_path
+from ferrule.api.paths import PathTable, check_query, raw_path
 from ferrule.api.respond import Answer, Send
 from ferrule.config import Config
-from ferrule.errors import OverloadedError, RequestError
-from ferrule.interfaces.dialect import Dialect
+from ferrule.errors import OverloadedError
 from ferrule.interfaces.router import RequestInfo
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID, Undeclared
 
-_MAX_QUERY_FIELDS = 64
 _LINGER = (2.0, 64 << 20)  # seconds and bytes for the rest of a body that was refused
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS"})
 CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
@@ -41,7 +38,6 @@ class Limits:
         self._table = table
         self._budget = budget
         self._front = config.frontend
-        self._root = "/" + config.frontend.root_path.strip("/") if config.frontend.root_path.strip("/") else ""
 
     def take(self, config: Config) -> None:
         """Have other limits from now on."""
@@ -60,8 +56,8 @@ class Limits:
         start, status, answer = time.monotonic(), 499, call.answer
         try:
             try:
-                _check_query(scope)
-                await self._app({**scope, CALL: call, "root_path": self._root}, call.intake.receive, answer.send)
+                check_query(scope)
+                await self._app({**scope, CALL: call, "root_path": self._table.root}, call.intake.receive, answer.send)
             except ClientGone:
                 raise
             except Exception as error:
@@ -75,18 +71,8 @@ class Limits:
         finally:
             self._tell(scope, call, status, time.monotonic() - start)
 
-    def dialect(self, raw: bytes) -> Dialect:
-        """Return the dialect of a path that comes to nothing before it is routed."""
-        path = self._path(raw)
-        return self._table.dialect(self._table.methods(path), "", path)
-
-    def _path(self, raw: bytes) -> str:
-        """Return the path as it came, without the server's root."""
-        path = raw.partition(b"?")[0].decode("latin-1")
-        return path[len(self._root) :] if self._root and path.startswith(self._root + "/") else path
-
     def _call(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, claim: Claim) -> Call:
-        path = self._path(raw_path(scope))
+        path = self._table.path_of(raw_path(scope))
         methods = self._table.methods(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits, self._budget, claim)
@@ -127,10 +113,3 @@ class Limits:
             client = "{}:{}".format(*scope["client"]) if scope.get("client") else "-"
             request = (scope["method"], raw_path(scope), scope.get("http_version", "1.1"))
             log_call(client, request, status, seconds, call.caller.name if call.caller else "")
-
-
-def _check_query(scope: Scope) -> None:
-    try:
-        parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
-    except ValueError:
-        raise RequestError("The query string is malformed or has too many fields.") from None

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
 from fastapi.routing import RouteContext
 
 from ferrule.api.errors import log_unexpected
-from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
+from ferrule.errors import MethodError, NotFoundError, RequestError, StartupError, nearest
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
 from ferrule.schema import printable
@@ -22,6 +22,7 @@ from ferrule.wire.doorway import Probe
 
 T = TypeVar("T")
 
+_MAX_QUERY_FIELDS = 64
 _SHOWN = 128  # characters of a path that an error repeats
 ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 
@@ -50,6 +51,7 @@ class Entry:
 class PathTable:
     """Built once, of routes in the order in which FastAPI tries them.
 
+    `root` is the prefix below which a proxy has the server; calls come with and without it.
     `admin` says whether routes for administration are served; FastAPI has them in any case.
     `probes` are the calls that the launcher's door may answer as well, "GET /health".
     `absent` says of paths that are not there, or with a last `/` of all below them, what would be right; `dialects`
@@ -59,12 +61,14 @@ class PathTable:
     def __init__(
         self,
         entries: Iterable[Entry],
+        root: str = "",
         admin: bool = True,
         absent: Mapping[str, str] | None = None,
         probes: Mapping[str, Probe] | None = None,
         dialects: Mapping[str, Dialect] | None = None,
     ) -> None:
         self.probes = probes or {}
+        self.root = "/" + root.strip("/") if root.strip("/") else ""
         self._entries = tuple(entries)
         self._absent = dict(absent or {})
         self._dialects = dict(dialects or {})
@@ -78,6 +82,11 @@ class PathTable:
                 self._absent[entry.path] = ADMIN_IS_OFF
         self._hidden = frozenset() if admin else frozenset({Access.ADMIN})
         self._exact = {path: self._matching(path) for _, path in claimed if "{" not in path}
+
+    def path_of(self, raw: bytes) -> str:
+        """Return the path as it came, without the server's root."""
+        path = raw.partition(b"?")[0].decode("latin-1")
+        return path[len(self.root) :] if self.root and path.startswith(self.root + "/") else path
 
     def methods(self, path: str) -> Mapping[str, Entry]:
         """Return what a raw path offers, by method; empty when there is no such path."""
@@ -103,6 +112,11 @@ class PathTable:
             return entry.dialect
         return _covering(self._dialects, path[:_SHOWN]) or OPENAI
 
+    def dialect_of(self, raw: bytes) -> Dialect:
+        """Return the dialect of a path that comes to nothing before it is routed."""
+        path = self.path_of(raw)
+        return self.dialect(self.methods(path), "", path)
+
     def entry(self, methods: Mapping[str, Entry], method: str, path: str) -> Entry:
         """Return the entry for a call. Raises NotFoundError with the nearest route, MethodError with the methods."""
         if not methods:
@@ -127,6 +141,14 @@ def raw_path(scope: Mapping[str, Any]) -> bytes:
     """Return the path of an ASGI scope, byte for byte as the client sent it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw
+
+
+def check_query(scope: Mapping[str, Any]) -> None:
+    """Raise RequestError for a query string that is malformed or too long."""
+    try:
+        parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError:
+        raise RequestError("The query string is malformed or has too many fields.") from None
 
 
 def decoded(path: str) -> str | None:

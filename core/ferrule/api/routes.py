@@ -55,7 +55,7 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
         if entry.access is Access.PUBLIC and ((entry.method, entry.path) not in public or entry.body is not None):
             raise StartupError(f"Route {entry.method} {entry.path} may not be public.")
     admin = config.env.server_dev_mode
-    table = PathTable(entries, admin, absent, probes, dialects)
+    table = PathTable(entries, config.frontend.root_path, admin, absent, probes, dialects)
     served = [entry for entry in entries if admin or entry.access is not Access.ADMIN]
     return application(config, routers, served), table
 

@@ -7,8 +7,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
+from tools import ROOT
 from tools.architecture.source import Module, Rule, Violation, calls, dotted, functions
 
 ENVIRONMENT = "core/ferrule/env.py"
@@ -39,6 +39,7 @@ NAMING = (
     "core/ferrule/frontend/families.py",  # advice for people: which parsers suit which models
     "core/ferrule/frontend/admission/processors.py",  # the processor that core itself makes, of a function
     "core/ferrule/locate/weights.py",  # which files each built-in format fetches
+    "core/ferrule/plugin/extras.py",  # which extra brings a plugin of our own distributions
 )
 
 Check = Callable[[Module], Iterator[Violation]]
@@ -46,9 +47,10 @@ Check = Callable[[Module], Iterator[Violation]]
 
 @cache
 def builtin_names() -> frozenset[str]:
-    """Names of the plugins that come with the server."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
-    groups = project["entry-points"].items()
+    """Return the names of the plugins that this repository has, its own distributions included."""
+    files = (ROOT / "pyproject.toml", *sorted(ROOT.glob("distributions/*/pyproject.toml")))
+    projects = [tomllib.loads(file.read_text("utf-8"))["project"] for file in files]
+    groups = [each for project in projects for each in project["entry-points"].items()]
     return frozenset(name for group, names in groups if group.startswith("ferrule.v") for name in names)
 
 

@@ -23,9 +23,9 @@ from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize import QuantizeCommand, gguf_file
-from ferrule_plugins.command.quantize.run import write
-from ferrule_plugins.command.quantize.targets import target_of
+from ferrule_quantize import QuantizeCommand, gguf_file
+from ferrule_quantize.run import write
+from ferrule_quantize.targets import target_of
 
 from . import chat, dialogues, path
 from .dialogues import Dialogue

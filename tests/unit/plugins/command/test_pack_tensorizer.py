@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from ferrule.errors import ConfigError, StartupError
 from ferrule.plugin import discover
 from ferrule_plugins.command.pack import PackCommand
-from ferrule_plugins.load_format.tensorizer import Tensorizer
+from ferrule_tensorizer.load_format import Tensorizer
 
 PLUGINS = discover()
 

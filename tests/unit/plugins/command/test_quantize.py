@@ -15,10 +15,10 @@ from safetensors.torch import load_file, save_file
 from ferrule import LLM, SamplingParams
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize import QuantizeCommand
-from ferrule_plugins.command.quantize.layers import choose
-from ferrule_plugins.command.quantize.run import write
-from ferrule_plugins.command.quantize.targets import target_of
+from ferrule_quantize import QuantizeCommand
+from ferrule_quantize.layers import choose
+from ferrule_quantize.run import write
+from ferrule_quantize.targets import target_of
 from ferrule_testkit.checkpoints import tiny_checkpoint
 
 # The relative error (root of the mean square) that uniform or float numbers of so many bits have with normal weights.

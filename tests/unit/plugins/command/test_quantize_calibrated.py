@@ -19,12 +19,12 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
 from ferrule_nn import Linear, RMSNorm
-from ferrule_plugins.command.quantize import QuantizeCommand
-from ferrule_plugins.command.quantize.calibrated import awq, gptq
-from ferrule_plugins.command.quantize.calibrated.numbers import AwqLayout, GptqLayout, Numbers, output_error
-from ferrule_plugins.command.quantize.calibrated.prompts import Prompts
-from ferrule_plugins.command.quantize.calibrated.walk import Inputs, Walk
-from ferrule_plugins.command.quantize.source import open_source
+from ferrule_quantize import QuantizeCommand
+from ferrule_quantize.calibrated import awq, gptq
+from ferrule_quantize.calibrated.numbers import AwqLayout, GptqLayout, Numbers, output_error
+from ferrule_quantize.calibrated.prompts import Prompts
+from ferrule_quantize.calibrated.walk import Inputs, Walk
+from ferrule_quantize.source import open_source
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from tests.shared import once
 from tests.unit.plugins.quantization import packers

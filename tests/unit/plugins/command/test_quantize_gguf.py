@@ -16,14 +16,14 @@ from tokenizers import Regex, Tokenizer, models, normalizers, pre_tokenizers, pr
 from ferrule import LLM, SamplingParams
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize import QuantizeCommand
-from ferrule_plugins.command.quantize.gguf_file import MIXES
-from ferrule_plugins.gguf.architectures import ARCHITECTURES, read_config
-from ferrule_plugins.gguf.names import Names
-from ferrule_plugins.gguf.reader import GgufModel, read_model
-from ferrule_plugins.gguf.splits import SPLITS
+from ferrule_files.gguf.architectures import ARCHITECTURES, read_config
+from ferrule_files.gguf.names import Names
+from ferrule_files.gguf.reader import GgufModel, read_model
+from ferrule_files.gguf.splits import SPLITS
 from ferrule_plugins.gguf.tensors import Reader
-from ferrule_plugins.gguf.written_tokens import describe
+from ferrule_quantize import QuantizeCommand
+from ferrule_quantize.gguf.vocabulary import describe
+from ferrule_quantize.gguf_file import MIXES
 from ferrule_testkit import checkpoints
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from tests.unit.plugins.command.test_quantize import changed

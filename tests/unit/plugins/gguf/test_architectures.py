@@ -19,14 +19,14 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize.gguf_file import MIXES, write
-from ferrule_plugins.gguf.architectures import ARCHITECTURES
+from ferrule_files.gguf.architectures import ARCHITECTURES
+from ferrule_files.gguf.names import Names, ValueHeads
+from ferrule_files.gguf.reader import read_model
 from ferrule_plugins.gguf.describe import describe
-from ferrule_plugins.gguf.forms import FORMS
-from ferrule_plugins.gguf.names import Names, ValueHeads
-from ferrule_plugins.gguf.reader import read_model
 from ferrule_plugins.gguf.tensors import ordered
 from ferrule_plugins.load_format.gguf import Gguf
+from ferrule_quantize.gguf.forms import FORMS
+from ferrule_quantize.gguf_file import MIXES, write
 from ferrule_testkit.checkpoints import RECIPES
 from ferrule_testkit.kits.model_run import Runner
 from ferrule_testkit.simulate import load

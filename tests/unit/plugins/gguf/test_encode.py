@@ -9,7 +9,7 @@ import torch
 from gguf import GGMLQuantizationType, quants
 
 from ferrule_plugins.gguf.blocks import BITS, widen
-from ferrule_plugins.gguf.encode import encode
+from ferrule_quantize.gguf.encode import encode
 
 # The relative error with normal weights. ggml's own quantizer has 0.073 and 0.018 of the k-quants.
 BOUNDS = {"Q8_0": 0.006, "Q6_K": 0.019, "Q5_0": 0.044, "Q4_K": 0.074, "Q4_0": 0.088}

@@ -9,10 +9,10 @@ import torch
 
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule_nn import ROWS, Embedding, Naming
-from ferrule_plugins.load_format.tensorizer import Tensorizer
-from ferrule_plugins.tensorizer import layout
-from ferrule_plugins.tensorizer.read import Reading, read_tensors
-from ferrule_plugins.tensorizer.write import write
+from ferrule_tensorizer import layout
+from ferrule_tensorizer.load_format import Tensorizer
+from ferrule_tensorizer.read import Reading, read_tensors
+from ferrule_tensorizer.write import write
 from tests.mutations import fuzz
 
 KEY = bytes(range(32))

@@ -20,14 +20,14 @@ from ferrule.errors import CheckpointError, StartupError
 from ferrule.interfaces.hub import Repository
 from ferrule.locate.localise import check_remote, localise
 from ferrule.plugin import discover
+from ferrule_files.s3 import fetch as fetching
+from ferrule_files.s3 import store as stores
 from ferrule_plugins.hub import s3 as hub
 from ferrule_plugins.hub.s3 import S3
 from ferrule_plugins.load_format.runai_streamer import RunaiStreamer
 from ferrule_plugins.load_format.safetensors import Safetensors
-from ferrule_plugins.load_format.tensorizer import Tensorizer
-from ferrule_plugins.s3 import fetch as fetching
-from ferrule_plugins.s3 import store as stores
-from ferrule_plugins.tensorizer.write import write
+from ferrule_tensorizer.load_format import Tensorizer
+from ferrule_tensorizer.write import write
 from tests.fake_s3 import KEY_ID, SECRET, FakeS3, environment, etag, fake_s3, listing
 
 WEIGHTS = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.ones(40_000, dtype=torch.bfloat16)}

@@ -73,7 +73,6 @@ _BESIDE = (*_SDKS, *_DISTRIBUTIONS, "ferrule_plugins", "ferrule_contrib", "ferru
 _INSIDE: Mapping[str, str] = {
     "plugins/ferrule_plugins/command/": "",  # the program itself: it starts processes, converts, measures
     "plugins/ferrule_plugins/scheduler/default.py": "ferrule.engine.scheduler",  # the engine's own, under a name
-    "contrib_models/ferrule_contrib/tiny/": "",  # the embedded model's maker and judge, beside it
 }
 HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 

@@ -11,11 +11,12 @@ from pathlib import Path
 import torch
 
 from ferrule.plugin import discover
-from ferrule_contrib.tiny import path, quantized
-from ferrule_contrib.tiny.quantized import Row, Test
+from ferrule_contrib.tiny import path
 from ferrule_testkit.quantized import quantized_checkpoint
 from tools.quality.layers import measure
 from tools.quality.schemes import schemes
+from tools.tiny import quantized
+from tools.tiny.quantized import Row, Test
 
 # Formats of checkpoints that other tools write, in which the embedded model is measured. Others have the same numbers.
 CHECKPOINTS = (

@@ -1,7 +1,6 @@
 """The embedded default model: a small trained chat model that every install carries.
 
-Only :func:`path` is needed to serve it; the sibling modules make and measure it
-(``python -m ferrule_contrib.tiny.train`` and ``python -m ferrule_contrib.tiny.evaluate``).
+`tools/tiny` of the repository makes and measures it.
 """
 
 from pathlib import Path

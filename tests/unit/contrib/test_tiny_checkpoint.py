@@ -12,7 +12,8 @@ from safetensors import safe_open
 from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from ferrule_contrib.tiny import dialogues, evaluate, path
+from ferrule_contrib.tiny import path
+from tools.tiny import dialogues, evaluate
 
 
 @cache

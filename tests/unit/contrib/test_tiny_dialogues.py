@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from ferrule_contrib.tiny import chat, dialogues, words
+from tools.tiny import chat, dialogues, words
 
 EVEN = dict.fromkeys(dialogues.CATEGORIES, 1.0)
 

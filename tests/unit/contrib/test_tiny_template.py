@@ -7,7 +7,8 @@ import pytest
 from jinja2 import StrictUndefined
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from ferrule_contrib.tiny import chat, path
+from ferrule_contrib.tiny import path
+from tools.tiny import chat
 
 USER = {"role": "user", "content": "Hi"}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}

@@ -11,7 +11,7 @@ import torch
 
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
-from ferrule_contrib.tiny import path, quantized
+from ferrule_contrib.tiny import path
 from ferrule_files.gguf.reader import FLOATS, TYPES
 from ferrule_testkit.quantized import FORMATS
 from tools import ROOT
@@ -19,6 +19,7 @@ from tools.quality import __main__ as command
 from tools.quality.layers import Measured, measure
 from tools.quality.rounding import E4M3, Rounding, e2m1, floats, integers, ranged, relative
 from tools.quality.schemes import FROM_FLOATS, Scheme, schemes
+from tools.tiny import quantized
 
 SCHEMES = dict(schemes())
 LEAST = 435  # right answers of 500, by every method and format; floats give 454

@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
 
-from . import tooltalk, values, words
-from .values import Value
+from tools.tiny import tooltalk, values, words
+from tools.tiny.values import Value
 
 Message = dict[str, Any]
 

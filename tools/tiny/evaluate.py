@@ -1,4 +1,4 @@
-"""Measures the embedded model on 500 held-out prompts: ``python -m ferrule_contrib.tiny.evaluate``.
+"""Measures the embedded model on 500 held-out prompts: ``python -m tools.tiny.evaluate``.
 
 An answer counts only when it is exactly the expected one, thinking and tool calls included. Without ``--url`` the
 checkpoint runs through transformers; with it, the same prompts go to an OpenAI-compatible server, whose tool and
@@ -14,8 +14,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from . import chat, dialogues, path
-from .dialogues import Dialogue, Message
+from ferrule_contrib.tiny import path
+from tools.tiny import chat, dialogues
+from tools.tiny.dialogues import Dialogue, Message
 
 MAX_NEW_TOKENS = 256
 Answer = Callable[[list[Dialogue]], Iterator[tuple[Dialogue, str]]]
@@ -144,7 +145,7 @@ def table(scores: dict[str, tuple[int, int]]) -> str:
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.evaluate", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny.evaluate", description=__doc__)
     parser.add_argument("--model", type=Path, default=path(), help="folder of the checkpoint")
     parser.add_argument("--url", default=None, help="ask this server instead, e.g. http://127.0.0.1:8000/v1")
     parser.add_argument("--served-name", default=None, help="model name at --url (default: the first it lists)")

@@ -1,7 +1,7 @@
-"""Measures what quantization costs the embedded model: ``python -m ferrule_contrib.tiny.quantized [METHOD …]``.
+"""Measures what quantization costs the embedded model: ``python -m tools.tiny.quantized [METHOD …]``.
 
 For bfloat16, for each method of ``--quantization``, and for each format of `ferrule quantize`, it prints how many of
-500 held-out prompts get exactly the expected answer (as ``python -m ferrule_contrib.tiny.evaluate`` counts), and the
+500 held-out prompts get exactly the expected answer (as ``python -m tools.tiny.evaluate`` counts), and the
 perplexity of the expected answers, in Ferrule.
 """
 
@@ -18,17 +18,16 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrule import LLM, SamplingParams
-from ferrule.assembly.choose import Chooser
-from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.plugin import discover
+from ferrule_contrib.tiny import path
+from ferrule_files.offline import outline
 from ferrule_quantize import QuantizeCommand, gguf_file
 from ferrule_quantize.run import write
 from ferrule_quantize.targets import target_of
-
-from . import chat, dialogues, path
-from .dialogues import Dialogue
+from tools.tiny import chat, dialogues
+from tools.tiny.dialogues import Dialogue
 
 Test = tuple[Dialogue, str]  # and its prompt
 METHODS = ("int8", "int8_per_channel_weight_only", "int4", "int4_weight_only", "fp8", "bitsandbytes")
@@ -131,11 +130,11 @@ def written() -> Iterator[tuple[str, Path]]:
             write_texts(Path(folder) / "texts.jsonl")
             calibrate(form, *more, out=Path(folder) / "model", texts=Path(folder) / "texts.jsonl")
             yield name, Path(folder) / "model"
-    choice, _ = outline(resolve(Config(model=ModelConfig(model=str(path())))), Chooser(discover()))
+    model = outline(resolve(Config(model=ModelConfig(model=str(path())))), discover())
     for kind, mix in gguf_file.MIXES.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.gguf"
-            gguf_file.write(path(), file, mix, choice, tokenizer=False)
+            gguf_file.write(path(), file, mix, model)
             yield f"`ferrule quantize --to {kind}`", file
 
 
@@ -149,7 +148,7 @@ def rows(tests: Sequence[Test], methods: Sequence[str], kv_cache_dtype: str = "a
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.quantized", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny.quantized", description=__doc__)
     parser.add_argument("methods", nargs="*", default=METHODS)
     parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
     parser.add_argument("--kv-cache-dtype", default="auto", help="type of the KV cache, for all of them")

@@ -10,8 +10,8 @@ from typing import Any
 from jinja2 import Template
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from . import path
-from .dialogues import Dialogue, Message
+from ferrule_contrib.tiny import path
+from tools.tiny.dialogues import Dialogue, Message
 
 END = "<|im_end|>"
 

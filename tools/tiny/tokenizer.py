@@ -11,7 +11,7 @@ from pathlib import Path
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from . import chat, dialogues
+from tools.tiny import chat, dialogues
 
 VOCAB_SIZE = 2048
 MAX_LENGTH = 2048

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from . import values, words
-from .tooldata import DOMAINS, Domain
-from .values import Value
+from tools.tiny import values, words
+from tools.tiny.tooldata import DOMAINS, Domain
+from tools.tiny.values import Value
 
 Schema = dict[str, Any]
 

@@ -4,7 +4,7 @@ import string
 from collections.abc import Callable
 from random import Random
 
-from . import words
+from tools.tiny import words
 
 Value = str | int
 

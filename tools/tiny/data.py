@@ -8,7 +8,7 @@ import torch
 from jinja2 import Template
 from tokenizers import Tokenizer
 
-from . import chat, dialogues
+from tools.tiny import chat, dialogues
 
 IGNORE = -100  # label of a position without loss
 

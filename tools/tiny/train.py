@@ -1,4 +1,4 @@
-"""Makes the embedded model: ``python -m ferrule_contrib.tiny.train``.
+"""Makes the embedded model: ``python -m tools.tiny.train``.
 
 Four phases, each with its own mix of dialogues, learning rate and fresh optimizer state; everything is seeded. The
 matrices learn by Muon (Jordan et al., 2024), embedding and norms by AdamW; the loss counts only what the assistant
@@ -19,7 +19,8 @@ from tokenizers import Tokenizer
 from torch.nn import functional
 from transformers import AttentionInterface, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from . import chat, data, dialogues, path, tokenizer
+from ferrule_contrib.tiny import path
+from tools.tiny import chat, data, dialogues, tokenizer
 
 
 class Phase(NamedTuple):
@@ -197,7 +198,7 @@ def run_phase(model: LlamaForCausalLM, phase: Phase, seed: int, tok: Tokenizer, 
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ferrule_contrib.tiny.train", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m tools.tiny.train", description=__doc__)
     parser.add_argument("--out", type=Path, default=path(), help="folder of the checkpoint")
     parser.add_argument("--work", type=Path, default=None, help="folder for float32 weights at the end of a phase")
     parser.add_argument("--seed", type=int, default=0)

@@ -1,0 +1,1 @@
+"""The maker of the embedded model, and its judge: generated dialogues, training, evaluation."""

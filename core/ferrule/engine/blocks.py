@@ -41,7 +41,7 @@ class BlockPool:
         return block in self._idle
 
     def find(self, key: bytes) -> int:
-        """The block that was published under `key`, or 0."""
+        """Return the block that was published under `key`, or 0."""
         return self._published.get(key, 0)
 
     def allocate(self, count: int) -> list[int]:

@@ -44,7 +44,7 @@ class PrefixHit:
 
 
 class RequestBlocks:
-    """What one request holds."""
+    """The blocks that one request holds, by group."""
 
     __slots__ = ("alive_from", "capacity", "chain", "next_full", "num_full", "saving", "tables")
 
@@ -59,9 +59,9 @@ class RequestBlocks:
 
 
 def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
-    """The most blocks that one request holds at a time on its way to `num_tokens` cached positions.
+    """Return the most blocks that one request holds at a time on its way to `num_tokens` cached positions.
 
-    A windowed group keeps what the first token of a chunk sees, the chunk, and up to a block at either end.
+    A windowed group keeps the window of a chunk's first token, the chunk, and up to a block at either end.
     """
     total = 0
     for group in (group for group in limits.groups if group.paged):
@@ -75,7 +75,7 @@ def footprint(limits: SchedulerLimits, num_tokens: int) -> int:
 
 
 def capacity(limits: SchedulerLimits) -> int:
-    """The most tokens, prompt and output, that one request can have: the last one is never in the cache."""
+    """Return the most tokens, prompt and output, that one request can have: the last token is never in the cache."""
     lengths = range(1, limits.max_model_len + 1)
     return bisect_right(lengths, limits.num_blocks - 1, key=lambda length: footprint(limits, length - 1))
 
@@ -105,7 +105,7 @@ class KVCacheManager:
         self._requests: dict[str, RequestBlocks] = {}
 
     def chain(self, request: EngineRequest) -> HashChain | None:
-        """The request's digests; None when prefixes are not kept."""
+        """Return the request's digests, or None when prefixes are not kept."""
         if not self._reusable:
             return None
         border = self.limits.prompt_border
@@ -115,9 +115,10 @@ class KVCacheManager:
         return HashChain(root, self._size, self._hasher, request.media)
 
     def match(self, chain: HashChain | None, ids: Sequence[int], reads: bool = True) -> PrefixHit:
-        """The longest reusable beginning of `ids`; never all of them, because the last token must be computed.
+        """Find the longest reusable beginning of `ids`. It is never all of them, because the last token must be
+        computed.
 
-        Nothing without `reads`, for a request that computes all of its prompt and keeps it for others.
+        Without `reads` nothing is found: such a request computes all of its prompt and keeps it for others.
         """
         if chain is None:
             return PrefixHit(0, ((),) * len(self._groups))
@@ -136,7 +137,7 @@ class KVCacheManager:
         return replace(hit, snapshot=snapshot, borders=self._borders(hit.tokens, common, most))
 
     def _borders(self, begin: int, common: int, most: int) -> Borders:
-        """Prompts end early where another one that is cached goes on in another way, and at their last full block."""
+        """Save the states of a prompt where another cached prompt branches off, and at its last full block."""
         stops = (common * self._size, most * self._size) if self.limits.chunked_prefill else ()
         return Borders(self._size, self._interval, begin, stops)
 
@@ -167,25 +168,27 @@ class KVCacheManager:
         return tuple(tuple(table[first:]) for table in held.tables)
 
     def room(self, id: str) -> int:
-        """How many positions `reserve` can make room for."""
+        """Count the positions that `reserve` can make room for."""
         if not self._groups:
             return sys.maxsize
         return self._requests[id].capacity + self.pool.num_available // len(self._groups) * self._size
 
     def room_for(self, num_tokens: int, hit: PrefixHit, owed: int) -> bool:
-        """True when a request of `num_tokens`, of which `hit` is here, fits beside `owed` blocks promised to others."""
+        """Return whether a request of `num_tokens`, of which `hit` is cached, fits beside `owed` blocks promised to
+        others.
+        """
         found = sum(len(blocks) - blocks.count(0) for blocks in hit.blocks)
         free = self.pool.num_available - self._num_idle(hit)
         return footprint(self.limits, num_tokens) - found <= free - owed
 
     def owed(self, id: str, num_tokens: int) -> int:
-        """Blocks that a request still needs on its way to `num_tokens`."""
+        """Count the blocks that a request still needs on its way to `num_tokens`."""
         held = self._requests[id]
         num_present = sum(len(table) for table in held.tables) - sum(held.alive_from)
         return max(0, footprint(self.limits, num_tokens) - num_present)
 
     def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:
-        """Positions [0, computed) are in the cache: publish blocks that filled, let go of those that died."""
+        """Note that positions [0, computed) are in the cache: publish blocks that filled, release those that died."""
         held = self._requests[id]
         if computed < held.next_full:
             return
@@ -210,9 +213,10 @@ class KVCacheManager:
                 held.alive_from[g] = dead
 
     def save(self, id: str, ids: Sequence[int], end: int) -> int:
-        """The snapshot that the states after positions [0, end) go to; 0 when they are saved already, or none is free.
+        """Take a snapshot for the states after positions [0, end). Return 0 when they are saved already, or none is
+        free.
 
-        It can be found when these positions are confirmed.
+        The snapshot can be found once these positions are confirmed.
         """
         held, count = self._requests[id], end // self._size
         if held.chain is None or (end <= len(ids) and held.chain.grow(ids, count)[count - 1] in self.snapshots):
@@ -223,7 +227,7 @@ class KVCacheManager:
         return snapshot
 
     def evicted(self, key: bytes) -> None:
-        """The pool forgets a block: the states behind it go too."""
+        """Drop the states behind a block that the pool forgets."""
         self.snapshots.drop(key[: -len(self._tags[0])])
 
     def release(self, id: str) -> None:
@@ -234,7 +238,7 @@ class KVCacheManager:
             self.pool.release(table)
 
     def usage(self) -> dict[str, int]:
-        """What `EngineStats` says of blocks and snapshots."""
+        """Return the fields of `EngineStats` about blocks and snapshots."""
         pool, saved = self.pool, self.snapshots.num_published
         totals = {"blocks_total": pool.num_blocks - 1, "blocks_used": pool.num_used}
         return totals | {"blocks_cached": pool.num_idle, "snapshots": saved}
@@ -268,14 +272,14 @@ class KVCacheManager:
         return most
 
     def _shrink(self, digests: list[bytes], count: int) -> int:
-        """The most blocks, up to `count`, that can be begun behind: with windows and states."""
+        """Return the most blocks, up to `count`, behind which a request can begin: all windows and states are there."""
         count = self._shrink_to_windows(digests, count)
         while self._interval and count and digests[count - 1] not in self.snapshots:
             count = self._shrink_to_windows(digests, count - 1)
         return count
 
     def _shrink_to_windows(self, digests: list[bytes], count: int) -> int:
-        """The most blocks, up to `count`, of which every windowed group has what the next token will see.
+        """Return the most blocks, up to `count`, of which every windowed group has the window of the next token.
 
         A block that is missing at index i leaves only counts whose windows do not cover it: at most i.
         """

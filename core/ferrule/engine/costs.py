@@ -23,7 +23,7 @@ _KEPT = 0.95  # of what is known of steps of a kind, with each new one of it
 
 
 class Work(NamedTuple):
-    """What a step does, as its costs see it."""
+    """Amounts of work in a step, for each of which `StepCosts` knows the cost."""
 
     any: float = 1.0
     rows: float = 0.0
@@ -35,7 +35,7 @@ class Work(NamedTuple):
 
 
 def work(chunks: Iterable[Chunk]) -> Work:
-    """Of the rows of a step. Each token attends to those before it and to itself."""
+    """Add up the work of a step's rows. Each token attends to itself and to those before it."""
     rows = tokens = pairs = 0
     for chunk in chunks:
         rows += 1
@@ -78,7 +78,9 @@ class StepCosts:
         return sum(cost * amount for cost, amount in zip(self._costs, work, strict=True))
 
     def _fit(self) -> None:
-        """Least squares; the cost that would be most below 0 is 0, until none would be. In units of the guesses."""
+        """Fit the costs by least squares, in units of the guesses. Set the most negative one to 0, and repeat until
+        none is.
+        """
         aa, ar, at, ap, rr, rt, rp, tt, tp, pp, *values = (a + b for a, b in zip(*self._sums, strict=True))
         products = ((aa, ar, at, ap), (ar, rr, rt, rp), (at, rt, tt, tp), (ap, rp, tp, pp))
         guess, free = self._guess, [0, 1, 2, 3]
@@ -95,7 +97,7 @@ class StepCosts:
 
 
 def _solve(rows: list[list[float]], values: list[float]) -> list[float]:
-    """The solution of a symmetric system by elimination, which uses its arguments up. No eigenvalue is below _PULL."""
+    """Solve a symmetric system by elimination, which changes the arguments. No eigenvalue is below _PULL."""
     size = len(values)
     for pivot in range(size):
         rows[pivot][pivot] = max(rows[pivot][pivot], _PULL)  # it is, but for rounding

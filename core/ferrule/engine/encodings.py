@@ -63,7 +63,7 @@ class Encodings:
         return count
 
     def send(self, request: Request, start: int, end: int) -> None:
-        """The plan computes positions [start, end), all of which `reach` allowed."""
+        """Plan the encoding of media for positions [start, end), all of which `reach` allowed."""
         touched = list(_touched(request, start, end))
         held = self._held.setdefault(request.id, set())
         for digest in {item.digest for item in touched if item.digest in self._kept} - held:
@@ -83,7 +83,7 @@ class Encodings:
                 self._done.append((request.id, item.digest))
 
     def take(self) -> dict[str, Any]:
-        """What the plan that was made says of encoders."""
+        """Return the fields of the plan that was made which concern encoders."""
         if not (self._encodes or self._forgets):
             return {}
         found = {"encodes": tuple(self._encodes.values()), "forgets": tuple(self._forgets)}
@@ -91,13 +91,13 @@ class Encodings:
         return found
 
     def release(self, id: str) -> None:
-        """A request has ended, or was preempted."""
+        """Release the media of a request that has ended, or was preempted."""
         for digest in list(self._held.get(id, ())):
             self._let_go(id, digest)
         self._held.pop(id, None)
 
     def forget(self) -> None:
-        """The runner has forgotten everything, and no request holds anything."""
+        """Forget everything, as the runner has. No request holds anything."""
         self._kept.clear()
         self._passing.clear()
         self._encodes, self._forgets, self._used = {}, [], 0

@@ -7,7 +7,7 @@ from ferrule.types import StepPlan
 
 
 class Guesses:
-    """Follows the plans. One plan at most that has guesses is in flight.
+    """The rule of which plans have guesses: at most one plan with guesses is in flight.
 
     So all requests that have guesses go into the next one together, and not each into a step of its own.
     """
@@ -22,7 +22,7 @@ class Guesses:
         self._room, self._used = (budget - running) // 2, False
 
     def wait(self, request: Request) -> bool:
-        """Whether a result in flight decides which of the request's guesses are right, or what they follow."""
+        """Return whether a result in flight decides which of the request's guesses are right, or what they follow."""
         return self._in_flight > 0 or request.sent > request.confirmed
 
     def choose(self, request: Request, room: int) -> int:
@@ -44,6 +44,6 @@ class Guesses:
             self._in_flight = plan.step
 
     def end(self, plan: StepPlan) -> None:
-        """The result of a plan is known."""
+        """Note that the result of a plan is known."""
         if self._in_flight == plan.step:
             self._in_flight = 0

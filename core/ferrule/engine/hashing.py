@@ -60,7 +60,7 @@ quicker than SHA-256, and do not protect against made-up collisions."""
 
 
 def root_digest(root: bytes, *scope: str | None) -> bytes:
-    """The parent of a first block. `root` is random, so that no digest can be computed outside.
+    """Compute the parent of a first block. `root` is random, so that no digest can be computed outside.
 
     Each part of `scope` is written with its length, and None differs from the empty string: no two scopes agree.
     """
@@ -88,7 +88,7 @@ class HashChain:
         self.digests: list[bytes] = []
 
     def grow(self, ids: Sequence[int], num_blocks: int) -> list[bytes]:
-        """Digests of at least the first `num_blocks` blocks of `ids`; ids that were hashed never change."""
+        """Return the digests of at least the first `num_blocks` blocks of `ids`. Ids that were hashed never change."""
         size = self._block_size
         digests = self.digests
         while len(digests) < num_blocks:
@@ -100,7 +100,7 @@ class HashChain:
         return digests
 
     def _mixed(self, parent: bytes, first: int) -> bytes:
-        """`parent`, or a digest of it and of the items that have a part in the block from position `first` on."""
+        """Mix the digests of media items in the block from position `first` on into `parent`, where there are any."""
         parts = []
         for item in self._media[self._passed :]:
             if item.start >= first + self._block_size:

@@ -108,7 +108,9 @@ class EngineLoop:
         self._fault = error
 
     def stalled_for(self, now: float) -> float:
-        """Seconds since a step last ended, or since there was last nothing to do; none in an administrative call."""
+        """Return the seconds since a step last ended, or since there was last nothing to do; 0 in an administrative
+        call.
+        """
         return 0.0 if self._calling else max(0.0, now - self.last_progress)
 
     # ------------------------------------------------------------------------------------ steps
@@ -130,7 +132,7 @@ class EngineLoop:
             self.last_progress = now
 
     def _fail_oldest(self, now: float) -> None:
-        """Something must give when nothing can run: one request ends, rather than all of them waiting for ever."""
+        """End one request when nothing can run, so that the others do not wait for ever."""
         id = next(id for id in self._owners if id not in self._preparing and id not in self._paused)
         _logger.error("nothing can be scheduled for %.1f s: request %s ends", self._stall_seconds, id)
         deltas = self.scheduler.cancel([id], FinishReason.ERROR, now)
@@ -217,7 +219,7 @@ class EngineLoop:
     def _end(
         self, request: EngineRequest, finish: FinishReason, error: str | None = None, invalid: bool = False
     ) -> None:
-        """The last word on a request that the scheduler does not know."""
+        """Send the last delta of a request that the scheduler does not know."""
         times = RequestTimes(arrival=request.arrival, finished=self._clock())
         self._deliver([RequestDelta(id=request.id, finish=finish, error=error, times=times, invalid=invalid)])
 
@@ -251,7 +253,7 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------ calls
 
     def _administration(self) -> dict[str, Callable[..., Any]]:
-        """The closed set of what a `Call` may name. What concerns the executor runs between steps."""
+        """Return the functions that a `Call` may name. Those that concern the executor run between steps."""
         own: dict[str, Callable[..., Any]] = {
             "reset_prefix_cache": self.scheduler.reset_cache,
             "stats": lambda: msgspec.to_builtins(self._stats(self._clock())),
@@ -279,7 +281,7 @@ class EngineLoop:
 
 
 def _reply(call: Call, calls: Mapping[str, Callable[..., Any]], log_failure: Callable[[str], None]) -> CallReply:
-    """What one of `calls` returns, or what it raises as a client may read it."""
+    """Run one of `calls`. Return its result, or its error as a client may read it."""
     try:
         if call.name not in calls:
             raise FerruleError(f"there is no call {call.name!r}")

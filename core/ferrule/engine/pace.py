@@ -42,7 +42,9 @@ _ROWS = 32  # as many tokens of a prompt, times `prompt_share`, take as long as 
 
 
 class Pace:
-    """Follows what steps cost, and shares them between prompts and the rest. Times are passed in, as to a scheduler."""
+    """An estimate of step times that divides steps between prompts and decoding. Times are passed in, as to a
+    scheduler.
+    """
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.costs = StepCosts(_ROWS * (limits.prompt_share or 1))
@@ -56,14 +58,17 @@ class Pace:
             self._begun[plan.step] = work(plan.chunks), now
 
     def end(self, plan: StepPlan, now: float) -> None:
-        """A step ended: it took the time since it began, or since the one before it ended."""
+        """Learn from a step that ended: it took the time since it began, or since the one before it ended."""
         if plan.step in self._begun:
             done, begun = self._begun.pop(plan.step)
             self.costs.observe(done, now - max(begun, self._ended))
             self._ended = now
 
     def tokens(self, decoding: Iterable[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
-        """How many tokens of prompts, which come in this order, may join the requests that decode, of `budget`."""
+        """Return how many tokens of prompts, of at most `budget`, may join the requests that decode.
+
+        `prompts` are in the order in which they are computed.
+        """
         if not (self.active and prompts):
             return budget
         decoding = list(decoding)
@@ -77,7 +82,9 @@ class Pace:
         return min(budget, max(1, self._fitting(wanted - plain, most - plain, prompts)))
 
     def late(self, request: Request, now: float) -> bool:
-        """Whether a request's first token cannot come in time any more, though it may yet be passed for that."""
+        """Return whether a request's first token is sure to miss its target, while the request may still be passed for
+        that.
+        """
         target = self._targets(request).first_token
         if not (self.active and target) or request.first_token:
             return False
@@ -85,17 +92,21 @@ class Pace:
         return end > request.spec.arrival + target and now < request.spec.arrival + _LATE * target
 
     def patient(self, request: Request, now: float) -> bool:
-        """Whether others may pass a prompt in progress, because it has not waited for long beside what it takes."""
+        """Return whether others may pass a prompt in progress: it has not waited for long compared with the time it
+        takes.
+        """
         begun = max(0, request.cached)
         return self.active and now < request.spec.arrival + _PATIENT * self._seconds(begun, request.known - begun)
 
     def _targets(self, request: Request) -> Targets:
-        """A request may ask for a first token sooner than others, but not for shorter gaps: all prompts would pay."""
+        """Return a request's targets. It may ask for an earlier first token than others, but not for shorter gaps
+        between tokens, for which all prompts would pay.
+        """
         own, all = request.spec.targets, self._limits.targets
         return Targets(own.first_token or all.first_token, max(own.inter_token, all.inter_token))
 
     def _wanted(self, plain: float, rows: int, prompts: Sequence[Request], most: float, now: float) -> float:
-        """The length of a step by what the prompts wait for; it may be `most`."""
+        """Choose the length of a step, at most `most` seconds, by what the prompts wait for."""
         waiting, needed, ahead, speed = 0, 0.0, 0.0, 0.0  # speed: the part of a step that is for prompts
         for request in prompts:
             seconds = self._cost(request)
@@ -114,7 +125,7 @@ class Pace:
         return max(balanced, plain / (1 - speed)) if speed < 1 else inf
 
     def _whole(self, plain: float, prompts: Sequence[Request]) -> int:
-        """The tokens of as many prompts as are worth a step, all of the last one; or a part of one that is too long."""
+        """Count the tokens of as many whole prompts as are worth a step, or of a part of one that is too long."""
         costs = [self._cost(request) for request in prompts]
         single = [cost for request, cost in zip(prompts, costs, strict=True) if request.limit == request.known + 1]
         count, longest = 0, _LONGEST * plain
@@ -129,9 +140,9 @@ class Pace:
         return count
 
     def _fitting(self, seconds: float, most: float, prompts: Sequence[Request]) -> int:
-        """How many tokens of the prompts take about so long, and no more than `most`.
+        """Return how many tokens of the prompts take about `seconds`, and no more than `most`.
 
-        Of the last prompt that is one of several equal pieces: a small rest would make a step more, for a first token.
+        The last prompt may be cut, into equal pieces: a small rest would cost one more step before its first token.
         """
         count = 0
         for request in prompts:
@@ -148,12 +159,14 @@ class Pace:
         return self._seconds(request.done, request.left)
 
     def _seconds(self, start: int, count: int) -> float:
-        """Seconds that `count` tokens of a prompt add to a step, from position `start` on."""
+        """Estimate the seconds that `count` tokens of a prompt add to a step, from position `start` on."""
         return self.costs.seconds((0.0, 0.0, count, count * (start + count / 2)))
 
 
 def _balance(plain: float, rows: int, waiting: int, seconds: float) -> float:
-    """The part of a step for `waiting` prompts, which take so many seconds, while `rows` requests decode: `u` above."""
+    """Return the seconds of a step for `waiting` prompts, which take `seconds`, while `rows` requests decode: `u`
+    above.
+    """
     worth = _GAP / (4 * rows)
     part = plain * sqrt(1 + (3 * waiting + 1) * worth / plain) if waiting else plain
     if part * waiting <= seconds:

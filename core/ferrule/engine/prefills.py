@@ -25,7 +25,7 @@ _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no t
 
 
 class Prefills:
-    """Answers from the requests and the cache that it is shown, and from its `pace`, the one state that it has."""
+    """The rules of which prompts are computed next. The only state is that of `pace`."""
 
     def __init__(self, limits: SchedulerLimits, encodings: Encodings) -> None:
         self.pace = Pace(limits)
@@ -38,11 +38,12 @@ class Prefills:
     def order(
         self, prefills: Sequence[Request], waiting: Iterable[Request], slots: int, cache: KVCacheManager, now: float
     ) -> tuple[list[Request], int]:
-        """Prompts as the next steps compute them, and how many of those that wait come first; `slots` are free.
+        """Order the prompts as the next steps compute them. Return them, and how many waiting ones pass the one in
+        progress.
 
-        Those are short, less what is cached of them, beside what is left of the prompt in progress, and that prompt
-        has neither waited for long nor is it more urgent. All other waiting prompts come after it. Of two prompts in
-        progress, the one that passed the other comes first.
+        Those that pass are short, less what is cached of them, beside what is left of the prompt in progress, and that
+        prompt has neither waited for long nor is it more urgent. All other waiting prompts come after it. Of two
+        prompts in progress, the one that passed the other comes first. `slots` of the runner are free.
         """
         heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
         for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):
@@ -56,8 +57,10 @@ class Prefills:
         return [*heads[:count], *prefills, *heads[count:]], count
 
     def turns(self, prefills: Iterable[Request], admitted: Iterable[Request]) -> Iterator[Request]:
-        """Prompts in progress to give tokens to, one after the other. Where one may be in progress, the rest wait as
-        soon as one that has tokens of this step, `admitted` ones included, is not computed to its end by them.
+        """Yield the prompts in progress that get tokens, one after the other.
+
+        Where only one may be in progress, the others wait as soon as a prompt that has tokens of this step, `admitted`
+        ones included, is not computed to its end by them.
         """
         unfinished = any(request.prefilling for request in admitted)
         for request in prefills:
@@ -68,7 +71,7 @@ class Prefills:
             unfinished = request.prefilling and request.sent > before
 
     def piece(self, request: Request, start: int, budget: int) -> int:
-        """How many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
+        """Return how many of a prompt's tokens from `start` on to compute now; 0 when it must wait."""
         todo = request.known - start
         if not self._limits.chunked_prefill:
             count = todo if todo <= budget else 0
@@ -78,11 +81,11 @@ class Prefills:
         return self._encodings.reach(request, start, count) if request.media else count
 
     def full(self, running: Iterable[Request], passes: bool) -> bool:
-        """True when no more prompts may be in progress. One that waits for another that `passes` does not count."""
+        """Return whether no more prompts may be in progress. A prompt that `passes` another does not count."""
         return sum(request.prefilling for request in running) >= self._most + passes
 
     def next(self, running: Iterable[Request], waiting: WaitingQueue, now: float) -> Request | None:
-        """Whose turn it is: the head of the queue, or one that passes those before it.
+        """Return the request to admit next: the head of the queue, or one that passes those before it.
 
         Long prompts are passed while they wait for another one, and requests whose first token comes too late in any
         case, if one behind them can be in time.
@@ -99,7 +102,9 @@ class Prefills:
         return next(in_time, ready[0] if ready else None)
 
     def share(self, prefills: Sequence[Request], waiting: WaitingQueue, budget: int) -> int:
-        """Tokens for each prompt of a step: an even part of the budget for each that is or could be in progress."""
+        """Return the tokens for each prompt of a step: an even part of the budget for each that is or could be in
+        progress.
+        """
         if self._most == 1 or not self._limits.chunked_prefill:
             return budget
         count, long = len(prefills), sum(map(self._is_long, prefills))

@@ -20,7 +20,7 @@ Prepare = Callable[[Need], "Future[None]"]
 
 
 class AdapterSlots:
-    """Which adapter is in which slot, from 1 on, and for which requests."""
+    """A table of the adapters in the device's slots, from 1 on, and of the requests that use each."""
 
     def __init__(self, count: int) -> None:
         self._count = count
@@ -74,7 +74,9 @@ class Waiting:
 
 
 class Preparing:
-    """By request id, in the order of arrival. `prepare` begins to load something, as `Executor.prepare` does."""
+    """Requests that wait for a load, by id, in the order of arrival. `prepare` begins a load, as `Executor.prepare`
+    does.
+    """
 
     def __init__(self, prepare: Prepare, num_adapter_slots: int = 0) -> None:
         self._prepare = prepare
@@ -96,7 +98,7 @@ class Preparing:
         self._place(waiting)
 
     def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
-        """Requests for which all is loaded, with their adapter's slot, and those for which something failed."""
+        """Yield the requests for which all is loaded, with their adapter's slot, and those for which a load failed."""
         for id, waiting in list(self._waiting.items()):
             self._place(waiting)
             if not waiting.ready:
@@ -153,7 +155,7 @@ class Preparing:
 
 
 def fault(load: Future[None]) -> BaseException | None:
-    """What a load that is done has failed with."""
+    """Return the exception of a load that is done, or None."""
     try:
         load.result()
     except (Exception, SystemExit) as error:  # a library may even call sys.exit
@@ -162,7 +164,7 @@ def fault(load: Future[None]) -> BaseException | None:
 
 
 def failed(error: Exception) -> Future[None]:
-    """A load that has failed."""
+    """Make a load that has failed."""
     future: Future[None] = Future()
     future.set_exception(error)
     return future

@@ -45,7 +45,7 @@ class WaitingQueue:
         self._keys[request.id] = key
 
     def _view(self, request: Request) -> RequestView:
-        """With what its key will have used when this request's turn comes, if the policy asks for that."""
+        """Return a request's view, with its key's use by the time of its turn, if the policy asks for that."""
         if not self.shares.counts:
             return request.view()
         name = request.spec.key_name
@@ -62,12 +62,12 @@ class WaitingQueue:
             self.paused[request.id] = request
 
     def resume(self, id: str, now: float) -> None:
-        """A request that was paused waits again, in the place that its policy gives it."""
+        """Put a paused request back, in the place that its policy gives it."""
         if id in self.paused:
             self.push(self.paused.pop(id), now)
 
     def remove(self, request: Request) -> None:
-        """A request that waits, or is paused."""
+        """Remove a request that waits, or is paused."""
         if self.paused.pop(request.id, None) is not None:
             return
         key = self._keys.pop(request.id)

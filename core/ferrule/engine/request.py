@@ -154,13 +154,13 @@ class Request:
         return len(token_ids), None, None
 
     def undelivered(self, start: int, entries: tuple[TokenLogprobs, ...]) -> tuple[TokenLogprobs, ...]:
-        """Of prompt logprobs for positions from `start` + 1 on, those that no earlier life has delivered."""
+        """Select the prompt logprobs, for positions from `start` + 1 on, that no earlier life has delivered."""
         fresh = entries[max(0, self.num_prompt_logprobs - start) :]
         self.num_prompt_logprobs += len(fresh)
         return fresh
 
     def admit(self, snapshot: int) -> Admit:
-        """What the runner must know when this life begins, with the states of `snapshot`."""
+        """Return what the runner must know when this life begins, with the states of `snapshot`."""
         spec = self.spec
         return Admit(
             slot=self.slot,
@@ -176,7 +176,9 @@ class Request:
         )
 
     def chunk(self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
-        """A row of a step, which `ends` what is known, with the guesses behind it; states go to the snapshot `save`."""
+        """Make a row of a step; states go to the snapshot `save`. A row that `ends` the known tokens has the guesses
+        behind it.
+        """
         chunk = Chunk(
             slot=self.slot,
             id=self.id,
@@ -195,7 +197,7 @@ class Request:
     def delta(
         self, row: RowResult, count: int, stop: int | None, prompt_logprobs: tuple[TokenLogprobs, ...]
     ) -> RequestDelta:
-        """The news of the first `count` tokens of a row. `stop` is the stop token that ended it."""
+        """Make the delta of the first `count` tokens of a row. `stop` is the stop token that ended it."""
         return RequestDelta(
             id=self.id,
             token_ids=row.token_ids[:count],
@@ -206,13 +208,13 @@ class Request:
         )
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
-        """`delta` as the terminal one."""
+        """Make the terminal delta of `delta`."""
         times = RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now)
         cached, count = max(0, self.cached), self.num_preemptions
         return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times)
 
     def view(self, served: float = 0.0) -> RequestView:
-        """What a policy sees. `served` is what its key has used: see `RequestView.key_served`."""
+        """Return what a policy sees. `served` is what the request's key has used: see `RequestView.key_served`."""
         return RequestView(
             id=self.id,
             arrival=self.spec.arrival,

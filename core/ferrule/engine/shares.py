@@ -21,7 +21,7 @@ class Shares:
         self._open: Counter[str] = Counter()  # requests of each key that are here
 
     def enter(self, key: str) -> None:
-        """A request of this key is added."""
+        """Count a request of this key that is added."""
         if not self.counts:
             return
         if not self._open[key]:
@@ -30,7 +30,7 @@ class Shares:
         self._open[key] += 1
 
     def leave(self, key: str) -> None:
-        """A request of this key has ended."""
+        """Count a request of this key that has ended."""
         if not self.counts:
             return
         self._open[key] -= 1

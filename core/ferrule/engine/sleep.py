@@ -26,9 +26,10 @@ class Sleep:
         self._gone: tuple[str, ...] = ()  # parts that were given back
 
     def begin(self, level: int = 1) -> None:
-        """Running requests go back to the queue: they are recomputed after waking, and say the same.
+        """Put running requests back into the queue, and release the device's memory.
 
-        Raises RequestError when that cannot be, or for a level that does not exist.
+        After waking, the requests are recomputed, with the same output. Raises RequestError when this is not possible,
+        or for a level that does not exist.
         """
         self._check_enabled()
         if level not in (1, 2):

@@ -17,27 +17,29 @@ LEAST_BLOCKS = 4  # from where a request begins to where its states are saved: a
 
 
 class Borders:
-    """At which borders the states of one request are saved, in one life. Counts are in tokens.
+    """Borders between blocks at which the states of one request are saved, in one life. Counts are in tokens.
 
-    A chunk always ends at one of `stops`. Where a chunk ends anyway, prompts and output are saved every `interval`;
-    0: never, because the model has no states or there is no room.
+    A chunk always ends at one of `stops`. Where a chunk ends anyway, prompts and output are saved every `interval`; 0:
+    never, because the model has no states or there is no room.
     """
 
     __slots__ = ("interval", "last", "size", "stops")
 
     def __init__(self, size: int = 1, interval: int = 0, begin: int = 0, stops: Collection[int] = ()) -> None:
-        """`begin` is where the life begins. Stops that are too near to it are left out."""
+        """Begin a life at position `begin`. Stops that are too near to it are left out."""
         self.size = size
         self.interval = interval
         self.last = begin  # border that was saved last, or begun from
         self.stops = tuple(sorted({each for each in stops if each - begin >= LEAST_BLOCKS * size}))
 
     def whole(self, known: int) -> int:
-        """Where a prompt of `known` tokens is no longer in progress: what follows its last stop is a block at most."""
+        """Return the position at which a prompt of `known` tokens counts as computed: at most a block follows its last
+        stop.
+        """
         return self.stops[-1] if self.stops else known
 
     def end(self, start: int, end: int, known: int) -> int:
-        """Where a chunk that may compute [start, end) should end."""
+        """Return where a chunk that may compute [start, end) should end."""
         if not self.interval:
             return end
         for stop in self.stops:
@@ -47,15 +49,17 @@ class Borders:
         return border if start < border and end < known and self._due(border) else end
 
     def room(self, end: int) -> int:
-        """How many guesses may follow `end`: states are saved behind tokens that are known, so none reaches the border
-        where the next ones are due."""
+        """Return how many guesses may follow `end`.
+
+        States are saved behind known tokens, so no guess reaches the border where the next states are due.
+        """
         if not self.interval:
             return sys.maxsize
         border = max(self.last + self.interval, end + -end % self.size)
         return max(0, border - 1 - end)
 
     def save(self, end: int) -> bool:
-        """Whether the states after a chunk that ends at `end` are to be saved. Asked once for each chunk."""
+        """Return whether the states after a chunk that ends at `end` are to be saved. Call this once for each chunk."""
         due = bool(self.interval) and self._due(end)
         if due:
             self.last = end
@@ -69,7 +73,9 @@ NOWHERE = Borders()
 
 
 def interval_of(limits: SchedulerLimits, size: int) -> int:
-    """Tokens between snapshots, in whole blocks: one request of the longest length takes half of them at most."""
+    """Return the tokens between snapshots, in whole blocks: one request of the longest length takes half of them at
+    most.
+    """
     blocks = max(LEAST_BLOCKS, -(-2 * limits.max_model_len // (limits.num_snapshots * size)))
     return blocks * size
 
@@ -97,12 +103,12 @@ class SnapshotPool:
         return iter(self._published)
 
     def use(self, digest: bytes) -> int:
-        """The snapshot that was published under `digest`."""
+        """Return the snapshot that was published under `digest`."""
         self._published.move_to_end(digest)
         return self._published[digest]
 
     def take(self) -> int:
-        """A snapshot to save to; 0 when all are taken."""
+        """Return a snapshot to save to, or 0 when all are taken."""
         if self._free:
             return self._free.pop()
         if self._num_made < self.count:
@@ -118,11 +124,11 @@ class SnapshotPool:
             self._published[digest] = snapshot
 
     def give_back(self, snapshots: Collection[int]) -> None:
-        """Snapshots that were taken, and whose request has ended."""
+        """Take back the snapshots of a request that has ended."""
         self._free += snapshots
 
     def drop(self, digest: bytes) -> None:
-        """The blocks of this prefix are gone."""
+        """Drop the snapshot of a prefix whose blocks are gone."""
         snapshot = self._published.pop(digest, 0)
         if snapshot:
             self._free.append(snapshot)

@@ -51,7 +51,7 @@ class Adaptable(Protocol):
     """A submodule of a model to whose product adapters can add."""
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
-        """Called once the model is built, before its weights are loaded, with the submodule's path in the model.
+        """Take this layer's part of the bank, if the bank has one, and return whether it has.
 
-        Returns whether the bank has a part in it.
+        Called once the model is built, before its weights are loaded. `name` is the submodule's path in the model.
         """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class AttentionLayout:
-    """Where a step's tokens are, for one cache group. All tensors are int32 on the device unless noted.
+    """The places of a step's tokens, for one cache group. All tensors are int32 on the device unless noted.
 
     Row r owns query tokens [query_start[r], query_start[r+1]); they are the last ones of its context_lens[r] tokens.
     """
@@ -54,7 +54,9 @@ class AttentionBackend(ABC):
 
     @classmethod
     def cache_type(cls, name: str, dtype: torch.dtype) -> torch.dtype | None:
-        """The type of the cache's elements for `--kv-cache-dtype` and a model of `dtype`; None where there is none."""
+        """Return the type of the cache's elements for `--kv-cache-dtype` and a model of `dtype`, or None where there is
+        none.
+        """
         return dtype if name in ("auto", str(dtype).removeprefix("torch.")) else None
 
     def begin(self, caps: DeviceCaps) -> None:
@@ -85,9 +87,10 @@ class AttentionBackend(ABC):
     def run_heads(
         self, q: torch.Tensor, write: Callable[..., None], cache: torch.Tensor, plan: Any, options: AttentionOptions
     ) -> torch.Tensor | None:
-        """As `run`, where `write(cache, slots)` finishes q in place and writes k and v, which saves a pass over them.
+        """Attend like `run`, where `write(cache, slots)` finishes q in place and writes k and v: a pass over them is
+        saved.
 
-        It can where a page of the cache is [2, num_kv_heads, block_size, head_dim]. None: nothing was done, use `run`.
+        The cache's pages must be [2, num_kv_heads, block_size, head_dim]. None means that nothing was done: use `run`.
         """
         return None
 

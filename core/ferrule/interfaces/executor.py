@@ -23,7 +23,7 @@ class Step(ABC):
 
     @abstractmethod
     def done(self) -> bool:
-        """True when `result` would not block."""
+        """Return whether `result` would not block."""
 
     @abstractmethod
     def result(self) -> StepResult:
@@ -31,7 +31,7 @@ class Step(ABC):
 
 
 class Executor(ABC):
-    """Plans are executed in the order of submission."""
+    """A device, or several, that execute plans in the order of submission."""
 
     runs_model = True  # False: plugins of the device and the model (sampler, attention backend, …) are not imported
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class Vocabulary(Struct, frozen=True):
-    """What backends know of a tokenizer and its model.
+    """Facts about a tokenizer and its model, for backends.
 
     `tokens[id]` are the bytes that a token adds to a text; b"" for ids without a text and for special tokens, which are
     never part of constrained output. Special tokens that the formats of the server's parsers are written with count as
@@ -63,7 +63,7 @@ class Grammar(ABC):
 
     @abstractmethod
     def fork(self) -> Grammar:
-        """An independent grammar in the same state."""
+        """Return an independent grammar in the same state."""
 
 
 class GrammarBackend(ABC):
@@ -80,7 +80,7 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """What of the constraint this backend cannot enforce ("keyword uniqueItems"), or None.
+        """Name the part of the constraint that this backend cannot enforce ("keyword uniqueItems"), or return None.
 
         A constraint that is not refused is enforced completely: no keyword is ignored. Raises ValueError as `compile`
         does, or leaves that to it.
@@ -88,11 +88,14 @@ class GrammarBackend(ABC):
 
     @abstractmethod
     def compile(self, spec: GrammarSpec) -> bytes:
-        """What `load` needs. Raises ValueError, fit for the client, for a constraint that is wrong or impossible."""
+        """Compile the constraint into the bytes that `load` needs.
+
+        Raises ValueError, fit for the client, for a constraint that is wrong or impossible.
+        """
 
     @abstractmethod
     def load(self, data: bytes) -> Grammar:
-        """The grammar in its first state, of what `compile` returned in another process."""
+        """Return the grammar in its first state. `data` was returned by `compile`, in another process."""
 
     def fill(self, grammars: Sequence[Grammar], masks: np.ndarray[Any, Any]) -> None:
         """Fill row r of `masks` [rows, words] int32 by `grammars[r]`; at once where the library can."""

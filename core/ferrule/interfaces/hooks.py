@@ -34,22 +34,23 @@ class Hooks:
     """All hooks, each doing nothing. None has to be overridden: a plugin has the methods that it wants to be called."""
 
     def process_started(self, process: str, config: ServerSettings) -> None:
-        """A process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0 …"""
+        """Note that a process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0."""
 
     def process_stopping(self, process: str, status: int) -> None:
-        """A process is about to end with this exit status. Not called when it is killed or dies of a fault."""
+        """Note that a process is about to end with this status. Not called when it is killed or dies of a fault."""
 
     def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None) -> None:
-        """One choice of a request was handed to the engine (API process). `request_id` is ours, not the client's.
+        """Note that one choice of a request was handed to the engine (API process). `request_id` is ours, not the
+        client's.
 
         `params` is None where a vector is asked for.
         """
 
     def request_finished(self, request_id: str, stats: RequestStats) -> None:
-        """A choice that was admitted has ended, however it did (API process)."""
+        """Note that a choice that was admitted has ended, for whatever reason (API process)."""
 
     def step_stats(self, stats: EngineStats, engine: int) -> None:
-        """Figures of one engine, at most once a second (API process)."""
+        """Take the figures of one engine, at most once a second (API process)."""
 
     def authorise(self, access: AccessRequest) -> bool | None:
         """Decide on a call (API process): True lets it in, False refuses it, None leaves it to the next.
@@ -66,5 +67,5 @@ class Hooks:
         """
 
     def report_header(self, config: ServerSettings) -> Sequence[str]:
-        """Lines for the log's first screen (API process, once)."""
+        """Return lines for the log's first screen (API process, once)."""
         return ()

@@ -14,11 +14,12 @@ Choose = Callable[[Sequence[str]], Sequence[str]]
 
 @dataclass(frozen=True)
 class Repository:
-    """What is to be fetched. Every request to the hub is made for all of it: none may leave out the revision.
+    """A repository of which files are to be fetched. Every request to the hub is made from this: none may omit the
+    revision.
 
     `token` is a secret for this hub, and goes to its own host alone; True is the one that is stored on this machine,
-    None what the hub does by itself. `folder` is for downloads, None is the hub's cache. Files that match a pattern of
-    `ignore` are not downloaded.
+    None leaves the choice to the hub's library. `folder` is for downloads, None is the hub's cache. Files that match a
+    pattern of `ignore` are not downloaded.
     """
 
     name: str
@@ -29,7 +30,10 @@ class Repository:
 
 
 class ModelHub(ABC):
-    """Made without arguments, in the process that starts the others, once for each name that is not a folder."""
+    """A store of models, from which files are downloaded.
+
+    Made without arguments, in the process that starts the others, once for each name that is not a folder.
+    """
 
     @abstractmethod
     def refuses(self, name: str) -> str | None:

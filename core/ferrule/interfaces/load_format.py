@@ -57,18 +57,19 @@ class WeightSource(ABC):
 
     @classmethod
     def describe(cls, place: Path) -> Description | None:
-        """What the files of a model say beside weights, for formats whose files say it; None for all others.
+        """Read what the files of a model say beside weights, for formats whose files say it; None for all others.
 
         `place` is one of these files, whose name matches `patterns`, or a folder that is not refused. Raises
-        CheckpointError. Called in the launcher: imports neither torch nor what takes as long.
+        CheckpointError. Called in the launcher: imports neither torch nor anything that takes as long.
         """
         return None
 
     @classmethod
     def configuration(cls, stated: Mapping[str, Any], file: Path) -> Mapping[str, Any]:
-        """What the file `config_file` states, in the terms of a ``config.json``. Raises CheckpointError.
+        """Translate the statements of the file `config_file` into the terms of a ``config.json``. Raises
+        CheckpointError.
 
-        Called in all processes: imports neither torch nor what takes as long.
+        Called in all processes: imports neither torch nor anything that takes as long.
         """
         raise NotImplementedError(f"{cls.__name__} states a config_file and does not read it")
 
@@ -85,7 +86,8 @@ class WeightSource(ABC):
         """
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]] | None:
-        """Names and shapes of all tensors, as the files have them, or None where only reading the tensors would tell.
+        """Return names and shapes of all tensors, as the files have them, or None where only reading the tensors would
+        tell.
 
         Raises as `tensors` does.
         """

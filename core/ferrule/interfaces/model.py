@@ -26,7 +26,10 @@ PoolingKind = Literal["cls", "mean", "last"]  # the first token's hidden state, 
 
 @dataclass(frozen=True, kw_only=True)
 class PoolingSpec:
-    """How prompts become vectors, as the checkpoint or the user says; `kind` None: as the architecture usually does."""
+    """The way in which prompts become vectors, as the checkpoint or the user says.
+
+    `kind` None: the way that the architecture is usually used in.
+    """
 
     kind: PoolingKind | None = None
     normalize: bool = True  # to a length of 1, where a request does not say
@@ -34,7 +37,9 @@ class PoolingSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class BuildContext:
-    """What a model is built with. `config` is the checkpoint's ``config.json`` (its text part), as a mapping."""
+    """The surroundings that a model is built in. `config` is the checkpoint's ``config.json`` (its text part), as a
+    mapping.
+    """
 
     config: Mapping[str, Any]
     dtype: torch.dtype
@@ -52,10 +57,10 @@ class BuildContext:
 
 @dataclass(frozen=True)
 class LayerCache:
-    """What one attention layer keeps: a group, and the shape of one token's entry.
+    """The cache of one attention layer: a group, and the shape of one token's entry.
 
-    With `value_dim`, values are the first so many numbers of the keys and are not stored: of latent attention, whose
-    queries and keys have `head_dim`. Such a layer is served by backends with the feature "latent".
+    With `value_dim`, values are the first so many numbers of the keys and are not stored: so it is in latent attention,
+    whose queries and keys have `head_dim`. Such a layer is served by backends with the feature "latent".
     """
 
     group: CacheGroup  # num_layers is filled in by the runner
@@ -73,7 +78,7 @@ class ScaledCache(Protocol):
     def name(self) -> str: ...  # of its cache, with the number of its layer in it
 
     def set_cache_scales(self, key: float, value: float) -> None:
-        """What is cached, times its scale, are keys and values. Before the first step."""
+        """Set the scales, before the first step: what is cached, times its scale, are keys and values."""
 
 
 @runtime_checkable
@@ -81,7 +86,7 @@ class HeadScaledCache(ScaledCache, Protocol):
     """A `ScaledCache` that can also keep each head's keys and values divided by numbers of their own."""
 
     def set_head_scales(self, keys: Sequence[float], values: Sequence[float]) -> None:
-        """As `set_cache_scales`, with a scale for each key head and each value head.
+        """Set a scale for each key head and each value head, as `set_cache_scales` sets one for all.
 
         Raises CheckpointError for another number of them.
         """
@@ -172,17 +177,19 @@ class ForwardContext(Protocol):
     def attend_heads(
         self, layer: str, q: torch.Tensor, write: Callable[..., None], options: AttentionOptions
     ) -> torch.Tensor | None:
-        """The same, where `write(cache, slots)` finishes q and writes k and v; None: the cache is not of that kind."""
+        """Attend like `attend`, where `write(cache, slots)` finishes q and writes k and v; None: the cache is not of
+        that kind.
+        """
 
     def state(self, name: str) -> StateRows:
-        """One of the states that `Model.state_specs` names, to be read and updated in place."""
+        """Return one of the states that `Model.state_specs` names, to be read and updated in place."""
 
     @property
     def rows(self) -> Sequence[StepRow]:
         """The step's requests, in the order of their tokens."""
 
     def recall(self, layer: str, row: int) -> torch.Tensor:
-        """Entries [tokens, numbers] that a row has in a layer that is not `attended`, from before this step.
+        """Return the entries [tokens, numbers] that a row has in a layer that is not `attended`, from before this step.
 
         They are all of the `begin` tokens, or the last `window - 1` of them in a sliding group.
         """
@@ -193,7 +200,7 @@ class ForwardContext(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class AttentionOptions:
-    """What is constant for a layer. `window` counts the tokens seen, the query's own included; 0 is all.
+    """Constants of an attention layer. `window` counts the tokens seen, the query's own included; 0 is all.
 
     With `chunk` a query sees the tokens of its own chunk: those from the last multiple of `chunk` on. Such a layer is
     served by backends with the feature "chunk".
@@ -227,9 +234,9 @@ class Packable(Protocol):
     """A submodule that lays its weights out for the kernel that reads them."""
 
     def pack(self) -> None:
-        """Called after all weights of the model were loaded; may be called again, which changes nothing.
+        """Lay the weights out for the kernel that will read them, once all weights of the model were loaded.
 
-        The submodule's parameters may be empty afterwards.
+        A second call changes nothing. The submodule's parameters may be empty afterwards.
         """
 
 
@@ -238,10 +245,10 @@ class HasPackedTensors(Protocol):
     """A submodule whose weights may be in other tensors than its parameters."""
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
-        """Tensors that hold weights and are not parameters: those in which `pack` has left them.
+        """Return tensors that hold weights and are not parameters: those in which `pack` has left them.
 
-        They are counted as weights, and they go to the host's memory and come back with the parameters. What is not
-        named here stays on the device.
+        They are counted as weights, and they go to the host's memory and come back with the parameters. A tensor that
+        is not named here stays on the device.
         """
 
 
@@ -280,11 +287,13 @@ class Model(ABC):
         return {}
 
     def prompt_border(self) -> PromptBorder | None:
-        """Where the length of a prompt begins to change how all of it is computed; None where it never does."""
+        """The length of a prompt from which on all of it is computed in another way; None where there is no such
+        length.
+        """
         return None
 
     def embed_size(self) -> int:
-        """Width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
+        """The width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
         return 0
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[torch.Tensor]:

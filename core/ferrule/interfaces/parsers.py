@@ -19,7 +19,7 @@ DroppedTags = tuple[str | tuple[str, str], ...]  # tags; a pair: everything from
 
 
 class ChoiceContext(Struct, frozen=True, kw_only=True):
-    """What is known of a choice before its first delta."""
+    """The facts about a choice that are known before its first delta."""
 
     prompt: str = ""  # its text up to where the answer begins; of a prompt of ids, at least the end
     prompt_ids: tuple[int, ...] = ()
@@ -72,7 +72,7 @@ Event = Content | Reasoning | CallStart | CallArguments | CallEnd
 
 
 class ThoughtTags(Struct, frozen=True, kw_only=True):
-    """Where the thoughts of an output begin and end, for a limit on their length."""
+    """The texts with which the thoughts of an output begin and end, for a limit on their length."""
 
     inside: bool  # the output begins with thoughts
     opens: tuple[str, ...]  # texts behind which they begin; none: thoughts that are over do not begin again
@@ -82,24 +82,24 @@ class ThoughtTags(Struct, frozen=True, kw_only=True):
 
 
 class ReasoningParser(ABC):
-    """Constructed without arguments for one choice."""
+    """A reader of the thoughts in an output, constructed without arguments for one choice."""
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
     special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
     dropped_tags: DroppedTags = ()  # that never become content
 
     def begin(self, context: ChoiceContext) -> None:
-        """Called once, before the first delta. A prompt may end inside or behind a block of thinking."""
+        """Learn of the choice, once, before its first delta. A prompt may end inside or behind a block of thinking."""
 
     def constrain(self, form: Form) -> Form:
-        """What the whole output looks like when what follows the thoughts is to look like `form`. Called after `begin`.
+        """Return the form of the whole output when the text after the thoughts is to have `form`. Called after `begin`.
 
         The default is for parsers whose output has no thoughts when it is constrained.
         """
         return form
 
     def thoughts(self) -> ThoughtTags | None:
-        """Where thoughts begin and end. Called after `begin`. None, the default: their length cannot be limited."""
+        """Return where thoughts begin and end, after `begin`. None, the default: their length cannot be limited."""
         return None
 
     @abstractmethod
@@ -112,7 +112,7 @@ class ReasoningParser(ABC):
 
 
 class ToolParser(ABC):
-    """Constructed with the request's tools (the OpenAI objects) for one choice."""
+    """A reader of the calls in an output, constructed with the request's tools (the OpenAI objects) for one choice."""
 
     wants_special_tokens: bool = False  # True, at the latest after `begin`: special tokens stay in the text
     special_tokens: tuple[str, ...] = ()  # that the format is written with: these stay in the text, others do not
@@ -123,15 +123,15 @@ class ToolParser(ABC):
         self.tools = tools
 
     def begin(self, context: ChoiceContext) -> None:
-        """Called once, before the first delta."""
+        """Learn of the choice, once, before its first delta."""
 
     @abstractmethod
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """What makes the model call as `tool_choice` demands, in this parser's format. Called after `begin`.
+        """Return the constraint that makes the model call as `tool_choice` demands, in this parser's format.
 
         "required": one or more calls of any tool; an object that names a function: one call of that; "auto": text and
         calls, of which those of tools with `strict: true` fit their schema. Arguments of an enforced call fit the
-        tool's schema. None: the format cannot be enforced, or for "auto" and "none", need not be.
+        tool's schema. None: the format cannot be enforced, or for "auto" and "none", need not be. Called after `begin`.
         """
 
     @abstractmethod

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class DeviceCaps:
-    """What a device can do. `features` are names such as "avx512_bf16", "amx_bf16", "sm90".
+    """The abilities of a device. `features` are names such as "avx512_bf16", "amx_bf16", "sm90".
 
     Attention backends and quantization methods ask for these: "host_memory", tensors lie in the host's memory; "cuda",
     libraries for NVIDIA GPUs run; "triton", Triton's kernels do.
@@ -44,21 +44,25 @@ class Copies:
         self._tensors = tensors
 
     def done(self) -> bool:
-        """True when `wait` would not block."""
+        """Return whether `wait` would not block."""
         return True
 
     def wait(self) -> list[torch.Tensor]:
-        """The tensors on the host, once they are there."""
+        """Return the tensors on the host, once they are there."""
         return self._tensors
 
 
 class Transfers:
-    """What goes between the host and a device. This one waits for each copy, as is right where they share memory."""
+    """The way of tensors between the host and a device. This one waits for each copy, as is right where they share
+    memory.
+    """
 
     def stage(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:
-        """Tensors of the host, on `device` for what is launched next, without waiting for what was launched before.
+        """Copy tensors of the host to `device`, for what is launched next, without waiting for what was launched
+        before.
 
-        The caller leaves them as they are afterwards. The answers may share memory, with each other and with them.
+        The caller does not change the host's tensors afterwards. Returned tensors may share memory, with each other and
+        with the host's.
         """
         return [tensor.to(device) for tensor in tensors]
 
@@ -75,7 +79,7 @@ class StepInput(NamedTuple):
 
 
 class Recorder(ABC):
-    """Launches a whole forward pass as one recording, for steps in which every row computes one token.
+    """A launcher of whole forward passes as recordings, for steps in which every row computes one token.
 
     Recordings are made for some numbers of rows; a step with fewer may be padded. Called on the worker's thread only.
     """
@@ -87,7 +91,8 @@ class Recorder(ABC):
     def run(
         self, inputs: Sequence[StepInput], compute: Callable[[list[torch.Tensor]], torch.Tensor]
     ) -> torch.Tensor | None:
-        """What `compute` makes [rows, …] of the inputs on the device; None when this step has to be launched as it is.
+        """Return what `compute` makes [rows, …] of the inputs on the device, or None when this step has to be launched
+        as it is.
 
         `compute` may be called with padded inputs, several times, and while it is recorded: it must not wait for the
         device, and must do the same work for the same inputs. The returned tensor is valid until the next call.
@@ -99,10 +104,11 @@ class Recorder(ABC):
         compute: Callable[[list[torch.Tensor]], torch.Tensor],
         keep: Callable[[], Callable[[], None]],
     ) -> torch.Tensor | None:
-        """As `run`, of a model whose states `compute` changes.
+        """Run like `run`, for a model whose states `compute` changes.
 
         No row may be padded. After `compute` was called, the states must be as after one step where a result is
-        returned, and as before it where not: `keep` copies those of the rows, and what it returns puts them back.
+        returned, and as before it where not: `keep` copies those of the rows, and returns a function that puts them
+        back.
         """
         raise NotImplementedError(f"{type(self).__name__} records no steps of models with states")
 
@@ -123,10 +129,10 @@ class DeviceMemory(ABC):
 
     @abstractmethod
     def cache_bytes(self, config: DeviceSettings) -> int:
-        """Bytes for the KV cache, called after the weights are loaded. Raises ConfigError where none are left."""
+        """Return the bytes for the KV cache, once the weights are loaded. Raises ConfigError where none are left."""
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterable[tuple[str, torch.Tensor]]:
-        """The weights on their way into `model`, by name. Between two of them it may move what is already there."""
+        """Pass on the weights on their way into `model`, by name. Between two of them, loaded ones may be moved."""
         return weights
 
     def check_weights(self, num_bytes: int) -> None:
@@ -142,7 +148,8 @@ class DeviceMemory(ABC):
         """
 
     def keeps_more(self, config: DeviceSettings) -> bool:
-        """Whether the cache is to have all of `cache_bytes`, also what running requests cannot fill: it keeps prefixes.
+        """Return whether the cache is to have all of `cache_bytes`, also what running requests cannot fill: it keeps
+        prefixes.
 
         False: it has no more than the requests that run at a time can fill.
         """
@@ -168,9 +175,9 @@ class DeviceMemory(ABC):
         """
 
     def guard(self, stage: str) -> AbstractContextManager[None]:
-        """Around `stage` ("load", "cache", "step"): turns the device's errors into errors that say what to change.
+        """Turn the device's errors in `stage` ("load", "cache", "step") into errors that say what to change.
 
-        Those of "step" are StepTooLarge where memory is all that was missing.
+        Those of "step" are StepTooLarge where nothing but memory was missing.
         """
         return nullcontext()
 
@@ -179,14 +186,16 @@ class DeviceMemory(ABC):
 
 
 class Execution:
-    """How steps run on a device. The defaults are right where it shares the host's memory and the host waits for it."""
+    """The way in which steps run on a device. The defaults are right for one that shares the host's memory, and for
+    whose results the host waits.
+    """
 
     def depth(self) -> int:
-        """Steps in flight that pay off here: 2 where the device computes while the host plans."""
+        """Return how many steps in flight pay off here: 2 where the device computes while the host plans."""
         return 1
 
     def prompt_share(self) -> int:
-        """A first guess of what tokens of prompts cost: 32 times as many take as long as a step without them.
+        """Guess what tokens of prompts cost: 32 times as many as this take as long as a step without them.
 
         The scheduler learns from its steps what they cost, and gives prompts a part of each step by it. 0: they cost so
         little that a step may have any number of them.
@@ -204,11 +213,11 @@ class Execution:
         return Kernels()
 
     def transfers(self) -> Transfers:
-        """How a step's inputs come to the device, and its results from there."""
+        """Return what brings a step's inputs to the device, and its results back."""
         return Transfers()
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
-        """What can launch recorded steps; None where steps are launched as they are.
+        """Return a launcher of recorded steps, or None where steps are launched as they are.
 
         Called before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
         """
@@ -239,7 +248,7 @@ class Platform(ABC):
 
     @abstractmethod
     def device(self) -> torch.device:
-        """The device on which parameters and cache live."""
+        """Return the device on which parameters and cache live."""
 
     @abstractmethod
     def dtype(self, requested: str, checkpoint: Mapping[str, Any]) -> torch.dtype:
@@ -247,12 +256,12 @@ class Platform(ABC):
 
     @abstractmethod
     def attention_order(self) -> tuple[str, ...]:
-        """Names of attention backends, first choice first."""
+        """Return the names of attention backends, first choice first."""
 
     @abstractmethod
     def memory(self) -> DeviceMemory:
-        """The device's memory."""
+        """Return the device's memory."""
 
     def execution(self) -> Execution:
-        """How steps run on the device."""
+        """Return how steps run on the device."""
         return Execution()

@@ -34,7 +34,7 @@ class LinearLayer:
 
 
 class LinearScheme(ABC):
-    """How one linear layer keeps its weights and multiplies by them.
+    """The weights of one linear layer in some form, and the product with them.
 
     `layer` is the layer's module, a `torch.nn.Module`. It has `in_features`, `out_features`; `projections`, a mapping
     from the name of each merged projection to its rows, empty for a layer that merges nothing; `head`; the device's
@@ -68,10 +68,12 @@ class LinearScheme(ABC):
 
     @abstractmethod
     def pack(self, layer: Any) -> None:
-        """Called once, when the weights are there: lay them out for the kernel that will read them, and free them."""
+        """Lay the weights out for the kernel that will read them, and free them. Called once, when the weights are
+        there.
+        """
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
-        """The tensors that `pack` made, buffers of the layer among them. See `HasPackedTensors`."""
+        """Return the tensors that `pack` made, buffers of the layer among them. See `HasPackedTensors`."""
         return ()
 
     @abstractmethod
@@ -82,20 +84,23 @@ class LinearScheme(ABC):
         """
 
     def rows(self, layer: Any) -> Callable[[torch.Tensor], torch.Tensor] | None:
-        """What reads rows of the weight once it is packed: ids [tokens] → [tokens, in], of the model's type.
+        """Return a reader of the packed weight's rows: ids [tokens] → [tokens, in], of the model's type. None: there is
+        none.
 
-        The embedding of a tied model then has no table of its own. So by default, and for weights that are rounded
-        further than the checkpoint's, this returns None. An embedding's scheme must return one.
+        With a reader, the embedding of a tied model has no table of its own. So None is the default, and right for
+        weights that are rounded further than the checkpoint's. An embedding's scheme must return a reader.
         """
         return None
 
 
 class QuantizationMethod(ABC):
-    """Made once for a model. `config` is the checkpoint's ``quantization_config``, empty where it is not quantized.
+    """A reader of quantized checkpoints, made once for a model.
+
+    `config` is the checkpoint's ``quantization_config``, empty where it is not quantized.
 
     `settings_elsewhere` maps another key of ``config.json``, or another JSON file beside it, that takes its place to
-    the `quant_method` of what is there, unless that says it. Such names have "quant" or "compress" in them. It is a
-    literal of the class itself, because it is read without an import.
+    the `quant_method` that it stands for, unless the settings there name one. Such names have "quant" or "compress" in
+    them. It is a literal of the class itself, because it is read without an import.
     """
 
     formats: tuple[str, ...] = ()  # values of `quant_method` that it reads
@@ -114,10 +119,10 @@ class QuantizationMethod(ABC):
 
     @classmethod
     def settings_of(cls, folder: Path, config: Mapping[str, Any]) -> Mapping[str, Any]:
-        """What other files of a checkpoint's folder say of its weights, as keys of a ``quantization_config``.
+        """Read what other files of a checkpoint's folder say of its weights, as keys of a ``quantization_config``.
 
         Called for the method that reads the checkpoint. `config` is what the checkpoint's configuration says, and its
-        keys come first. Where it is empty, and the user names the method, these are all there are. Raises
+        keys come first. Where it is empty, and the user names the method, the returned keys are all there are. Raises
         CheckpointError.
         """
         return {}
@@ -137,7 +142,7 @@ class QuantizationMethod(ABC):
         return None
 
     def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """A checkpoint's tensors, with floats in place of those that are quantized and of no linear layer.
+        """Yield a checkpoint's tensors, with floats in place of quantized ones that belong to no linear layer.
 
         An example is an embedding. Raises CheckpointError for tensors that do not fit each other.
         """
@@ -149,7 +154,7 @@ class Quantizable(Protocol):
     """A submodule of a model that can take a quantization scheme."""
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
-        """Called once the model is built, before its weights are loaded, with the submodule's path in the model.
+        """Take a scheme of the method, if it has one for this layer, and return whether it has.
 
-        Returns whether the method has a scheme for it.
+        Called once the model is built, before its weights are loaded. `name` is the submodule's path in the model.
         """

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class Collectives(ABC):
-    """How the ranks of one model exchange tensors.
+    """The exchange of tensors between the ranks of one model.
 
     All ranks make the same calls in the same order, with tensors of the same shape and type. A platform supplies them.
     """

@@ -21,11 +21,12 @@ if TYPE_CHECKING:
 
 
 class LogprobsMode(Enum):
-    """What clients are told as the logprobs of tokens (`--logprobs-mode`).
+    """The numbers that clients get as the logprobs of tokens (`--logprobs-mode`).
 
-    Raw numbers are the model's. Processed ones are what the token was drawn from, after everything that the request
-    asks for: masks, bans, biases, processors and penalties; and unless the row is greedy divided by the temperature,
-    with minus infinity for what min_p, top_k and top_p leave out. Logprobs are the log-softmax of such logits.
+    Raw numbers are the model's. Processed ones are those that the token was drawn from, after everything that the
+    request asks for: masks, bans, biases, processors and penalties; and unless the row is greedy divided by the
+    temperature, with minus infinity for what min_p, top_k and top_p leave out. Logprobs are the log-softmax of such
+    logits.
     """
 
     RAW_LOGPROBS = "raw_logprobs"
@@ -89,7 +90,10 @@ class Sampled:
 
 
 class Best(NamedTuple):
-    """Of each row [rows]. A row is finite when it has no NaN and a finite maximum; the token of another is some id."""
+    """The likeliest token of each row [rows].
+
+    A row is finite when it has no NaN and a finite maximum. A row that is not has any token.
+    """
 
     tokens: torch.Tensor  # int64: of the likeliest ones the first
     most: torch.Tensor  # float32
@@ -97,7 +101,9 @@ class Best(NamedTuple):
 
 
 class Reading(NamedTuple):
-    """How logits are told: their log-softmax, or they themselves. `kept` promises that they stay as they are."""
+    """The form in which logits are told: as their log-softmax, or as they are. `kept` promises that nobody changes
+    them.
+    """
 
     normalised: bool
     kept: bool
@@ -141,7 +147,7 @@ class Chooser(ABC):
 
     @abstractmethod
     def draw(self, logits: torch.Tensor, best: Best, draws: Draws) -> torch.Tensor:
-        """Tokens [rows]: drawn by inversion of the noise where a draw says so, else the best. May overwrite logits."""
+        """Choose tokens [rows], by inversion of the noise where a draw says so, else the best. May overwrite logits."""
 
     @abstractmethod
     def mask(self, logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
@@ -155,9 +161,9 @@ class Chooser(ABC):
     def rank(
         self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading
     ) -> Callable[[torch.Tensor], list[torch.Tensor]]:
-        """What `runner.logprobs.rank` makes of these rows' logits as they are now, and of tokens [rows] chosen later.
+        """Return `runner.logprobs.rank` of these rows' logits as they are now, for tokens [rows] that are chosen later.
 
-        `rows` None: of all.
+        `rows` None: all rows.
         """
 
 
@@ -172,7 +178,7 @@ class Sampler(ABC):
     logprobs_modes: frozenset[LogprobsMode] = frozenset({LogprobsMode.RAW_LOGPROBS})  # that it knows
 
     def __init__(self, plugins: Plugins) -> None:
-        """`plugins` is where logits processors that requests name are loaded from."""
+        """Keep `plugins`, from which logits processors that requests name are loaded."""
         self.plugins = plugins
 
     @abstractmethod
@@ -205,7 +211,8 @@ class LogitsProcessor(ABC):
         """Validate `kwargs`; ValueError becomes a 400."""
 
     def begin(self, tokenizer: Tokenizer | None) -> None:
-        """Called once, before the first `apply`, and when the request is admitted, where ValueError becomes a 400.
+        """Prepare for the first `apply`. Called once, and also when the request is admitted, where ValueError becomes a
+        400.
 
         `tokenizer` is the model's; None with `--skip-tokenizer-init`.
         """

@@ -51,7 +51,7 @@ class SchedulerLimits:
 
 @dataclass(frozen=True, kw_only=True)
 class RequestView:
-    """What a policy may look at."""
+    """The facts about a request that a policy may look at."""
 
     id: str
     arrival: float
@@ -66,10 +66,10 @@ class RequestView:
 
 
 class SchedulingPolicy(ABC):
-    """Orders requests. Pure: the same views give the same answers.
+    """An order of requests. It is pure: the same views give the same answers.
 
-    A key is taken when a request begins to wait, and again every `refresh_seconds` if that is set: it costs
-    O(waiting), so a policy whose order does not change with time leaves it None.
+    A key is taken when a request begins to wait, and again every `refresh_seconds` if that is set: it costs O(waiting),
+    so a policy whose order does not change with time leaves it None.
     """
 
     refresh_seconds: float | None = None
@@ -81,24 +81,26 @@ class SchedulingPolicy(ABC):
 
     @abstractmethod
     def victim(self, running: Sequence[RequestView]) -> str:
-        """The id to preempt when the cache is full. `running` is not empty; the oldest request is never in it."""
+        """Choose the id to preempt when the cache is full. `running` is not empty, and never has the oldest request."""
 
     def budget(self, running: int, waiting: int, limit: int) -> int:
-        """Tokens to give to this step, from 1 to `limit`. Not asked where prompts must go whole."""
+        """Return how many tokens to give to this step, from 1 to `limit`. Not asked where prompts must go whole."""
         return limit
 
 
 class Scheduler(ABC):
-    """Plans steps and credits their results. Up to `limits.depth` plans may be in flight; commits come in order.
+    """A planner of steps, which credits their results.
 
-    Seven methods must be written. The three others, which concern what is cached and whose output is not read, have a
-    default that is safe for any scheduler.
+    Up to `limits.depth` plans may be in flight; commits come in order. Seven methods must be written. The three others,
+    which concern what is cached and whose output is not read, have a default that is safe for any scheduler.
     """
 
     own_order = False  # True: requests are not admitted in the order of the policy's keys
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
-        """`plugins` is for a scheduler that leaves part of its work to another one; the engine always gives it."""
+        """Keep limits and policy. `plugins`, which the engine always gives, is for a scheduler that leaves work to
+        another one.
+        """
         self.limits = limits
         self.policy = policy
 
@@ -120,11 +122,11 @@ class Scheduler(ABC):
 
     @abstractmethod
     def has_work(self) -> bool:
-        """True while a request is waiting or running, and is not paused."""
+        """Return whether a request is waiting or running, and is not paused."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """Gauges and counters."""
+        """Return gauges and counters."""
 
     @abstractmethod
     def check(self) -> None:

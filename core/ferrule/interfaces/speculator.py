@@ -26,7 +26,8 @@ class KnownRows:
 
 
 class Speculator(ABC):
-    """Called on the worker's thread, for each step in turn: `observe`, then `propose` if any row has sampled.
+    """A source of guesses, called on the worker's thread for each step: `observe`, then `propose` if any row has
+    sampled.
 
     Guesses need not be right. They cost the computation of a token each, and a request with guesses is planned again
     only when the result of its last step is known. Methods that wait for the device hold up steps.

@@ -53,35 +53,36 @@ class StatLogger(ABC):
         self.model = model
 
     def share(self, folder: Path, number: int) -> None:
-        """Called first, where the figures of an API process are read by others: `number` is this one's, from 0.
+        """Share figures with other processes, in the first call. `number` is this API process's, from 0.
 
         All API processes may write to `folder`, which is theirs alone and goes with them, so that each can show the sum
-        of what all were told. What an engine says is told in the first process only.
+        of what all were told. The figures of an engine are told in the first process only.
         """
 
     def follow(self, folder: Path) -> None:
-        """Called first, in the launcher, on an instance that is told nothing: `exposition` is to show what the
-        instances that share `folder` were told. Only a logger that overrides this is asked; without one, an API process
+        """Show in `exposition` what the instances that share `folder` were told, in the first call, in the launcher.
+
+        This instance is told nothing itself. Only a logger that overrides this is asked; without one, an API process
         answers.
         """
 
     @abstractmethod
     def on_engine(self, stats: EngineStats, engine: int) -> None:
-        """At most once a step and at least once a second while there is work."""
+        """Take an engine's figures, at most once a step and at least once a second while there is work."""
 
     @abstractmethod
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        """A delta of one request arrived `gap` seconds after its admission (`first`) or its last delta."""
+        """Note that a delta of one request arrived `gap` seconds after its admission (`first`) or its last delta."""
 
     @abstractmethod
     def on_finish(self, stats: RequestStats) -> None:
-        """A choice ended."""
+        """Note that a choice ended."""
 
     def on_rejected(self, reason: str) -> None:
-        """A request was refused because the queue is full: max_num_queued_reqs or max_num_queued_tokens."""
+        """Note that a request was refused because the queue is full: max_num_queued_reqs or max_num_queued_tokens."""
 
     def on_http(self, stats: HttpStats) -> None:
-        """An HTTP call was answered; also with --disable-log-stats, where nothing else is told."""
+        """Note that an HTTP call was answered. Called also with --disable-log-stats, where nothing else is told."""
 
     def on_stall(self, seconds: float) -> None:
         """The API process's event loop was late by so much: nothing else could be done meanwhile."""

@@ -30,7 +30,7 @@ _CONFIG, _MADE_BY = "config.json", "packed_by"
 
 def writer_of(name: str, plugins: Plugins) -> type[WritesWeights]:
     """Return the load format of that name. Raises PluginError, and ConfigError for one that cannot be written."""
-    found = plugins.load("load_format", name)
+    found: type = plugins.load("load_format", name)
     if not issubclass(found, WritesWeights):
         raise ConfigError(f"--format {name}: this load format is read, and cannot be written.")
     return found

@@ -12,8 +12,6 @@ import pytest
 import torch
 
 from ferrule import checkpoint
-from ferrule.assembly.choose import Chooser
-from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError
@@ -22,6 +20,7 @@ from ferrule.plugin import discover
 from ferrule_files.gguf.architectures import ARCHITECTURES
 from ferrule_files.gguf.names import Names, ValueHeads
 from ferrule_files.gguf.reader import read_model
+from ferrule_files.offline import outline
 from ferrule_plugins.gguf.describe import describe
 from ferrule_plugins.gguf.tensors import ordered
 from ferrule_plugins.load_format.gguf import Gguf
@@ -263,8 +262,7 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 def write_floats(source: Path, file: Path) -> None:
     """What `ferrule quantize --ignore .*` writes."""
     chosen = resolve(Config(model=ModelConfig(model=str(source), dtype="float32")))
-    choice, _ = outline(chosen, Chooser(discover()))
-    write(source, file, MIXES["q8_0"], choice, [".*"], tokenizer=False)
+    write(source, file, MIXES["q8_0"], outline(chosen, discover()), ignore=[".*"])
 
 
 def test_every_architecture_has_a_case() -> None:

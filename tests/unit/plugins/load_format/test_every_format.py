@@ -17,8 +17,8 @@ from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
-from ferrule_plugins.load_format import safetensors as safetensors_files
-from ferrule_plugins.load_format import shards
+from ferrule_files import safetensors as safetensors_files
+from ferrule_files import shards
 from ferrule_tensorizer.write import write
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +20,14 @@ from ferrule_files.gguf.names import Names
 from ferrule_files.gguf.reader import GgufModel, read_model
 from ferrule_files.gguf.splits import SPLITS
 from ferrule_plugins.gguf.tensors import Reader
+from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_quantize import QuantizeCommand
 from ferrule_quantize.gguf.vocabulary import describe
 from ferrule_quantize.gguf_file import MIXES
 from ferrule_testkit import checkpoints
 from ferrule_testkit.checkpoints import tiny_checkpoint
-from tests.unit.plugins.command.test_quantize import changed
 from tests.unit.plugins.gguf.test_tokens import TEXTS, of_spm
+from tests.unit.quantize.test_quantize import changed
 
 WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
@@ -187,13 +187,10 @@ def test_configurations_that_no_file_states(values: dict[str, Any], told: str, s
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
 
 
-def test_without_the_package_nothing_is_read(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    with pytest.raises(StartupError, match=r"need the package gguf"):
-        run(source, tmp_path / "out.gguf", "q8_0")
-
-
 # ---------------------------------------------------------------------------------------------------- tokenizers
+
+
+TOKENIZERS = AutoTokenizers()
 
 
 def folder_of(core: Tokenizer, folder: Path, **settings: Any) -> Path:
@@ -207,7 +204,7 @@ def folder_of(core: Tokenizer, folder: Path, **settings: Any) -> Path:
 def test_sentencepiece(prefix: bool, tmp_path: Path) -> None:
     core, _ = of_spm(prefix)
     folder = folder_of(core, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>", chat_template="{{ x }}")
-    found = describe(folder, 400)
+    found = describe(folder, 400, TOKENIZERS)
     assert found["tokenizer.ggml.model"] == "llama"
     assert found["tokenizer.ggml.token_type"][:5] == [2, 3, 3, 4, 6]
     assert found["tokenizer.ggml.token_type"][-1] == 5
@@ -228,7 +225,7 @@ def test_how_texts_are_cut_has_a_name(name: str, tmp_path: Path) -> None:
     core = byte_level(SPLITS[name])
     if name == "tekken":
         core.model.ignore_merges = True
-    assert describe(folder_of(core, tmp_path), 256)["tokenizer.ggml.pre"] == name
+    assert describe(folder_of(core, tmp_path), 256, TOKENIZERS)["tokenizer.ggml.pre"] == name
 
 
 def lowered(core: Tokenizer) -> Tokenizer:
@@ -243,7 +240,7 @@ def test_unigrams(tmp_path: Path) -> None:
     special = ["<unk>", "<s>", "</s>"]
     trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=special, unk_token="<unk>", show_progress=False)
     core.train_from_iterator(TEXTS * 3, trainer)
-    found = describe(folder_of(core, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), 130)
+    found = describe(folder_of(core, tmp_path, bos_token="<s>", eos_token="</s>", unk_token="<unk>"), 130, TOKENIZERS)
     ggml = {key.removeprefix("tokenizer.ggml."): value for key, value in found.items()}
     assert (ggml["model"], ggml["unknown_token_id"], ggml["add_space_prefix"]) == ("t5", 0, True)
     assert ggml["remove_extra_whitespaces"] is True
@@ -261,7 +258,7 @@ def test_word_pieces(tmp_path: Path) -> None:
     )
     core.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     names = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "pad_token": "[PAD]"}
-    found = describe(folder_of(core, tmp_path, **names), 210)
+    found = describe(folder_of(core, tmp_path, **names), 210, TOKENIZERS)
     assert found["tokenizer.ggml.model"] == "bert"
     tokens = found["tokenizer.ggml.tokens"]
     assert tokens[:4] == special
@@ -281,9 +278,9 @@ def test_word_pieces(tmp_path: Path) -> None:
 )
 def test_other_tokenizers_are_refused(core: Tokenizer, told: str, tmp_path: Path) -> None:
     with pytest.raises(StartupError, match=told):
-        describe(folder_of(core, tmp_path), 256)
+        describe(folder_of(core, tmp_path), 256, TOKENIZERS)
 
 
 def test_ids_beyond_the_embedding_are_refused(tmp_path: Path) -> None:
     with pytest.raises(StartupError, match="has the id 255, of 255"):
-        describe(folder_of(byte_level(SPLITS["gpt-2"]), tmp_path), 255)
+        describe(folder_of(byte_level(SPLITS["gpt-2"]), tmp_path), 255, TOKENIZERS)

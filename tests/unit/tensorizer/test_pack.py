@@ -59,7 +59,9 @@ def test_what_is_refused(tiny_llama: Path, tmp_path: Path) -> None:
         assert not (tmp_path / "out" / "model.tensors").exists()
         return str(caught.value)
 
-    assert "only --format tensorizer" in refused("--encryption-keyfile", tmp_path / "key")
+    assert "--format packed does not encrypt" in refused("--encryption-keyfile", tmp_path / "key")
+    assert "cannot be written" in refused("--format", "npcache")
+    assert "no load_format plugin 'tensorize'. Did you mean 'tensorizer'?" in refused("--format", "tensorize")
     assert "as they are" in refused("--format", "tensorizer", "-q", "int8")
     assert "none of its own" in refused("--format", "tensorizer", "--load-format", "dummy")
     (tmp_path / "key").write_bytes(b"short")

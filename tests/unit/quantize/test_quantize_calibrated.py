@@ -12,12 +12,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 from ferrule import LLM, SamplingParams
-from ferrule.assembly.choose import Chooser
-from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import StartupError
 from ferrule.plugin import discover
+from ferrule_files.offline import outline
 from ferrule_nn import Linear, RMSNorm
 from ferrule_quantize import QuantizeCommand
 from ferrule_quantize.calibrated import awq, gptq
@@ -73,8 +72,8 @@ def logprobs(folder: Path) -> torch.Tensor:
 def walk_of(source: Path) -> Walk:
     plugins = discover()
     config = resolve(Config(model=ModelConfig(model=str(source))))
-    choice, model = outline(config, Chooser(plugins))
-    return Walk(model, choice.context, choice.architecture)
+    found = outline(config, plugins)
+    return Walk(found.model, found.context, found.architecture)
 
 
 # ------------------------------------------------------------------------------------------ numbers

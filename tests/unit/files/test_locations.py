@@ -11,7 +11,7 @@ import torch
 
 from ferrule.config.locations import map_locations
 from ferrule.errors import ConfigError
-from ferrule_plugins.load_format import locations
+from ferrule_files import locations
 from ferrule_plugins.load_format.npcache import NumpyCache
 from ferrule_plugins.load_format.pt import PyTorchFiles
 

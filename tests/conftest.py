@@ -26,9 +26,9 @@ from ferrule.launch.collector import settle
 from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
-from ferrule_testkit.wheels import Distribution, install
 from tests.shared import once
 from tools.coverage import Counting
+from tools.wheels import Distribution, install
 
 if not (list(Path("/dev").glob("nvidia[0-9]*")) or Path("/dev/dxg").exists()):  # no GPU
     os.environ["TRITON_INTERPRET"] = "1"  # before anything imports Triton, which reads it then, once

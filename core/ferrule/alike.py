@@ -28,12 +28,12 @@ def alike(name: str, choices: Iterable[str], most: int = 3) -> list[str]:
 
 
 def _words(name: str) -> list[str]:
-    """Words of any spelling: max_tokens, --max-tokens, MAX_TOKENS, maxTokens."""
+    """Split a name of any spelling into words: max_tokens, --max-tokens, MAX_TOKENS, maxTokens."""
     return [word.lower() for word in _WORD.findall(name[:_LONGEST])]
 
 
 def _likeness(one: list[str], other: list[str]) -> float:
-    """From 0 for names that are not alike to 1 for the same words."""
+    """Return how alike two names are, from 0 for different ones to 1 for the same words."""
     if not one or not other:
         return 0.0
     head = _in_common(one, other)
@@ -45,12 +45,14 @@ def _likeness(one: list[str], other: list[str]) -> float:
 
 
 def _in_common(one: list[str], other: list[str]) -> int:
-    """How many words both names begin with."""
+    """Count the words that both names begin with."""
     return sum(1 for _ in takewhile(lambda pair: _same_word(*pair), zip(one, other, strict=False)))
 
 
 def _same_word(one: str, other: str) -> bool:
-    """Whether one may be the other, or its beginning, with a slip: other letters, two that are swapped, one more."""
+    """Return whether one word may be the other, or its beginning, with a slip: other letters, two that are swapped, one
+    more.
+    """
     short, long = sorted((len(one), len(other)))
     if sorted(one) == sorted(other) or (short >= _ABBREVIATED and other.startswith(one)):
         return True
@@ -60,5 +62,5 @@ def _same_word(one: str, other: str) -> bool:
 
 
 def _matched(one: str, other: str) -> int:
-    """How many letters both have in one order."""
+    """Count the letters that both words have in the same order."""
     return sum(block.size for block in SequenceMatcher(None, one, other, autojunk=False).get_matching_blocks())

@@ -98,14 +98,16 @@ class Values(dict[str, Any]):
 
 
 def changed(config: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """The configuration with some other values. It still knows its file, and which of its keys were asked for."""
+    """Return the configuration with some other values. It still knows its file, and which of its keys were asked
+    for.
+    """
     made = copy.copy(config) if isinstance(config, dict) else dict(config)
     made.update(changes)
     return made
 
 
 def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The configuration with an architecture's `names` as common names too, and `defaults` for keys it lacks."""
+    """Return the configuration with an architecture's `names` as common names too, and `defaults` for keys it lacks."""
     complete = changed(config, {})
     for own, common in names.items():
         if config.get(own) is not None:
@@ -116,15 +118,18 @@ def completed(config: Mapping[str, Any], names: Mapping[str, str], defaults: Map
 
 
 def other_files(plugins: Plugins | None) -> dict[str, str]:
-    """Files that may take the place of ``config.json``, by the load formats that read them."""
+    """Return the files that may take the place of ``config.json``, by the load formats that read them."""
     names = () if plugins is None else plugins.names("load_format")
     stated = ((name, plugins.stated("load_format", name, "config_file")) for name in names if plugins is not None)
     return {name: file for name, file in stated if isinstance(file, str)}
 
 
 def config_file(folder: Path | str, form: str = "auto", plugins: Plugins | None = None) -> Path:
-    """The file that describes the model. `form`: hf, a load format that reads a file of its own, or auto, which takes
-    such a file where there is no ``config.json``. Raises ConfigError for another form."""
+    """Return the file that describes the model. Raises ConfigError for an unknown form.
+
+    `form`: hf, a load format that reads a file of its own, or auto, which takes such a file where there is no
+    ``config.json``.
+    """
     file = Path(folder) / "config.json"
     if form == "hf" or form == "auto" and file.is_file():
         return file
@@ -142,11 +147,11 @@ def read(
     form: str = "auto",
     plugins: Plugins | None = None,
 ) -> Values:
-    """The text part of a folder's configuration with `overrides` (``--hf-overrides``) applied.
+    """Return the text part of a folder's configuration with `overrides` (``--hf-overrides``) applied.
 
-    An override of ``text_config`` and its like is merged into it; any other value replaces the file's, in the text part
-    too. `form` is that of `config_file`; whatever file that is comes out as a ``config.json`` would. Without `plugins`
-    no other files are known. Raises CheckpointError, ConfigError.
+    An override of ``text_config`` and its like is merged into the file's; any other value replaces the file's, in the
+    text part too. `form` is that of `config_file`; any file is returned as a ``config.json`` would be. Without
+    `plugins` no other files are known. Raises CheckpointError, ConfigError.
     """
     try:
         return _read(config_file(folder, form, plugins), dict(overrides or {}), plugins)
@@ -157,7 +162,9 @@ def read(
 
 
 def configured(section: ResolvedModel, plugins: Plugins, folder: Path | str | None = None) -> Values:
-    """As `read`, with what the model's section of the options says. Without a `folder`, of the one that it names."""
+    """Read the configuration as the model's section of the options says: see `read`. Without a `folder`, the section's
+    own is read.
+    """
     return read(folder or section.hf_config_path, section.hf_overrides, section.config_format, plugins)
 
 
@@ -188,14 +195,14 @@ def _read(file: Path, changes: Mapping[str, Any], plugins: Plugins | None) -> Va
 
 
 def _form_of(file: Path, plugins: Plugins) -> str | None:
-    """The load format that reads a file in the place of ``config.json``."""
+    """Return the load format that reads a file in the place of ``config.json``; None for ``config.json`` itself."""
     if file.name == "config.json":
         return None
     return next((name for name, other in other_files(plugins).items() if other == file.name), None)
 
 
 def _settings_elsewhere(outer: Mapping[str, Any], folder: Path, plugins: Plugins) -> dict[str, Any]:
-    """How weights are quantized, from another key or file that a method states. Raises CheckpointError.
+    """Return the quantization settings from another key or file that a method names. Raises CheckpointError.
 
     Sources of methods are looked at only where there are such keys or files, which have "quant" or "compress" in their
     names.
@@ -236,7 +243,9 @@ def _text_part(outer: dict[str, Any]) -> dict[str, Any]:
 
 
 def architectures(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """The class names that the checkpoint says it is for; at least one."""
+    """Return the class names that the checkpoint says it is for; at least one. Raises CheckpointError where there is
+    none.
+    """
     names = config.get("architectures")
     if isinstance(names, (list, tuple)) and names and all(isinstance(name, str) and name for name in names):
         return tuple(names)
@@ -268,7 +277,7 @@ def _dtype(config: Mapping[str, Any]) -> str | None:
 
 
 def positive(config: Mapping[str, Any], key: str) -> int | None:
-    """A positive integer of the configuration, or None when it is absent or null."""
+    """Return a positive integer of the configuration, or None when it is absent or null. Raises CheckpointError."""
     value = config.get(key)
     if value is None:
         return None
@@ -299,12 +308,13 @@ _LONGEST = 1 << 27  # tokens: far beyond any model
 
 
 def sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """What the configuration says about the model's sizes."""
+    """Return the keys of the configuration that state the model's sizes, with their values."""
     return {key: config[key] for key in (*_SIZES, *_LENGTHS) if config.get(key) is not None}
 
 
 def check_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> None:
-    """Raises CheckpointError, naming the key, for a size that no model has, and for numbers that contradict each other.
+    """Check the sizes that a configuration states. Raises CheckpointError, naming the key, for a size that no model
+    has, and for numbers that contradict each other.
 
     A size is an integer, or a list of them, one for each layer. `names` are an architecture's own names of common keys.
     """
@@ -328,11 +338,11 @@ def check_sizes(config: Mapping[str, Any], names: Mapping[str, str]) -> None:
 
 
 def max_length(config: Mapping[str, Any], *, sliding_window: bool = True) -> int:
-    """The longest context that the checkpoint was made for, in tokens.
+    """Return the longest context that the checkpoint was made for, in tokens.
 
-    The smallest of the lengths that it states, multiplied by the factor of rotary scalings that stretch it (linear,
-    dynamic, yarn; yarn from its original length). Scalings whose stated length is the stretched one already (llama3,
-    longrope) change nothing. With `sliding_window` False the window is a limit as well.
+    That is the smallest of the lengths that it states, multiplied by the factor of rotary scalings that stretch it
+    (linear, dynamic, yarn; yarn from its original length). Scalings whose stated length is the stretched one already
+    (llama3, longrope) change nothing. With `sliding_window` False the window is a limit as well.
     """
     stated = [length for key in _LENGTHS if (length := positive(config, key)) is not None]
     longest = positive(config, "model_max_length")  # Cohere: wins over max_position_embeddings
@@ -359,7 +369,7 @@ def _sensible(config: Mapping[str, Any], length: float) -> int:
 
 
 def window(config: Mapping[str, Any]) -> int:
-    """Tokens that a sliding-window layer of this checkpoint sees, 0 when it has none."""
+    """Return the number of tokens that a sliding-window layer of this checkpoint sees, 0 when it has none."""
     if config.get("use_sliding_window") is False:
         return 0
     kinds = config.get("layer_types")
@@ -372,7 +382,9 @@ def window(config: Mapping[str, Any]) -> int:
 
 
 def eos_ids(config: Mapping[str, Any], folder: Path | str | None = None) -> tuple[int, ...]:
-    """Ids that end a text: those of ``config.json`` and of ``generation_config.json``, each once, in this order."""
+    """Return the ids that end a text: those of ``config.json`` and of ``generation_config.json``, each once, in this
+    order.
+    """
     found: list[int] = []
     sources = [(_file(config), config)]
     if folder is not None:
@@ -390,7 +402,7 @@ def eos_ids(config: Mapping[str, Any], folder: Path | str | None = None) -> tupl
 
 
 def generation(folder: Path | str) -> dict[str, Any]:
-    """``generation_config.json`` of a folder; empty when there is none."""
+    """Read the ``generation_config.json`` of a folder; empty when there is none."""
     file = Path(folder) / "generation_config.json"
     return read_json(file) if file.exists() else {}
 

@@ -59,7 +59,9 @@ class Environment(Struct, frozen=True, kw_only=True):
     missing: tuple[str, ...] = ()  # about those that switch something on that is not here
 
     def unknown(self, options: Collection[str]) -> tuple[str, ...]:
-        """One sentence for each ``FERRULE_*`` variable that is neither a variable of ours nor one of the options."""
+        """Return one sentence for each ``FERRULE_*`` variable that is neither one of Ferrule's variables nor one of the
+        options.
+        """
         known = {variable(name) for name in (*options, *(entry.field for entry in VARIABLES))}
         return tuple(
             f"Environment variable {name} is not known.{nearest(name, known)}"
@@ -124,12 +126,12 @@ VARIABLES = (
 
 
 def variable(field: str) -> str:
-    """The name of a field's variable."""
+    """Return the name of a field's variable."""
     return f"FERRULE_{field.upper()}"
 
 
 def caches() -> str:
-    """The folder for what can be made again."""
+    """Return the folder for files that can be made again."""
     return os.path.join(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache"), "ferrule")
 
 
@@ -151,14 +153,19 @@ def before_libraries() -> None:
 
 
 def before_numpy() -> None:
-    """For the server's own processes: numpy starts no threads. It multiplies no matrices there, and each thread of its
-    library spins for some 50 ms when numpy is imported, while another process starts on the same cores."""
+    """Keep numpy from starting threads in the server's own processes.
+
+    They multiply no matrices, and each thread of numpy's library spins for some 50 ms when numpy is imported, while
+    another process starts on the same cores.
+    """
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 
 @contextmanager
 def told_library(settings: Mapping[str, str]) -> Iterator[None]:
-    """Variables of a library that takes its settings from nowhere else, for as long as it needs them."""
+    """Set environment variables for a library that takes its settings from nowhere else, for as long as it needs
+    them.
+    """
     before = {name: os.environ.get(name) for name in settings}
     os.environ.update(settings)
     try:
@@ -210,7 +217,9 @@ def _missing(source: Mapping[str, str]) -> Iterator[str]:
 
 
 class Terminal(Struct, frozen=True):
-    """What a client at a terminal takes from variables that belong to no program. `state_folder` may not exist yet."""
+    """The settings of a client at a terminal, from variables that belong to no program. `state_folder` may not exist
+    yet.
+    """
 
     openai_api_key: str | None
     plain: bool  # no escape codes: NO_COLOR is set (https://no-color.org), or the terminal knows none
@@ -226,7 +235,8 @@ def terminal(variables: Mapping[str, str] | None = None) -> Terminal:
 
 
 class ObjectStore(Struct, frozen=True):
-    """What variables of Run:ai's streamer, AWS and tensorizer say of an S3 store, beside what boto3 reads itself.
+    """The settings of an S3 store from variables of Run:ai's streamer, AWS and tensorizer, beside those that boto3
+    reads itself.
 
     None: not set. `path_style` puts the bucket's name in the path of addresses and not in the host. The last three are
     tensorizer's, for its own files.
@@ -259,7 +269,7 @@ def object_store(variables: Mapping[str, str] | None = None) -> ObjectStore:
 
 
 def report(variables: Mapping[str, str] | None = None) -> dict[str, str]:
-    """The variables that matter to a bug report; values of those that look secret are left out."""
+    """Return the variables that matter to a bug report; values of those that look secret are left out."""
     source = os.environ if variables is None else variables
     shown = {name: source[name] for name in sorted(source) if _REPORTED.match(name)}
     return {name: "(set, not shown)" if _SECRET.search(name) else value for name, value in shown.items()}

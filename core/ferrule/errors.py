@@ -167,5 +167,5 @@ def nearest(name: str, choices: Iterable[str]) -> str:
 
 
 def exit_status(error: BaseException) -> int:
-    """The status of a process that this error ends: 2 where the command line or a setting is wrong, else 1."""
+    """Return the status of a process that this error ends: 2 where the command line or a setting is wrong, else 1."""
     return 2 if isinstance(error, ConfigError) else 1

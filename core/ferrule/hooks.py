@@ -44,10 +44,10 @@ class _Manager(pluggy.PluginManager):
 
 
 class HookRunner:
-    """Calls every hooks plugin, the first of the set first; with none it does nothing. Methods as in `Hooks`."""
+    """A caller of every hooks plugin, the first of the set first; with none it does nothing. Methods as in `Hooks`."""
 
     def __init__(self, plugins: Sequence[tuple[str, Hooks]] = ()) -> None:
-        """`plugins` are instances, each with its title for the log. Raises PluginError."""
+        """Register the plugins' instances, each with its title for the log. Raises PluginError."""
         self._manager = _Manager(_PROJECT)
         self._manager.add_hookspecs(Hooks)
         self._guards = [_Guard(title, hooks) for title, hooks in plugins]
@@ -63,7 +63,7 @@ class HookRunner:
         return {guard.title: guard.faults.count for guard in self._guards if guard.faults.count}
 
     def has(self, name: str) -> bool:
-        """Whether a plugin overrides this hook."""
+        """Return whether a plugin overrides this hook."""
         return any(hasattr(guard, name) for guard in self._guards)
 
     def process_started(self, process: str, config: Resolved) -> None:
@@ -93,7 +93,7 @@ class HookRunner:
             guard.open_metrics()
 
     def metrics(self) -> str:
-        """The plugins' figures in Prometheus' text format, to follow the server's own."""
+        """Return the plugins' figures in Prometheus' text format, to follow the server's own."""
         return "".join(guard.metrics() for guard in self._guards)
 
     def report_header(self, config: Resolved) -> Sequence[str]:
@@ -153,7 +153,7 @@ class _Guard:
 
 
 def _checked(name: str, result: Any) -> Any:
-    """What a hook returned, if it is of the hook's type. Raises TypeError."""
+    """Return a hook's result, if it is of the hook's type. Raises TypeError."""
     if name == "authorise" and not (result is None or isinstance(result, bool)):
         raise TypeError(f"authorise returned {type(result).__name__}, not a bool or None")
     if name == "report_header":

@@ -53,7 +53,7 @@ class Log:
         self._write(logging.ERROR, message, args, fields)
 
     def exception(self, message: str, *args: object, **fields: object) -> None:
-        """An error with the traceback of the exception that is being handled."""
+        """Log an error with the traceback of the exception that is being handled."""
         self._write(logging.ERROR, message, args, fields, with_traceback=True)
 
     def _write(
@@ -69,7 +69,9 @@ class Log:
 
 
 def get(area: str) -> Log:
-    """The logger of an area such as "engine". Before `setup`, warnings reach stderr by the standard library's rule."""
+    """Return the logger of an area such as "engine". Before `setup`, warnings reach stderr by the standard library's
+    rule.
+    """
     return Log(area)
 
 
@@ -91,7 +93,7 @@ def setup(level: str, process: str = "", stream: TextIO | None = None, prefix: s
 
 
 def set_level(level: str) -> None:
-    """Of Ferrule's own records, from now on."""
+    """Set the level of Ferrule's own records, from now on."""
     logging.getLogger(_ROOT).setLevel(level.upper())
 
 
@@ -160,14 +162,14 @@ def last_words(text: str, timeout: float = 1.0) -> None:
 
 
 def escape(text: str) -> str:
-    """`text` as one line: what is not printable becomes an escape such as ``\\n`` or ``\\u202e``."""
+    r"""Return `text` as one line: a character that is not printable becomes an escape such as ``\n`` or ``\u202e``."""
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
 def field_text(value: object) -> str:
-    """A value behind `key=`: quoted where it holds spaces, quotes or equal signs."""
+    """Return a value as it is written behind `key=`: quoted where it holds spaces, quotes or equal signs."""
     text = escape(str(value))
     if text and not any(c in ' "=' for c in text):
         return text
@@ -272,10 +274,10 @@ class _Sink(logging.Handler):
 
 
 def _descriptor(stream: TextIO) -> int | None:
-    """A descriptor of our own for the stream, or None for one that is not a file.
+    """Duplicate the stream's file descriptor; None for a stream that is not a file.
 
-    The stream's own buffer is not used: its lock would be held while a full pipe blocks, and Python aborts at exit
-    when it cannot take that lock.
+    The stream's own buffer is not used: its lock would be held while a full pipe blocks, and Python aborts at exit when
+    it cannot take that lock.
     """
     try:
         return os.dup(stream.fileno())

@@ -97,13 +97,13 @@ def _set(part: dict[str, Any], key: str, value: Any) -> None:
 
 
 def _layers(stated: Any) -> dict[str, Any]:
-    """The entries for types of layers, of an object that has such."""
+    """Return the entries for types of layers, of settings that have such entries."""
     items = stated.items() if isinstance(stated, Mapping) else ()
     return {kind: entry for kind, entry in items if isinstance(entry, Mapping)}
 
 
 def _meant(layers: Mapping[str, Any]) -> list[str]:
-    """The types of layers that a setting for none in particular is for."""
+    """Return the types of layers that a setting for no type in particular applies to."""
     return [_FULL] if _FULL in layers else list(layers)
 
 
@@ -155,7 +155,7 @@ def _union(newer: Mapping[str, Any], older: Mapping[str, Any], file: Path) -> di
 
 
 def _typed(stated: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """The settings with the type, where there is one, under its newer key and name."""
+    """Return the settings with the type, where there is one, under its newer key and name."""
     rope = {key: value for key, value in stated.items() if key != "type"}
     name = rope.get("rope_type", stated.get("type"))
     if name is None:
@@ -205,7 +205,9 @@ def _rope(values: Mapping[str, Any], stated: Mapping[str, Any], theta: Any, file
 
 
 def _unread(stated: Mapping[str, Any], file: Path) -> Iterator[str]:
-    """Sentences on keys that nothing reads. Raises CheckpointError for one that is written almost like one that is."""
+    """Yield sentences about keys that nothing reads. Raises CheckpointError for a key that is a misspelling of one that
+    is read.
+    """
     for key in sorted(stated.keys() - set(_KNOWN)):
         close = get_close_matches(key, _KNOWN, n=1, cutoff=_MISSPELLED)
         if close:
@@ -214,6 +216,6 @@ def _unread(stated: Mapping[str, Any], file: Path) -> Iterator[str]:
 
 
 def is_positive(number: Any) -> bool:
-    """Whether a value is a finite number above zero."""
+    """Return whether a value is a finite number above zero."""
     real = isinstance(number, (int, float)) and not isinstance(number, bool)
     return real and math.isfinite(number) and number > 0

@@ -30,7 +30,7 @@ OneOrMoreTexts = Annotated[Annotated[SomeText, Tag("<a string>")] | Annotated[Te
 
 
 def _biases(values: Any) -> dict[int, float]:
-    """Checked at once: there may be one for each token of a vocabulary."""
+    """Check biases by token id all at once: there may be one for each token of a vocabulary."""
     if not isinstance(values, Mapping):
         raise problem("must map token ids to numbers")
     try:
@@ -49,7 +49,7 @@ LengthPenalty = Annotated[Number, Field(ge=-10, le=10)]
 
 
 class RequestOutputKind(Enum):
-    """What each output of a request that is still running has, with `AsyncLLM.generate` and `LLMEngine.step`."""
+    """The content of each output of a running request, with `AsyncLLM.generate` and `LLMEngine.step`."""
 
     CUMULATIVE = 0  # all that was generated so far
     DELTA = 1  # what was generated since the last output
@@ -66,7 +66,9 @@ Functions = Annotated[tuple[Callable[..., Any], ...], PlainValidator(_functions,
 
 
 class SamplingFields(Strict):
-    """What completions, chat and Python callers have in common, with the documented names, meanings and defaults."""
+    """The fields that completions, chat and Python callers have in common, with the documented names, meanings and
+    defaults.
+    """
 
     n: Annotated[Count, Field(description="Answers for each prompt. Default: 1.")] = 1
     best_of: Annotated[
@@ -153,10 +155,10 @@ class SamplingFields(Strict):
 
 
 class SamplingParams(SamplingFields, Arguments):
-    """How one request samples. Public: ``from ferrule import SamplingParams``.
+    """Parameters by which one request samples. Public: ``from ferrule import SamplingParams``.
 
-    A wrong value or an unknown name is a RequestError that names the field. What depends on the model and on the
-    server's limits is checked when the request is admitted.
+    A wrong value or an unknown name is a RequestError that names the field. Values that depend on the model and on the
+    server's limits are checked when the request is admitted.
     """
 
     max_tokens: Annotated[

@@ -13,7 +13,7 @@ MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of 
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """One JSON object from a file. Raises CheckpointError naming the file."""
+    """Read one JSON object from a file. Raises CheckpointError naming the file."""
     try:
         content = json.loads(read_small(file, MAX_BYTES, "configuration"))
     except FileNotFoundError:
@@ -28,8 +28,8 @@ def read_json(file: Path) -> dict[str, Any]:
 
 
 def read_small(file: Path, limit: int, what: str) -> bytes:
-    """The bytes of a file, which is named as what it is in errors. Raises OSError, and CheckpointError: for one with
-    more bytes than `limit`, and for a pipe or a device, which might never end.
+    """Read the bytes of a file, which errors name as `what`. Raises OSError, and CheckpointError: for a file with more
+    bytes than `limit`, and for a pipe or a device, which might never end.
     """
     status = file.stat()
     if not stat.S_ISREG(status.st_mode):

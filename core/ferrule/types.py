@@ -14,7 +14,7 @@ from msgspec import Struct
 
 
 class FinishReason(StrEnum):
-    """Why a request ended; every request ends exactly once."""
+    """The reason why a request ended; every request ends exactly once."""
 
     STOP = "stop"  # end-of-sequence or stop token, or a stop string that the frontend found
     LENGTH = "length"  # max_tokens or the context limit
@@ -26,7 +26,8 @@ class FinishReason(StrEnum):
 
 
 class ThoughtLimit(Struct, frozen=True, kw_only=True, gc=False):
-    """At most `tokens` tokens of thoughts; then `end_ids` are generated, and the output goes on freely.
+    """A limit on thoughts: after at most `tokens` tokens of them, `end_ids` are generated, and the output goes on
+    freely.
 
     Thoughts begin with the output (`inside`) and behind each text of `opens`; a text of `closes` ends them. `again`:
     they may begin again, and all of them count together.
@@ -133,10 +134,11 @@ class HostTensor(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class MediaItem(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
-    """What stands at positions [start, start + count) of a prompt; the ids there are placeholders.
+    """A medium at positions [start, start + count) of a prompt, whose ids there are placeholders.
 
     `digest` is one of kind and content. Of kind "embeds", `data["embeds"]` are the embeddings [count, size] themselves;
-    others are what `Model.encode` makes embeddings of. `grid` is how the positions are arranged, for `Model.positions`.
+    of other kinds, `data` is what `Model.encode` makes embeddings of. `grid` is the arrangement of the positions, for
+    `Model.positions`.
     """
 
     kind: str
@@ -224,10 +226,11 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class StepPlan(Struct, frozen=True, kw_only=True, gc=False):
-    """What the runner does in one step: differences only, in the order of the fields, and then the saves of chunks.
+    """The work of the runner in one step: differences only, done in the order of the fields, and then the saves of
+    chunks.
 
     A request appears at most once in `chunks`. Embeddings of `encodes` are kept by digest until a plan forgets them. A
-    chunk computes positions of an item only when they are there.
+    chunk computes positions of an item only when its embeddings are kept.
     """
 
     step: int
@@ -252,7 +255,8 @@ class TokenLogprobs(Struct, frozen=True, array_like=True, gc=False):
 
 
 class RowResult(Struct, frozen=True, kw_only=True, gc=False):
-    """What one chunk produced. `token_ids` is empty for a chunk that did not sample, `vector` None where none ends.
+    """The result of one chunk. `token_ids` is empty for a chunk that did not sample, `vector` None where no vector was
+    made.
 
     Of a chunk with guesses, `token_ids` are the right ones, and one token more. `drafts` are guesses of what follows.
     `prompt_logprobs` has one entry for each position p in (start, start + count] that is still in the prompt: the
@@ -365,7 +369,7 @@ class CacheGroup(Struct, frozen=True):
         return self.kind != "recurrent"
 
     def dead_before(self, computed: int) -> int:
-        """Positions below this are never read again once `computed` positions are in the cache."""
+        """Return the position below which none is ever read again once `computed` positions are in the cache."""
         return max(0, computed - self.window + 1) if self.window else 0
 
 
@@ -384,7 +388,7 @@ class PromptBorder(Struct, frozen=True):
 
 
 class ModelInfo(Struct, frozen=True, kw_only=True):
-    """What the executor tells the other components after `start`."""
+    """A description of the model that the executor gives to the other components after `start`."""
 
     architecture: str
     implementation: str  # plugin that runs it, with its distribution

@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_yaml(file: Path, what: str) -> yaml.Node | None:
-    """The document in a small file, checked as a whole; None for an empty one. `what` names the file in errors.
+    """Return the document in a small file, checked as a whole; None for an empty one. `what` names the file in errors.
 
     Raises OSError, CheckpointError (too large, or a pipe) and YamlError.
     """
@@ -72,7 +72,7 @@ def read_yaml(file: Path, what: str) -> yaml.Node | None:
 
 
 def value_of(node: yaml.Node) -> Any:
-    """The value of a checked node: a dict with texts as keys, a list, or a scalar."""
+    """Return the value of a checked node: a dict with texts as keys, a list, or a scalar."""
     if isinstance(node, yaml.MappingNode):
         return {key.value: value_of(value) for key, value in node.value}
     if isinstance(node, yaml.SequenceNode):
@@ -85,7 +85,7 @@ def line_of(node: yaml.Node) -> int:
 
 
 def keys_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int]]:
-    """(path of a key, its line) of every key in a checked node."""
+    """Yield (path of a key, its line) of every key in a checked node."""
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             inner = (*path, str(key.value))

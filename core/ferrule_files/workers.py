@@ -48,7 +48,8 @@ def division(modules: Mapping[str, nn.Module], name: str) -> Division | None:
 
 
 class WorkerState:
-    """Makes of a worker's parameters what `Model.load_weights` takes: whole tensors under names of a checkpoint.
+    """A translation of a worker's parameters into what `Model.load_weights` takes: whole tensors under names of a
+    checkpoint.
 
     `names` are those of all tensors that will come.
     """
@@ -66,7 +67,7 @@ class WorkerState:
         self._names = names
 
     def tensors(self, name: str, parts: Sequence[torch.Tensor]) -> Iterator[tuple[str, torch.Tensor]]:
-        """What the tensor `name`, of which each rank has a part, is in a checkpoint. Raises CheckpointError."""
+        """Yield what the tensor `name`, of which each rank has a part, is in a checkpoint. Raises CheckpointError."""
         scale, experts = _CACHE_SCALE.fullmatch(name), _EXPERTS.fullmatch(name)
         if scale:
             if scale["what"] in "kv" and not (parts[0].numel() == 1 and float(parts[0]) == 1.0):
@@ -126,12 +127,12 @@ class WorkerState:
         return f"{path}.weight"
 
     def _name_of(self, own: str) -> str:
-        """A name of a checkpoint for the model's own: the usual one, else the model's."""
+        """Return a checkpoint's name for the model's own: the usual one, else the model's."""
         return _usual_name(self._naming, own)
 
 
 class WorkerNames:
-    """What a worker calls the parameters of a model that was filled from tensors of the names `sources`."""
+    """A worker's names for the parameters of a model that was filled from tensors of the names `sources`."""
 
     def __init__(self, model: nn.Module, naming: Naming, sources: Iterable[str]) -> None:
         self._modules = dict(model.named_modules())
@@ -141,12 +142,12 @@ class WorkerNames:
             self._sources.setdefault(naming.of_expert(source) or naming.rename(source), source)
 
     def of(self, own: str) -> str:
-        """The name of one parameter, which is not an expert's."""
+        """Return the name of one parameter, which is not an expert's."""
         said = self._said(own)
         return said if _is_name_of(self._naming, said, own) else _usual_name(self._naming, own)
 
     def _said(self, own: str) -> str:
-        """After the checkpoint's name, or after one of those that are merged."""
+        """Return a parameter's name after the checkpoint's name, or after one of those that are merged."""
         path, _, suffix = own.rpartition(".")
         layer = self._modules[path]
         if own not in self._sources and isinstance(layer, MergedLinear):
@@ -158,7 +159,7 @@ class WorkerNames:
         return self._sources.get(own, own)
 
     def of_experts(self, path: str) -> str:
-        """The name of the module with all experts of a layer."""
+        """Return the name of the module with all experts of a layer."""
         for own, source in self._sources.items():
             if own.startswith(f"{path}.") and ".experts." in source:
                 return source.partition(".experts.")[0] + ".experts"
@@ -170,7 +171,9 @@ def _is_name_of(naming: Naming, said: str, own: str) -> bool:
 
 
 def _usual_name(naming: Naming, own: str) -> str:
-    """The name that most checkpoints have for the model's own, else that. Raises CheckpointError if neither is read."""
+    """Return the name that most checkpoints have for the model's own, else the model's. Raises CheckpointError if
+    neither is read.
+    """
     for said in (f"model.{own}", own):
         if _is_name_of(naming, said, own):
             return said

@@ -7,7 +7,7 @@ import math
 
 
 def alibi_slopes(num_heads: int, steepest: float = 8.0) -> tuple[float, ...]:
-    """The slope of each head: 2^(-steepest i / n) for n heads, i from 1, where n is a power of two.
+    """Return the slope of each head: 2^(-steepest i / n) for n heads, i from 1, where n is a power of two.
 
     For other numbers n is the power below, and the further heads have every second slope of twice as many.
     """

@@ -46,13 +46,13 @@ class AttentionSpec:
 
     @property
     def split_outputs(self) -> Split | None:
-        """How ranks divide the projections to queries, keys and values. Norms over all heads need them together."""
+        """Division of the projections to queries, keys and values among ranks; None with norms over all heads."""
         keys = Shared(self.num_kv_heads)
         return None if self.norm_width else outputs(self.num_heads, keys, keys)
 
     @property
     def split_inputs(self) -> Split | None:
-        """How ranks divide the projection of heads to the result."""
+        """Division of the projection from heads to the result among ranks; None with norms over all heads."""
         return None if self.norm_width else inputs(self.num_heads)
 
     def of_rank(self) -> AttentionSpec:
@@ -66,14 +66,14 @@ class AttentionSpec:
 
     @property
     def cache(self) -> LayerCache:
-        """What the layer keeps for each token."""
+        """Cache entries that the layer keeps for each token."""
         window = self.window or self.chunk  # a chunk is at most so long
         group = CacheGroup("sliding" if window else "full", self.block_size, window)
         return LayerCache(group, self.num_kv_heads, self.head_dim)
 
 
 class HeadScales:
-    """What the keys and values of single heads are divided by beside their layer's scales, shares of the largest."""
+    """Divisors of single heads' cached keys and values, beside the layer's scales: shares of the largest one."""
 
     def __init__(self, keys: Sequence[float], values: Sequence[float], num_heads: int, device: torch.device) -> None:
         shares = torch.tensor([keys, values], dtype=torch.float64)
@@ -84,11 +84,11 @@ class HeadScales:
     def cached(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Queries, keys and values [tokens, heads, head_dim] as attention reads them."""
+        """Return q, k and v [tokens, heads, head_dim] scaled for attention over scaled keys and values."""
         return (q * self._queries).to(q.dtype), (k / self._key).to(k.dtype), (v / self._value).to(v.dtype)
 
     def result(self, out: torch.Tensor) -> torch.Tensor:
-        """What attention gives of such values, [tokens, heads, head_dim]."""
+        """Return the result of attention over scaled values in true size, [tokens, heads, head_dim]."""
         return (out * self._results).to(out.dtype)
 
 
@@ -130,16 +130,16 @@ class Attention(nn.Module):
         self._cached_heads: ops.CachedHeads | None = None  # `_heads`, where it can write to the cache
 
     def make_qk_norm(self, spec: AttentionSpec, heads: int) -> nn.Module | None:
-        """The norm of queries [tokens, heads, head_dim], or that of keys."""
+        """Make the norm of queries [tokens, heads, head_dim], or that of keys."""
         return spec.qk_norm(heads * spec.head_dim if spec.norm_width else spec.head_dim) if spec.qk_norm else None
 
     def prepare(self, heads: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """What happens to the projections [tokens, query, key and value heads, head_dim] before norms and rotation."""
+        """Change the projections [tokens, query, key and value heads, head_dim] before norms and rotation."""
         clip = self.spec.qkv_clip
         return heads.clamp_(-clip, clip) if clip else heads
 
     def pack(self) -> None:
-        """Norms and rotation become one pass in place, where both are of the usual kinds or absent."""
+        """Replace norms and rotation by one pass in place, where both are of the usual kinds or absent."""
         spec, rope, kernels = self.spec, self._rope[0], None
         if spec.norm_turned:
             return
@@ -153,7 +153,7 @@ class Attention(nn.Module):
 
     @property
     def cache(self) -> LayerCache:
-        """What this layer keeps for each token."""
+        """Cache entries that this layer keeps for each token."""
         return self.spec.cache
 
     def set_cache_scales(self, key: float, value: float) -> None:
@@ -173,11 +173,11 @@ class Attention(nn.Module):
         self._head_scales = HeadScales(keys, values, self.spec.num_heads, ops.weights_device(self))
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         return self._projected(self.attend(self.qkv_proj(x), ctx, rotation))
 
     def attend(self, qkv: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
-        """[tokens, (query, key and value heads) * head_dim], which may be overwritten → [tokens, heads, head_dim]."""
+        """Map [tokens, (query, key and value heads) * head_dim] to [tokens, heads, head_dim]. May overwrite `qkv`."""
         spec, rope = self.spec, self._rope[0]
         heads = self.prepare(qkv.view(qkv.shape[0], -1, spec.head_dim), ctx)
         unscaled = self._scales == _NONE and self._head_scales is None
@@ -206,7 +206,7 @@ class Attention(nn.Module):
         return self._head_scales.result(ctx.attend(self.name, q, k, v, self.options) * value)
 
     def _normed(self, qk: torch.Tensor) -> torch.Tensor:
-        """[tokens, query and key heads, head_dim]"""
+        """Normalise queries and keys [tokens, query and key heads, head_dim]."""
         if self.q_norm is None or self.k_norm is None:
             return qk
         q, k = qk.split_with_sizes([self.spec.num_heads, self.spec.num_kv_heads], dim=1)

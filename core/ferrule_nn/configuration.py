@@ -9,7 +9,7 @@ from ferrule.errors import CheckpointError
 
 
 def need(config: Mapping[str, Any], *names: str) -> Any:
-    """The first of `names` that config.json has. Raises CheckpointError."""
+    """Return the value of the first of `names` that config.json has. Raises CheckpointError if it has none of them."""
     for name in names:
         if config.get(name) is not None:
             return config[name]
@@ -17,10 +17,10 @@ def need(config: Mapping[str, Any], *names: str) -> Any:
 
 
 def first(config: Mapping[str, Any], *names: str, default: Any = None) -> Any:
-    """The first of `names` that config.json has and that is not null, else `default`."""
+    """Return the value of the first of `names` that config.json has and that is not null, else `default`."""
     return next((config[name] for name in names if config.get(name) is not None), default)
 
 
 def number(value: Any) -> float:
-    """A number, or what transformers writes for one that JSON does not have: {"__float__": "Infinity"}."""
+    """Read a number, or transformers' spelling of one that JSON does not have: {"__float__": "Infinity"}."""
     return float(value["__float__"] if isinstance(value, Mapping) else value)

@@ -1,4 +1,4 @@
-"""The decoder-only transformer that most models are, with a method for everything in which they differ."""
+"""The decoder-only transformer of most models, with a method for everything in which they differ."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _EPS = ("rms_norm_eps", "layer_norm_eps", "layer_norm_epsilon", "norm_eps", "nor
 
 @contextmanager
 def building(ctx: BuildContext) -> Iterator[None]:
-    """Modules made inside have the type and device of `ctx`, compute with its kernels, and are its shard's part.
+    """Give modules made inside the type, the device and the kernels of `ctx`, and make them its shard's part.
 
     Raises ConfigError.
     """
@@ -52,7 +52,7 @@ def building(ctx: BuildContext) -> Iterator[None]:
 
 
 def layer_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
-    """Each layer's window, 0 for full attention, from `sliding_window`, `layer_types` and what older files say."""
+    """Return each layer's window, 0 for full attention, from `sliding_window`, `layer_types` and older names."""
     config = ctx.config
     window = int(config.get("sliding_window") or 0)
     if not window or not ctx.sliding_window or config.get("use_sliding_window") is False:
@@ -67,7 +67,7 @@ def layer_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
 
 
 def _share(hidden: int, heads: int) -> int:
-    """Each head's part of the hidden size. Raises CheckpointError."""
+    """Return each head's part of the hidden size. Raises CheckpointError where it cannot be divided."""
     if heads < 1 or hidden % heads:
         raise CheckpointError(
             f"config.json: 'hidden_size' {hidden} is not a multiple of 'num_attention_heads' {heads}, and there is no "
@@ -77,7 +77,7 @@ def _share(hidden: int, heads: int) -> int:
 
 
 def sliding_layers(config: Mapping[str, Any], num_layers: int, period: int = 0) -> tuple[bool, ...]:
-    """Which layers are of the kind `sliding_attention`: by `layer_types`, else all but each `period`-th; none for 0.
+    """Return which layers are `sliding_attention`: by `layer_types`, else all but each `period`-th; none for 0.
 
     A layer's kind may decide more than its window, so it stays with --disable-sliding-window.
     """
@@ -163,7 +163,7 @@ class DecoderSpec:
         return replace(spec, **changes)
 
     def attention(self, index: int, **changes: Any) -> AttentionSpec:
-        """The numbers of layer `index`'s attention."""
+        """Return the attention's numbers for layer `index`."""
         spec = AttentionSpec(
             hidden_size=self.hidden_size,
             num_heads=self.num_heads,
@@ -185,14 +185,14 @@ class DecoderSpec:
         return replace(spec, **changes)
 
     def make_norm(self, size: int) -> nn.Module:
-        """A norm over the last dimension, of that size."""
+        """Make a norm over a last dimension of that size."""
         if self.norm == "layer":
             return LayerNorm(size, self.norm_eps, self.norm_bias, self.norm_affine, self.norm_offset)
         return RMSNorm(size, self.norm_eps, self.norm_offset)
 
 
 class DecoderLayer(nn.Module):
-    """x + attention(norm(x)), then x + mlp(norm(x)); `residual_scale` multiplies what is added."""
+    """A layer x + attention(norm(x)), then x + mlp(norm(x)); `residual_scale` multiplies the added terms."""
 
     def __init__(self, owner: Decoder, index: int) -> None:
         super().__init__()
@@ -208,7 +208,10 @@ class DecoderLayer(nn.Module):
     def fused(
         self, x: torch.Tensor, y: torch.Tensor, after: nn.Module, ctx: ForwardContext, rotation: Rotation | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The layer where y is `input_layernorm(x)`: its result, and `after` of it. Sums and norms are one pass."""
+        """Compute the layer for y = `input_layernorm(x)`; return its result and `after` of it.
+
+        Each sum is one pass with the norm that follows.
+        """
         y = self.self_attn(y, ctx, rotation)
         x, y = add_and_norm(self.post_attention_layernorm, x, y, self.residual_scale)
         return add_and_norm(after, x, self.mlp(y), self.residual_scale)
@@ -219,14 +222,14 @@ class DecoderLayer(nn.Module):
 
 @runtime_checkable
 class CachedLayer(AttentionLayer, Protocol):
-    """A submodule that attends, and says what it keeps for each token."""
+    """A submodule that attends, and declares what it caches for each token."""
 
     @property
     def cache(self) -> LayerCache: ...
 
 
 class CausalLM(nn.Module, Model, Generates):
-    """What needs no knowledge of the architecture. A subclass has a `Head` called `lm_head`."""
+    """The part of a model that needs no knowledge of the architecture. A subclass has a `Head` called `lm_head`."""
 
     naming: ClassVar[Naming] = Naming(renames=((r"^model\.", ""),))
     lm_head: Head
@@ -284,17 +287,17 @@ class Decoder(CausalLM):
         return DecoderSpec.of(ctx)
 
     def make_rope(self, ctx: BuildContext) -> Rope | None:
-        """The rotation that all layers share, or None for a model with other positions."""
+        """Make the rotation that all layers share, or return None for a model with other positions."""
         if self.spec.alibi_slopes:
             return None
         return Rope(RopeConfig.of(ctx.config, self.spec.head_dim), self.spec.rope_interleaved)
 
     def make_local_rope(self, ctx: BuildContext) -> Rope | None:
-        """The rotation of layers of the kind `sliding_attention`, where they have one of their own."""
+        """Make the rotation of `sliding_attention` layers, where they have one of their own."""
         return None
 
     def rope_of(self, index: int) -> Rope | None:
-        """The rotation of layer `index`."""
+        """Return the rotation of layer `index`."""
         spec = self.spec
         if spec.turning and not spec.turning[index]:
             return None
@@ -323,7 +326,7 @@ class Decoder(CausalLM):
         return self.embed_tokens.size
 
     def embed(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[tokens] → [tokens, hidden]."""
+        """Map ids [tokens] to [tokens, hidden]."""
         x: torch.Tensor = self.embed_tokens(ids, ctx.embeds)
         return x
 
@@ -343,7 +346,7 @@ class Decoder(CausalLM):
         return hidden
 
     def rotations(self, ctx: ForwardContext, dtype: torch.dtype) -> list[Rotation | None]:
-        """What each layer's queries and keys are turned by: computed once for the layers with the same rotation."""
+        """Return the rotation of each layer's queries and keys, computed once for layers that share it."""
         shared = None if self.rope is None else self.rope.at(ctx, dtype)
         if self.local_rope is None:
             return [shared] * len(self.layers)

@@ -30,7 +30,7 @@ _NORM_EPS = 1e-6  # of queries and keys
 class DeltaSpec:
     """The numbers of one layer. Each key head serves num_value_heads / num_key_heads value heads.
 
-    `interleaved`: the input projections are two tensors, in_proj_qkvz and in_proj_ba, that are ordered by key head;
+    With `interleaved` the input projections are two tensors, in_proj_qkvz and in_proj_ba, that are ordered by key head;
     otherwise they are four, in_proj_qkv, in_proj_z, in_proj_b and in_proj_a.
     """
 
@@ -54,7 +54,7 @@ class DeltaSpec:
 
 
 class GatedDelta(StateLayer):
-    """x → out(norm(delta(conv(q, k, v)), z)). State: [value heads, key_dim, value_dim] float32."""
+    """The layer x → out(norm(delta(conv(q, k, v)), z)). State: [value heads, key_dim, value_dim] float32."""
 
     def __init__(self, name: str, spec: DeltaSpec) -> None:
         hidden, mixed, heads = spec.hidden_size, 2 * spec.keys + spec.values, spec.num_value_heads
@@ -86,7 +86,7 @@ class GatedDelta(StateLayer):
         self._fused = ops.delta(self._kernels, self.A_log, self.dt_bias, shape, _NORM_EPS)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         mixed, gate, strength, width = self._projected(x)
         mixed = self.conv1d(mixed, ctx)
         if self._fused is not None and self._fused.accepts(mixed):
@@ -99,7 +99,7 @@ class GatedDelta(StateLayer):
     def _scan(
         self, mixed: torch.Tensor, strength: torch.Tensor, width: torch.Tensor, ctx: ForwardContext
     ) -> torch.Tensor:
-        """What the kernel computes, in torch: to float32 [tokens, value heads, value_dim]."""
+        """Compute the kernel's result with torch: float32 [tokens, value heads, value_dim]."""
         spec = self.spec
         q, k, v = torch.split(mixed.float(), [spec.keys, spec.keys, spec.values], dim=-1)
         q, k = (_unit(each.view(-1, spec.num_key_heads, spec.key_dim)) for each in (q, k))
@@ -110,7 +110,7 @@ class GatedDelta(StateLayer):
         return run_rows(ctx.state(self.name), (decay, strength.float().sigmoid(), q, k, v), delta_step, delta_chunk)
 
     def _projected(self, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Queries, keys and values [tokens, …], gate [tokens, values], strength and width [tokens, value heads]."""
+        """Return q, k and v [tokens, …], gate [tokens, values], strength and width [tokens, value heads]."""
         spec = self.spec
         qkvz, ba = self.in_proj_qkvz(x), self.in_proj_ba(x)
         if not spec.interleaved:
@@ -124,15 +124,18 @@ class GatedDelta(StateLayer):
 
 
 def _unit(x: torch.Tensor) -> torch.Tensor:
-    """Vectors of length 1."""
+    """Return vectors scaled to length 1."""
     return x * torch.rsqrt(x.square().sum(-1, keepdim=True) + _NORM_EPS)
 
 
 def delta_step(
     state: torch.Tensor, decay: torch.Tensor, strength: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Outcome:
-    """One token of n requests. state [n, heads, keys, values]; decay, a logarithm, and strength [n, heads];
-    q, k [n, heads, keys]; v [n, heads, values]."""
+    """Compute one token of n requests.
+
+    state [n, heads, keys, values]; decay, a logarithm, and strength [n, heads]; q, k [n, heads, keys]; v [n, heads,
+    values].
+    """
     state.mul_(decay.exp()[..., None, None])
     correction = (v - (k.unsqueeze(2) @ state).squeeze(2)) * strength.unsqueeze(-1)
     state.addcmul_(k.unsqueeze(-1), correction.unsqueeze(2))
@@ -142,7 +145,7 @@ def delta_step(
 def delta_chunk(
     state: torch.Tensor, decay: torch.Tensor, strength: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Outcome:
-    """t tokens of one request: state [heads, keys, values], the others as in `delta_step` with t for n."""
+    """Compute t tokens of one request: state [heads, keys, values], the others as in `delta_step` with t for n."""
     outputs = []
     for part in zip(*(torch.split(each, _CHUNK) for each in (decay, strength, q, k, v)), strict=True):
         decay, strength, q, k, v = (each.transpose(0, 1) for each in part)  # [heads, t, ...]

@@ -1,4 +1,4 @@
-"""How ranks divide a layer: which part of a parameter each has, and the whole parameter from the parts of all.
+"""The division of layers among ranks: each rank's part of a parameter, and the whole parameter from all parts.
 
 As in Megatron-LM (Shoeybi et al. 2019, https://arxiv.org/abs/1909.08053): projections into heads and into a
 feed-forward block are divided by outputs, projections back by inputs, tables by rows. Key and value heads are repeated
@@ -6,6 +6,11 @@ where there are more ranks than heads; tables are filled up with zeros to a mult
 
 A layer is made with a `Split`, which names what is never cut; with the layer's sizes it becomes a `Division`. A layer
 without one is whole in each rank.
+
+A layer says how it is divided among ranks, and nobody else does. It is made with the sizes of the whole model and a
+`Split`, and allocates, loads and computes its rank's part; loading and vLLM's sharded files use the same declaration.
+While a model is built its shard is in a context variable, as torch has the device there, so no model file passes it on.
+The sum over ranks is a hook of the module that is not there with one rank: such a forward pass asks nothing.
 """
 
 from __future__ import annotations
@@ -47,7 +52,10 @@ def current_shard() -> Shard:
 
 @dataclass(frozen=True)
 class Section:
-    """`size` entries in `units` that are never cut: heads; 0: single ones. `repeated`: ranks may share one."""
+    """A section of `size` entries, in `units` that are never cut, such as heads; 0 stands for single entries.
+
+    With `repeated`, several ranks may share a unit.
+    """
 
     size: int
     units: int = 0
@@ -69,9 +77,9 @@ class Section:
 
 @dataclass(frozen=True)
 class Division:
-    """`axis` is divided, each of `sections` on its own; without sections every rank has the whole parameter.
+    """The division of a parameter's dimension `axis`, each of `sections` on its own; no sections mean no division.
 
-    `rows`: of a table, before it is filled up; 0 for what is not a table.
+    `rows` counts those of a table before it is filled up; 0 for other parameters.
     """
 
     axis: int = OUTPUTS
@@ -169,16 +177,17 @@ UNDIVIDED = Division()
 
 @dataclass(frozen=True)
 class Shared:
-    """Units of which several ranks have the same one where there are more ranks than units: key heads."""
+    """Units, such as key heads, that several ranks share where there are more ranks than units."""
 
     units: int
 
 
 @dataclass(frozen=True)
 class Split:
-    """The dimension that ranks divide, and for each projection of the layer how many units there are to divide.
+    """The dimension that ranks divide, and how many units to divide there are in each projection of the layer.
 
-    For a single size there may be several units: it is of so many equal sections. Sections of other sizes are stated.
+    For a single size there may be several numbers of units: it then consists of so many equal sections. Sections of
+    other sizes are stated.
     """
 
     axis: int

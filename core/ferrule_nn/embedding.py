@@ -23,7 +23,7 @@ class Table(Linear):
     """An embedding's quantized table: its rows are read, and nothing is multiplied by it."""
 
     def __init__(self, weight: nn.Parameter, scheme: LinearScheme, kernels: Kernels) -> None:
-        """`weight` is what a checkpoint without quantization would fill."""
+        """Make a table in place of `weight`, the parameter that a checkpoint without quantization would fill."""
         with torch.device("meta"), ops.using(kernels):  # the memory is that of `weight`
             super().__init__(weight.shape[1], weight.shape[0])
         if isinstance(weight, DividedParameter):
@@ -33,7 +33,7 @@ class Table(Linear):
         scheme.allocate(self)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [tokens] → [tokens, size]."""
+        """Map ids [tokens] to rows [tokens, size]."""
         rows = self.scheme.rows(self)
         if rows is None:
             raise RuntimeError("the scheme of an embedding reads rows once they are packed, and this one does not")
@@ -41,11 +41,11 @@ class Table(Linear):
 
 
 class Embedding(nn.Module):
-    """Rows of a table [count, size], times `scale`, in the table's type. Embeddings that are `given` replace them.
+    """An embedding: rows of a table [count, size], times `scale`, in the table's type.
 
-    A quantized table is a layer of its own within this one, `table`. The checkpoint's name for it is the embedding's.
-
-    With the split `ROWS` each rank has a part of the rows, and gives zeros for others before the ranks' are added up.
+    Embeddings that are `given` replace these. A quantized table is a layer of its own within this one, `table`. The
+    checkpoint's name for it is the embedding's. With the split `ROWS` each rank has a part of the rows, and gives zeros
+    for others before the ranks' are added up.
     """
 
     def __init__(self, count: int, size: int, scale: float = 1.0, split: Split | None = None) -> None:
@@ -57,7 +57,7 @@ class Embedding(nn.Module):
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
-        """A table whose rows no kernel would read stays as it is."""
+        """Quantize the table, unless no kernel could read its rows. Returns whether it did."""
         weight = cast(nn.Parameter, self.weight)
         kernels = self.kernels.part(ops.LayerKernels)
         if kernels is None or not kernels.reads_rows:
@@ -75,7 +75,7 @@ class Embedding(nn.Module):
         self.remove_table()
 
     def remove_table(self) -> None:
-        """Have no table of its own: `weight` keeps its width, has no rows, and is not a parameter any more."""
+        """Drop the table: `weight` keeps its width, has no rows, and is not a parameter any more."""
         empty = self.weight.detach().new_empty(0, self.size)
         del self.weight
         self.weight = empty
@@ -90,7 +90,7 @@ class Embedding(nn.Module):
         return F.embedding(ids, self.weight) if self._rows is None else self._rows(ids)
 
     def _collected(self, ids: torch.Tensor) -> torch.Tensor:
-        """The rows of all ranks."""
+        """Return the rows of all ranks' parts of the table."""
         ids = ids - self.shard.rank * self.own_count
         others = (ids < 0) | (ids >= self.own_count)
         rows = self._read(ids.masked_fill(others, 0)).masked_fill(others.unsqueeze(-1), 0)
@@ -98,7 +98,7 @@ class Embedding(nn.Module):
 
 
 class Head(Linear):
-    """Hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters of its own.
+    """The map from hidden states to logits, float32. With `tied` it uses that embedding's table and has no parameters.
 
     `scale` multiplies the logits; `soft_cap` c maps them to c tanh(logits / c). Ranks divide the vocabulary, unless
     they do not divide that embedding; each returns the logits of all.
@@ -133,7 +133,7 @@ class Head(Linear):
             self.tied.read_by(rows)
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
-        """[rows, hidden] → [rows, vocab]."""
+        """Map [rows, hidden] to logits [rows, vocab], float32."""
         logits = super().forward(hidden)
         if self.scale != 1.0:
             logits = logits * self.scale

@@ -18,7 +18,7 @@ from ferrule_nn.rope import Rotation
 
 
 class ParallelLayer(DecoderLayer):
-    """x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021): one norm, or one for each of both."""
+    """A layer x + attention(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021), with one norm or a norm for each."""
 
     separate = False  # whether the MLP has a norm of its own, `post_attention_layernorm`
 
@@ -35,13 +35,13 @@ class ParallelLayer(DecoderLayer):
 
 
 class TwoNormParallelLayer(ParallelLayer):
-    """x + attention(norm(x)) + mlp(other norm(x))."""
+    """A layer x + attention(norm(x)) + mlp(other norm(x))."""
 
     separate = True
 
 
 class OutputNormLayer(DecoderLayer):
-    """x + norm(attention(x)), then x + norm(mlp(x)) (OLMo Team 2025)."""
+    """A layer x + norm(attention(x)), then x + norm(mlp(x)) (OLMo Team 2025)."""
 
     def __init__(self, owner: Any, index: int) -> None:
         super().__init__(owner, index)
@@ -56,7 +56,7 @@ class OutputNormLayer(DecoderLayer):
 
 
 class SandwichLayer(DecoderLayer):
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))) (Ding et al. 2021)."""
+    """A layer x + norm(attention(norm(x))), then x + norm(mlp(norm(x))) (Ding et al. 2021)."""
 
     def __init__(self, owner: Any, index: int) -> None:
         super().__init__(owner, index)

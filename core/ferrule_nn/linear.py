@@ -68,12 +68,15 @@ class Dense(LinearScheme):
         return None if self.matrix is None else self.matrix.rows
 
     def plain(self, layer: Any) -> torch.Tensor:
-        """The weight [out, in] as the checkpoint has it. Not for a layer with a `matrix`, whose weight is gone."""
+        """Return the weight [out, in] as the checkpoint has it.
+
+        Not for a layer with a `matrix`, whose weight is gone.
+        """
         weight: torch.Tensor = layer.weight if self._packed is None else self._packed.plain()
         return weight
 
     def matmul(self, layer: Any, x: torch.Tensor) -> torch.Tensor:
-        """The head's result is float32 where the kernel makes it: its sums are."""
+        """Multiply by the weight. The head's result is float32 where the kernel makes it, as its sums are."""
         if self.matrix is not None:
             return self.matrix.multiply(x, self._result)
         if self._packed is not None:
@@ -84,7 +87,9 @@ class Dense(LinearScheme):
 
 
 class Linear(nn.Module):
-    """y = x Wᵀ + b. `scheme` keeps the weights and multiplies by them: the one seam that quantization replaces.
+    """The layer y = x Wᵀ + b.
+
+    `scheme` keeps the weights and multiplies by them: the one seam that quantization replaces.
 
     On a GPU parameters are allocated when the checkpoint's tensors come (`materialize`), so that a model that is
     quantized while it is loaded never needs memory for all of its float weights. A CPU's memory is taken when it is
@@ -93,9 +98,9 @@ class Linear(nn.Module):
     `projections` maps the checkpoint's names of merged projections to their rows, see `MergedLinear`. `ignored_tensors`
     are names that a checkpoint may have for this layer, or for its projections, and that are dropped.
 
-    With a `split` each rank has a part of the layer. The sizes that the constructor is given are those of the whole
-    layer, the attributes those of this rank's part. A layer that is divided by inputs returns the sum of all ranks'
-    products, and only the first rank adds the bias: it is zero in others.
+    With a `split` each rank has a part of the layer. The sizes given to the constructor are those of the whole layer,
+    the attributes those of this rank's part. A layer that is divided by inputs returns the sum of all ranks' products,
+    and only the first rank adds the bias: it is zero in others.
     """
 
     weight: nn.Parameter
@@ -148,7 +153,7 @@ class Linear(nn.Module):
         return division
 
     def leave_sum(self) -> None:
-        """Return this rank's product alone from now on: the caller adds up those of all ranks."""
+        """Return this rank's product alone from now on, for a caller that adds up those of all ranks."""
         if self.sum_hook is not None:
             self.sum_hook.remove()
 
@@ -163,7 +168,7 @@ class Linear(nn.Module):
         return scheme is not None
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
-        """Add what adapters have for the layer to its product. A hook, so that a layer without has nothing to ask."""
+        """Add the adapters' part to the layer's product, by a hook: a layer without adapters has nothing to check."""
         if not self.of_tokens:
             return False
         add = bank.layer(name, self.in_features, self.out_features, tuple(self.projections))
@@ -172,7 +177,7 @@ class Linear(nn.Module):
         return add is not None
 
     def check_units(self, name: str, units: tuple[int, int] | None) -> None:
-        """Raises ConfigError where this rank's part is not made of whole units of the scheme."""
+        """Check that this rank's part is made of whole units of the scheme. Raises ConfigError."""
         if self.division is None or self.shard.size == 1:
             return
         axis = self.division.axis
@@ -208,7 +213,7 @@ class Linear(nn.Module):
         return whole
 
     def materialize(self, name: str) -> nn.Parameter:
-        """The parameter of that name, allocated on the layer's device if it was not yet."""
+        """Return the parameter of that name, allocated on the layer's device if it was not yet."""
         own = self.get_parameter(name)
         if own.is_meta:
             data = torch.empty_like(own.data, device=self.device)
@@ -227,7 +232,7 @@ class Linear(nn.Module):
         self.packed = True
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
-        """What the scheme keeps, and the layer's buffers: schemes that run on GPUs register what they pack as such."""
+        """Return the scheme's tensors and the layer's buffers, in which schemes for GPUs register what they pack."""
         return (*self.scheme.packed_tensors(), *self.buffers(recurse=False))
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -256,7 +261,7 @@ class MergedLinear(Linear):
         super().__init__(in_features, sum(projections.values()), bias, scheme, split)
 
     def in_order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        """One tensor for all projections as the parameter has it; `axis` is its dimension of outputs."""
+        """Return one tensor for all projections in the parameter's order of outputs, which are its dimension `axis`."""
         if self.groups == 1 or tensor.dim() == 0 or tensor.shape[axis] == 1:  # one scale for all outputs
             return tensor
         entries = tensor.shape[axis]

@@ -1,4 +1,4 @@
-"""From checkpoint tensors to parameters.
+"""Loading: a checkpoint's tensors become parameters.
 
 A parameter's name in the model *is* its name in the checkpoint, after the model's renames. A `Linear` adds two rules:
 tensors of its `projections` have names of their own, `q_proj` beside `qkv_proj`, and its `ignored_tensors` are dropped,
@@ -38,11 +38,11 @@ class _Target:
 
 @dataclass(frozen=True, kw_only=True)
 class Naming:
-    """How a checkpoint's names become the model's.
+    """The rules by which a checkpoint's names become the model's.
 
     `renames`: regular expressions and replacements, applied in order. `ignored`: expressions of names that are dropped.
     `transposed`: expressions of matrices that are stored [in, out]. `stacked`: expressions of tensors that hold one for
-    each expert, and what these are called, with ``{}`` for the expert's number. `ignored` and `transposed` see the
+    each expert, and the names of those, with ``{}`` for the expert's number. `ignored` and `transposed` see the
     checkpoint's own name, `stacked` the one that `renames` have made.
     """
 
@@ -55,7 +55,7 @@ class Naming:
     )
 
     def of_text_part(self) -> Naming:
-        """The naming of a composite model's files: its text part under our names, the parts for media dropped."""
+        """Return the naming for a composite model's files: the text part under our names, without media parts."""
         text = (
             (r"^(model\.language_model|language_model\.model)\.", "model."),
             (r"^language_model\.lm_head\.", "lm_head."),
@@ -71,7 +71,7 @@ class Naming:
         return _BESIDE.sub(r".weight_\1", name)
 
     def tensors(self, source: str, tensor: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
-        """The model's names for a tensor of the checkpoint, and what belongs there: views of it where it is stacked."""
+        """Yield the model's names for a tensor of the checkpoint, and their tensors: views where it is stacked."""
         several = self.of_expert(source)
         if several is None:
             yield self.rename(source), tensor
@@ -79,7 +79,7 @@ class Naming:
             yield from ((several.replace("{}", str(index)), part) for index, part in enumerate(tensor))
 
     def of_expert(self, source: str) -> str | None:
-        """What a part of a stacked tensor is called, with ``{}`` for the expert's number; None for other tensors."""
+        """Return the name of a part of a stacked tensor, with ``{}`` for the expert's number; else None."""
         name = self.rename(source)
         for pattern, replacement in self.stacked:
             if re.search(pattern, name):
@@ -157,7 +157,7 @@ class _Pending:
                 self._projections[target.parameter].add(name)
 
     def completed(self, name: str, target: _Target) -> Linear | None:
-        """Take note of a tensor. Returns the layer if that was the last one it needed."""
+        """Note that a tensor came. Returns the layer if that was the last one it needed."""
         layer = self._module.get_submodule(target.parameter.rpartition(".")[0])
         if not isinstance(layer, Linear):
             return None
@@ -168,7 +168,7 @@ class _Pending:
         return None if any(own in self._projections for own in self.parameter_names(layer, target)) else layer
 
     def packed(self, name: str, target: _Target) -> list[str]:
-        """Take note of a tensor, and pack the layer if it is quantized and complete. Returns its parameters then."""
+        """Note that a tensor came, and pack the layer if it is quantized and complete. Returns its parameters then."""
         layer = self.completed(name, target)
         if layer is None or not layer.quantized:
             return []
@@ -179,13 +179,13 @@ class _Pending:
 
     @staticmethod
     def parameter_names(layer: Linear, target: _Target) -> list[str]:
-        """Full names of the parameters of `layer`, to which `target` belongs."""
+        """Return the full names of the parameters of `layer`, to which `target` belongs."""
         prefix = target.parameter.removesuffix(target.parameter.rpartition(".")[2])
         return [prefix + own for own, _ in layer.named_parameters(recurse=False)]
 
 
 def _targets(module: torch.nn.Module, parameters: Mapping[str, torch.Tensor]) -> tuple[dict[str, _Target], set[str]]:
-    """Where each checkpoint name goes, and the names that are dropped."""
+    """Return the target of each checkpoint name, and the names that are dropped."""
     targets = {name: _Target(name) for name in parameters}
     dropped: set[str] = set()
     for path, child in module.named_modules():
@@ -217,7 +217,7 @@ def _materialized(module: torch.nn.Module, name: str) -> torch.nn.Parameter:
 
 
 def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target, tensor: torch.Tensor) -> torch.Tensor:
-    """A whole parameter's tensor with its outputs in the parameter's order."""
+    """Return the tensor for a whole parameter with its outputs in the parameter's order."""
     layer = module.get_submodule(target.parameter.rpartition(".")[0])
     if not isinstance(layer, MergedLinear) or tensor.dim() < parameter.dim():  # one for all outputs
         return tensor
@@ -225,14 +225,14 @@ def _in_order(module: torch.nn.Module, parameter: torch.Tensor, target: _Target,
 
 
 def _takers(module: torch.nn.Module) -> dict[str, Linear]:
-    """By the name of the parameter: the layers whose schemes are asked to take rows of it."""
+    """Return the layers whose schemes are asked to take rows of a parameter, by its name."""
     layers = ((path, layer) for path, layer in module.named_modules() if isinstance(layer, Linear))
     return {f"{path}.{layer.scheme.row_parameter}": layer for path, layer in layers if layer.quantized}
 
 
 @contextmanager
 def _named(target: _Target) -> Iterator[None]:
-    """Say in an error of a scheme which layer it is about."""
+    """Add the name of the layer to a scheme's error."""
     try:
         yield
     except CheckpointError as error:
@@ -273,7 +273,10 @@ def _fill(
 def _part(
     layer: torch.nn.Module, parameter: torch.Tensor, target: _Target, view: torch.Tensor, tensor: torch.Tensor
 ) -> torch.Tensor:
-    """What this rank has of a checkpoint's tensor for `view`. Raises CheckpointError where it cannot be divided."""
+    """Return this rank's part of a checkpoint's tensor for `view`.
+
+    Raises CheckpointError where it cannot be divided.
+    """
     try:
         if isinstance(layer, Linear):
             return layer.part(target.parameter.rpartition(".")[2], parameter, view, tensor, target.projection)
@@ -283,7 +286,7 @@ def _part(
 
 
 def _filled(targets: Mapping[str, _Target], seen: set[str]) -> set[str]:
-    """Names of the parameters that were filled. Raises CheckpointError for one of which a projection is missing."""
+    """Return the names of the parameters that were filled. Raises CheckpointError if one lacks a projection."""
     filled = {targets[name].parameter for name in seen}
     whole = {name for name in seen if not targets[name].stop}
     for name, target in targets.items():

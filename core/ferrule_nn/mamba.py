@@ -54,7 +54,7 @@ class MambaSpec:
 
 
 class MambaMixer(StateLayer):
-    """x → out(scan(conv(h)) * silu(z)) with (h, z) = in(x). State: [inner, state_size] float32.
+    """The mixer x → out(scan(conv(h)) * silu(z)) with (h, z) = in(x). State: [inner, state_size] float32.
 
     Ranks divide the inner channels.
 
@@ -78,7 +78,7 @@ class MambaMixer(StateLayer):
         self.dt_layernorm, self.b_layernorm, self.c_layernorm = make(rank), make(states), make(states)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         h, gate = self.in_proj(x).chunk(2, dim=-1)
         h = self.conv1d(h, ctx)
         sizes = [self.spec.rank, self.spec.state_size, self.spec.state_size]
@@ -91,14 +91,14 @@ class MambaMixer(StateLayer):
         return out
 
     def _changes(self, width: torch.Tensor, h: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """What each token multiplies the state by, and adds to it: both [n, inner, states]."""
+        """Return the factor and the summand by which each token changes the state: both [n, inner, states]."""
         decay = torch.exp(width.unsqueeze(-1) * -self.A_log.exp())
         return decay, (width * h).unsqueeze(-1) * b.unsqueeze(1)
 
     def _step(
         self, state: torch.Tensor, width: torch.Tensor, h: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> Outcome:
-        """state [n, inner, states]; width, h [n, inner]; b, c [n, states]."""
+        """Compute one token of n requests: state [n, inner, states]; width, h [n, inner]; b, c [n, states]."""
         decay, added = self._changes(width, h, b)
         state = torch.addcmul(added, decay, state)
         return (state @ c.unsqueeze(-1)).squeeze(-1), state
@@ -106,7 +106,10 @@ class MambaMixer(StateLayer):
     def _chunk(
         self, state: torch.Tensor, width: torch.Tensor, h: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> Outcome:
-        """state [inner, states], the others as above with t tokens for n. One operation for each token."""
+        """Compute t tokens of one request: state [inner, states], the others as in `_step` with t for n.
+
+        There is one operation for each token.
+        """
         outputs = []
         for part in zip(*(torch.split(each, _CHUNK) for each in (width, h, b, c)), strict=True):
             decay, states = self._changes(*part[:3])

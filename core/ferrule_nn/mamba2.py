@@ -83,14 +83,14 @@ class Mamba2Spec:
 
     @property
     def sections(self) -> list[Section]:
-        """How ranks divide these parts: by heads, or by groups, which several ranks may share."""
+        """Division of the `parts` among ranks: by heads, or by groups, which several ranks may share."""
         heads = [Section(size, self.num_heads) for size in self.parts]
         shared = [Section(size, self.groups, True) for size in self.parts[2:4]]
         return [*heads[:2], *shared, heads[4]]
 
 
 class Mamba2Mixer(StateLayer):
-    """x → out(norm(scan(conv(h, B, C)), z)). State: [heads, head_dim, state_size] float32.
+    """The mixer x → out(norm(scan(conv(h, B, C)), z)). State: [heads, head_dim, state_size] float32.
 
     Parameters have the names of published checkpoints: in_proj, conv1d, A_log, D, dt_bias, norm, out_proj.
     """
@@ -122,7 +122,7 @@ class Mamba2Mixer(StateLayer):
         )
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         spec, parts = self.spec, self.spec.parts
         projected = self.in_proj(x)
         if spec.multipliers:
@@ -139,7 +139,7 @@ class Mamba2Mixer(StateLayer):
         return out
 
     def _scan(self, mixed: torch.Tensor, width: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """What the kernel computes, in torch: h, B and C, and step widths, to float32 [tokens, heads * head_dim]."""
+        """Compute the kernel's result with torch, from h, B, C and step widths: float32 [tokens, heads * head_dim]."""
         spec = self.spec
         h, b, c = torch.split(mixed.float(), spec.parts[1:4], dim=-1)
         h = h.view(-1, spec.num_heads, spec.head_dim)
@@ -151,14 +151,17 @@ class Mamba2Mixer(StateLayer):
         return (y + skipped).flatten(-2)
 
     def _heads(self, x: torch.Tensor, dim: int) -> torch.Tensor:
-        """One entry for each head, from one for each group."""
+        """Repeat one entry for each group to one for each head."""
         return x.repeat_interleave(self.spec.num_heads // self.spec.groups, dim=dim)
 
     def _step(
         self, state: torch.Tensor, decay: torch.Tensor, h: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> Outcome:
-        """state [n, heads, head_dim, states]; decay [n, heads], a logarithm; h [n, heads, head_dim];
-        b, c [n, groups, states]."""
+        """Compute one token of n requests.
+
+        state [n, heads, head_dim, states]; decay [n, heads], a logarithm; h [n, heads, head_dim]; b, c [n, groups,
+        states].
+        """
         state.mul_(decay.exp()[..., None, None])
         grouped = state.view(len(state), self.spec.groups, -1, self.spec.state_size)  # [n, groups, rows, states]
         grouped.addcmul_(h.reshape(*grouped.shape[:3], 1), b.unsqueeze(2))
@@ -167,7 +170,7 @@ class Mamba2Mixer(StateLayer):
     def _chunk(
         self, state: torch.Tensor, decay: torch.Tensor, h: torch.Tensor, b: torch.Tensor, c: torch.Tensor
     ) -> Outcome:
-        """state [heads, head_dim, states], the others as above with t tokens for n."""
+        """Compute t tokens of one request: state [heads, head_dim, states], the others as in `_step` with t for n."""
         outputs = []
         for part in zip(*(torch.split(each, _CHUNK) for each in (decay, h, b, c)), strict=True):
             total = part[0].t().cumsum(-1)  # [heads, t], the decay up to each token, its own included

@@ -17,7 +17,7 @@ from ferrule_nn.states import StateLayer
 
 
 class MixerLayer(nn.Module):
-    """x + mixer(norm(x)). x may be float32 beside weights of another type."""
+    """A layer x + mixer(norm(x)). x may be float32 beside weights of another type."""
 
     def __init__(self, norm: nn.Module, mixer: nn.Module) -> None:
         super().__init__()
@@ -45,7 +45,7 @@ class MixerDecoder(Decoder):
 
     @abstractmethod
     def make_mixer(self, index: int) -> nn.Module:
-        """The mixer of layer `index`."""
+        """Make the mixer of layer `index`."""
 
     def make_rope(self, ctx: BuildContext) -> Rope | None:
         return None

@@ -63,7 +63,7 @@ class LatentSpec:
 
 
 def _sharpening(config: RopeConfig) -> float:
-    """What YaRN with `mscale_all_dim` multiplies queries and keys by."""
+    """Return the factor that YaRN with `mscale_all_dim` applies to queries and keys."""
     weight = float(config.options.get("mscale_all_dim") or 0.0)
     factor = float(config.options.get("factor") or 1.0)
     return 1.0 if config.kind == "default" or not weight or factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
@@ -101,7 +101,7 @@ class LatentAttention(nn.Module):
 
     @property
     def cache(self) -> LayerCache:
-        """What this layer keeps for each token."""
+        """Cache entries that this layer keeps for each token."""
         spec = self.spec
         group = CacheGroup("full", spec.block_size)
         return LayerCache(group, 1, spec.kv_rank + spec.rope_dim, value_dim=spec.kv_rank)
@@ -116,7 +116,7 @@ class LatentAttention(nn.Module):
             yield from matrices.tensors()
 
     def _absorbed(self) -> tuple[HeadMatrices, HeadMatrices]:
-        """Each head's part of `kv_b_proj`. However that is quantized, its weights are what it makes of ones."""
+        """Return each head's part of `kv_b_proj`. Its weights, however quantized, are its results for unit vectors."""
         spec, like = self.spec, self.kv_a_layernorm.weight
         ones = torch.eye(spec.kv_rank, dtype=like.dtype, device=like.device)
         weights = self.kv_b_proj(ones).t().reshape(spec.num_heads, -1, spec.kv_rank)
@@ -124,13 +124,13 @@ class LatentAttention(nn.Module):
         return HeadMatrices(keys.transpose(1, 2), self._kernels), HeadMatrices(values, self._kernels)
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         query, key = self.meet(*self.project(x), rotation)
         latents = key[..., : self.spec.kv_rank]
         return self.finish(ctx.attend(self.name, query, key, latents, self.options))
 
     def project(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] → the queries' latents, or queries where they have none; latents; keys to be rotated."""
+        """Map [tokens, hidden] to latents of queries, latents, and keys to rotate; queries may have no latents."""
         q, latent, turned = self.qkv_a_proj(x).split([self._q_width, self.spec.kv_rank, self.spec.rope_dim], dim=1)
         if self.q_a_layernorm is not None:
             q = self.q_a_layernorm(q)
@@ -139,7 +139,7 @@ class LatentAttention(nn.Module):
     def meet(
         self, q: torch.Tensor, latent: torch.Tensor, turned: torch.Tensor, rotation: Rotation
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Queries [tokens, heads, kv_rank + rope_dim], and the keys [tokens, 1, kv_rank + rope_dim] that they meet."""
+        """Return queries [tokens, heads, kv_rank + rope_dim] and their keys [tokens, 1, kv_rank + rope_dim]."""
         spec, tokens = self.spec, q.shape[0]
         keys_of, _ = self._matrices or self._absorbed()
         if self.q_b_proj is not None:
@@ -150,7 +150,7 @@ class LatentAttention(nn.Module):
         return query, torch.cat((latent.unsqueeze(1), both[:, -1:]), dim=2)
 
     def finish(self, sums: torch.Tensor) -> torch.Tensor:
-        """Each head's weighted sums of latents [tokens, heads, kv_rank] → [tokens, hidden]."""
+        """Map each head's weighted sums of latents [tokens, heads, kv_rank] to [tokens, hidden]."""
         _, values_of = self._matrices or self._absorbed()
         y: torch.Tensor = self.o_proj(values_of.multiply(sums).reshape(sums.shape[0], -1))
         return y
@@ -175,7 +175,7 @@ class HeadMatrices:
             self._weights = weights.new_empty(0)
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Everything that is read."""
+        """Yield every tensor that is read."""
         yield self._weights
         yield from (packed.matrix for packed in self._packed)
         for matrix in self._dense:

@@ -50,7 +50,10 @@ ACTIVATIONS: Mapping[str, Activation] = MappingProxyType(
 
 
 class XIELU(nn.Module):
-    """xIELU (Huang and Schlag 2024), an integral of ELU: two learned numbers, and two constants of the checkpoint."""
+    """The activation xIELU (Huang and Schlag 2024), an integral of ELU.
+
+    It has two learned numbers and two constants of the checkpoint.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +67,7 @@ class XIELU(nn.Module):
 
 
 def activation(name: str) -> Activation:
-    """The function that config.json calls `name`. Raises CheckpointError for an unknown one."""
+    """Return the function that config.json calls `name`. Raises CheckpointError for an unknown one."""
     if name == "xielu":
         return XIELU()
     if name not in ACTIVATIONS:
@@ -74,7 +77,7 @@ def activation(name: str) -> Activation:
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)) (Shazeer 2020).
+    """The block down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Ranks divide the inner numbers. A subclass that needs all of them at once sets `divided` to False: each rank then
     has the whole block.
@@ -96,7 +99,7 @@ class GatedMLP(nn.Module):
         self._gate = ops.gate(self._kernels, self.act_name, self._inner_size)
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
-        """act(gate) * up of rows [gate, up]."""
+        """Compute act(gate) * up of rows [gate, up]."""
         if self._gate is not None and self._gate.accepts(both):
             return self._gate(both)
         gate, up = both.chunk(2, dim=-1)
@@ -108,7 +111,7 @@ class GatedMLP(nn.Module):
 
 
 class MLP(nn.Module):
-    """down(act(up(x)))."""
+    """The block down(act(up(x)))."""
 
     def __init__(self, hidden_size: int, inner_size: int, act: str, bias: bool = True) -> None:
         super().__init__()

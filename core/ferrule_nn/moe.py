@@ -1,6 +1,6 @@
 """Mixtures of experts: a router chooses a few feed-forward blocks for each token, and their results are summed.
 
-What a family has of its own is a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoESpec`.
+A family defines a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoESpec`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Experts", "MoE", "MoESpec", "Router", "Routing"]
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec:
-    """The numbers of one layer's experts. `inner_size` is that of one expert, `shared_size` of those that all use.
+    """The numbers of one layer's experts. `inner_size` is that of one expert, `shared_size` that of the shared ones.
 
-    `correction`: the router has a bias for the choice alone. `weigh_inputs`: an expert's weight multiplies what it is
-    given, and not its result (Llama 4). `shared_gate`: the shared expert's result is multiplied by a sigmoid.
+    With `correction` the router has a bias for the choice alone. With `weigh_inputs` an expert's weight multiplies its
+    input, and not its result (Llama 4). With `shared_gate` the shared expert's result is multiplied by a sigmoid.
     """
 
     hidden_size: int
@@ -41,7 +41,7 @@ class MoESpec:
 
 
 class Router(nn.Module):
-    """Scores of experts, and what `Routing` makes of them. Never quantized; computes in float32.
+    """The scores of experts, and the choice that `Routing` makes by them. Never quantized; computes in float32.
 
     Parameters: `weight` [experts, hidden]; `bias` [experts] where the model has one; `e_score_correction_bias`
     [experts] float32, which is added to the scores for the choice and not to the weights.
@@ -68,7 +68,7 @@ class Router(nn.Module):
         self._packed = kernels.packed(weight.float()) if kernels.packed and self._matrix is None else None
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → float32 [tokens, experts]."""
+        """Map [tokens, hidden] to float32 [tokens, experts]."""
         if self._matrix is not None and x.dtype == self.weight.dtype:
             return self._matrix.multiply(x, torch.float32)
         bias = None if self.bias is None else self.bias.float()
@@ -77,7 +77,7 @@ class Router(nn.Module):
         return nn.functional.linear(x.float(), self.weight.float(), bias)
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """[tokens, hidden] → weights float32 and ids int32 of the experts, both [tokens, top_k]."""
+        """Map [tokens, hidden] to weights float32 and ids int32 of the experts, both [tokens, top_k]."""
         return self._route(self.logits(x), self.routing, self.e_score_correction_bias)
 
 
@@ -129,7 +129,7 @@ class Experts(nn.ModuleList):
         return self.buffers(recurse=False)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, weigh_inputs: bool) -> torch.Tensor:
-        """x [tokens, hidden], weights and ids [tokens, top_k] → [tokens, hidden]."""
+        """Map x [tokens, hidden], with weights and ids [tokens, top_k], to [tokens, hidden]."""
         if self._grouped is not None:
             return self._grouped_sum(self._grouped, x, weights, ids, weigh_inputs)
         arranged, shared = self._arrange(ids, len(self.blocks)), len(ids) == 1 and not weigh_inputs
@@ -141,7 +141,7 @@ class Experts(nn.ModuleList):
         return self._combine(self._multiplied(rows, arranged, shared), weights, arranged.places).to(x.dtype)
 
     def _multiplied(self, rows: torch.Tensor, arranged: Arranged, shared: bool) -> torch.Tensor:
-        """Each expert's results for its rows, one after the other; with `shared`, all of them have the same one."""
+        """Return each expert's results for its rows, one after the other; with `shared`, all have the same row."""
         blocks, count = self.blocks, len(arranged.tokens)
         if self._banks is not None:
             gate_up, down = self._banks
@@ -187,7 +187,7 @@ class Experts(nn.ModuleList):
 
 
 def bank_of(layers: Sequence[Linear], kernels: ops.LayerKernels) -> ops.Bank | None:
-    """What multiplies by several of the layers at once, where one kernel has packed them all alike."""
+    """Return the bank that multiplies by all of the layers at once, if one kernel has packed them alike, else None."""
     matrices = [layer.scheme.matrix for layer in layers if isinstance(layer.scheme, PacksForCpu)]
     return kernels.bank(matrices) if kernels.bank and len(matrices) == len(layers) else None
 
@@ -209,7 +209,7 @@ class MoE(nn.Module):
         self.shared_expert_gate = SharedGate(hidden) if spec.shared_gate else None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         weights, ids = self.gate(x)
         y: torch.Tensor = self.experts(x, weights, ids, self.weigh_inputs)
         if self.shared_expert is None:

@@ -20,7 +20,7 @@ _SCORES = ("softmax", "sigmoid")  # some files have the name of a method for the
 
 
 def read_routing(ctx: BuildContext, renormalise: bool = False, **changes: Any) -> Routing:
-    """The router under the names that most config.json files use.
+    """Read the router's settings under the names that most config.json files use.
 
     `renormalise` is for a file without `norm_topk_prob`. Raises CheckpointError for a missing name, and for numbers
     that contradict each other.
@@ -44,7 +44,7 @@ def read_routing(ctx: BuildContext, renormalise: bool = False, **changes: Any) -
 
 
 def read_grouped_routing(ctx: BuildContext, **changes: Any) -> Routing:
-    """That of DeepSeek-V3 and what follows it: sigmoids, groups of experts, and a factor on the weights."""
+    """Read the settings of routers like DeepSeek-V3's: sigmoids, groups of experts, and a factor on the weights."""
     c = ctx.config
     groups = int(c.get("n_group") or 1)
     given = {
@@ -58,7 +58,10 @@ def read_grouped_routing(ctx: BuildContext, **changes: Any) -> Routing:
 
 
 def read_moe(ctx: BuildContext, routing: Routing, **changes: Any) -> MoESpec:
-    """The experts under the names that most config.json files use. Raises CheckpointError for a missing name."""
+    """Read the experts' settings under the names that most config.json files use.
+
+    Raises CheckpointError for a missing name.
+    """
     c = ctx.config
     inner = int(need(c, "moe_intermediate_size", "intermediate_size"))
     given = {
@@ -72,7 +75,7 @@ def read_moe(ctx: BuildContext, routing: Routing, **changes: Any) -> MoESpec:
 
 
 def sparse_layers(ctx: BuildContext) -> list[int]:
-    """The layers with experts: from `first_k_dense_replace` on, or each `decoder_sparse_step`-th (Qwen)."""
+    """Return the layers with experts: from `first_k_dense_replace` on, or each `decoder_sparse_step`-th (Qwen)."""
     c = ctx.config
     if kinds := c.get("mlp_layer_types"):
         return [index for index, kind in enumerate(kinds) if kind == "sparse"]
@@ -89,7 +92,7 @@ class MoEDecoder(Decoder):
     """
 
     def make_positions(self, ctx: BuildContext) -> None:
-        """Reads about the experts too: this comes before the layers, and `ctx` has the defaults."""
+        """Read the experts' settings too: this runs before the layers are made, and `ctx` has the defaults."""
         super().make_positions(ctx)
         self.moe = self.describe_experts(ctx)
         self.sparse: Container[int] = self.describe_sparse(ctx)
@@ -99,14 +102,17 @@ class MoEDecoder(Decoder):
         return read_moe(ctx, read_routing(ctx))
 
     def describe_sparse(self, ctx: BuildContext) -> Container[int]:
-        """Numbers of the layers that have experts."""
+        """Return the numbers of the layers that have experts."""
         return sparse_layers(ctx)
 
     def make_mlp(self, index: int) -> nn.Module:
         return MoE(self.moe) if index in self.sparse else super().make_mlp(index)
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Drops the layers behind the last, which predict further tokens (`num_nextn_predict_layers`)."""
+        """Load the weights, without the layers after the last, which predict further tokens.
+
+        Their number is `num_nextn_predict_layers`.
+        """
 
         def is_further(name: str) -> bool:
             found = re.match(r"(?:model\.)?layers\.(\d+)\.", name)

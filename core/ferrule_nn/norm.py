@@ -12,7 +12,7 @@ from ferrule_nn.parameters import parameter
 
 
 class RMSNorm(nn.Module):
-    """x / rms(x) * w over the last dimension (Zhang and Sennrich 2019).
+    """The norm x / rms(x) * w over the last dimension (Zhang and Sennrich 2019).
 
     With `offset` o, as Gemma has it, the factor is (o + w) and is applied in float32.
     """
@@ -39,12 +39,12 @@ class RMSNorm(nn.Module):
 
 
 def norm_kernel(norm: nn.Module) -> ops.Norm | None:
-    """What computes an `RMSNorm` whose weights are there; None for other norms, which may be subclasses of it."""
+    """Return the kernel of an `RMSNorm` with loaded weights; None for other norms, including its subclasses."""
     return ops.rms_norm(norm.kernels, norm.weight, norm.eps, norm.offset) if type(norm) is RMSNorm else None
 
 
 class LayerNorm(nn.Module):
-    """(x - mean) / std * (offset + w) + b over the last dimension, without b or without both."""
+    """The norm (x - mean) / std * (offset + w) + b over the last dimension, without b or without both."""
 
     def __init__(
         self, size: int, eps: float = 1e-5, bias: bool = True, affine: bool = True, offset: float = 0.0
@@ -75,7 +75,7 @@ class LayerNorm(nn.Module):
 def add_and_norm(
     norm: nn.Module, x: torch.Tensor, y: torch.Tensor, scale: float = 1.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """x + scale * y, and the norm of that: in one pass over both where `norm` has a kernel."""
+    """Return x + scale * y and its norm, in one pass over both where `norm` has a kernel."""
     kernel = norm.kernel if isinstance(norm, RMSNorm | LayerNorm) else None
     if kernel is not None and kernel.accepts(x) and kernel.accepts(y):
         return kernel.after(x, y, scale)

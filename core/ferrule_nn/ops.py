@@ -70,7 +70,7 @@ class Norm(Protocol):
     def __call__(self, x: torch.Tensor, /) -> torch.Tensor: ...
 
     def after(self, x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + scale * y, and the norm of that."""
+        """Return x + scale * y and its norm."""
 
 
 class Heads(Protocol):
@@ -79,7 +79,10 @@ class Heads(Protocol):
     def accepts(self, x: torch.Tensor) -> bool: ...
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+        """Normalise and rotate x [tokens, at least query and key heads, dim] in place.
+
+        `rotation` is cos and sin, each [tokens, 1, turned / 2] of x's type.
+        """
 
 
 @runtime_checkable
@@ -119,7 +122,7 @@ class GroupedExperts(Protocol):
         biases: tuple[torch.Tensor | None, torch.Tensor | None],
         /,
     ) -> torch.Tensor:
-        """As `ferrule_kernels.cuda.grouped.experts`."""
+        """Compute the sums as `ferrule_kernels.cuda.grouped.experts` does."""
 
 
 class Convolution(Protocol):
@@ -149,7 +152,7 @@ class Delta(Protocol):
 
 
 class GatedNorm(Protocol):
-    """RMS norm of each part of float32 rows x [tokens, size], and a factor silu(z): of z's type."""
+    """An RMS norm of each part of float32 rows x [tokens, size], and a factor silu(z), in z's type."""
 
     def accepts(self, x: torch.Tensor, z: torch.Tensor, /) -> bool: ...
 
@@ -170,26 +173,31 @@ class Matrix(Protocol):
     """Weights [out, in] in the form that a kernel multiplies by."""
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype, /) -> torch.Tensor:
-        """x [tokens, in] → [tokens, out] of `dtype`."""
+        """Map x [tokens, in] to [tokens, out] of `dtype`."""
 
     def rows(self, ids: torch.Tensor, /) -> torch.Tensor:
-        """Rows [ids, in] of the weights."""
+        """Return rows [ids, in] of the weights."""
 
     def tensors(self) -> Iterable[torch.Tensor]:
-        """Everything that is read."""
+        """Return every tensor that is read."""
 
 
 class Bank(Protocol):
     """Several matrices of one form, by which rows are multiplied at once."""
 
     def multiply(self, rows: torch.Tensor, counts: torch.Tensor, count: int, shared: bool = False, /) -> torch.Tensor:
-        """The first counts[0] of `count` rows by the first matrix, the next counts[1] by the second, and so on. With
-        `shared` there is one row, for all."""
+        """Multiply the first counts[0] of `count` rows by the first matrix, the next counts[1] by the second, etc.
+
+        With `shared` there is a single row, which stands for all.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
 class LayerKernels:
-    """The kernels that a platform has for layers, and what it says of the memory of weights. All of it is optional."""
+    """The kernels that a platform has for layers, and its properties of the memory of weights.
+
+    All of it is optional.
+    """
 
     dtypes: Collection[torch.dtype] = ()  # of weights, that norms and `one_row` support
     acts: Collection[str] = ()  # activations of `gate` and `activation`, as config.json calls them
@@ -223,10 +231,10 @@ class Library(Protocol):
     def matrix(self) -> torch.Tensor: ...
 
     def plain(self) -> torch.Tensor:
-        """The weights as they were."""
+        """Return the weights as they were."""
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None, /) -> torch.Tensor:
-        """x [tokens, in] → [tokens, out]."""
+        """Map x [tokens, in] to [tokens, out]."""
 
 
 _NO_KERNELS, _NO_LAYERS = Kernels(), LayerKernels()
@@ -244,17 +252,17 @@ def using(kernels: Kernels) -> Iterator[None]:
 
 
 def current() -> Kernels:
-    """Return the kernels that a layer is to use that is made now."""
+    """Return the kernels that a layer made now is to use."""
     return _CURRENT.get()
 
 
 def for_layers() -> LayerKernels:
-    """Return the current kernels for layers; without any kernel where the device has none."""
+    """Return the current kernels for layers; an empty set where the device has none."""
     return current().part(LayerKernels) or _NO_LAYERS
 
 
 def weights_device(layer: nn.Module) -> torch.device:
-    """The device of a layer's weights: of the first parameter that packing has not emptied."""
+    """Return the device of a layer's weights: of the first parameter that packing has not emptied."""
     weights = list(layer.parameters())
     return next((weight.device for weight in weights if weight.numel()), weights[0].device)
 
@@ -279,7 +287,10 @@ def heads(
     turned: int,
     interleaved: bool,
 ) -> Heads | None:
-    """Norms, if any, and rotation of so many query and key heads of size `dim`; `turned` is 0 without a rotation."""
+    """Return the kernel for optional norms and rotation of so many query and key heads of size `dim`.
+
+    `turned` is 0 without a rotation.
+    """
     given = [norm for norm in norms or () if norm is not None and norm.size == dim]
     if kernels.heads is None or len(given) != len(norms or ()) or not (given or turned):
         return None
@@ -287,14 +298,14 @@ def heads(
 
 
 def one_row(kernels: LayerKernels, weight: torch.Tensor) -> OneRow | None:
-    """The product of a single row with `weight`, where the device has a faster one than torch."""
+    """Return the product of a single row with `weight`, where the device has a faster one than torch."""
     if weight.dtype not in kernels.dtypes or weight.stride(-1) != 1:
         return None
     return kernels.one_row
 
 
 def gate(kernels: LayerKernels, act: str, size: int) -> Rowwise | None:
-    """act(gate) * up of rows [gate, up] of 2 * size."""
+    """Return the kernel for act(gate) * up of rows [gate, up] of 2 * size."""
     return kernels.gate(act, size) if kernels.gate is not None and act in kernels.acts else None
 
 
@@ -303,14 +314,14 @@ def activation(kernels: LayerKernels, act: str, size: int) -> Rowwise | None:
 
 
 def router(kernels: LayerKernels, choice: moe.Routing) -> Route:
-    """The function that chooses experts by their scores: a kernel where this device has one, otherwise torch."""
+    """Return the function that chooses experts by their scores: this device's kernel, or torch's."""
     return moe.route if kernels.route is None or choice.scores == "sparsemixer" else kernels.route
 
 
 def short_conv(
     kernels: LayerKernels, weight: torch.Tensor, bias: torch.Tensor | None, silu: bool
 ) -> Convolution | None:
-    """With weight [channels, 1, kernel] and bias [channels]."""
+    """Return the kernel for a convolution with weight [channels, 1, kernel] and bias [channels]."""
     return None if kernels.short_conv is None else kernels.short_conv(weight, bias, silu)
 
 
@@ -323,19 +334,22 @@ def selective(
     groups: int,
     limits: tuple[float, float],
 ) -> Selective | None:
-    """As `ferrule_kernels.cpu.states.Selective`; None for a shape that has no kernel."""
+    """Return the kernel that `ferrule_kernels.cpu.states.Selective` describes; None for a shape without one."""
     return None if kernels.selective is None else kernels.selective(a_log, skip, bias, shape, groups, limits)
 
 
 def delta(
     kernels: LayerKernels, a_log: torch.Tensor, bias: torch.Tensor, shape: tuple[int, int, int, int], eps: float
 ) -> Delta | None:
-    """As `ferrule_kernels.cpu.states.Delta`; None for a shape that has no kernel."""
+    """Return the kernel that `ferrule_kernels.cpu.states.Delta` describes; None for a shape without one."""
     return None if kernels.delta is None else kernels.delta(a_log, bias, shape, eps)
 
 
 def gated_norm(
     kernels: LayerKernels, weight: torch.Tensor, parts: int, repeats: bool, eps: float, gate_first: bool
 ) -> GatedNorm | None:
-    """Of rows with so many parts, each with its own piece of the weight or, with `repeats`, all with the same."""
+    """Return the kernel for a gated norm of rows of `parts` parts.
+
+    Each part has its own piece of the weight or, with `repeats`, all have the same.
+    """
     return None if kernels.gated_norm is None else kernels.gated_norm(weight, parts, repeats, eps, gate_first)

@@ -54,23 +54,23 @@ class CheckpointParameter(nn.Parameter):
         return made
 
     def with_data(self, data: torch.Tensor) -> CheckpointParameter:
-        """The same parameter with other memory."""
+        """Return the same parameter with other memory."""
         return CheckpointParameter(data, self.axis, self.offsets, self.broadcast, self.optional)
 
     def outputs(self, start: int, stop: int) -> torch.Tensor:
-        """A view of outputs [start, stop) of the layer, which begin and end a projection; of all where `stop` is 0."""
+        """Return a view of outputs [start, stop), which begin and end a projection, or of all if `stop` is 0."""
         if not stop:
             return self.data
         first = self.offsets[start]
         return self.data.narrow(self.axis, first, self.offsets[stop] - first)
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """Whether numbers of that type keep their meaning here: the same type, or another float for a float."""
+        """Return whether numbers of that type keep their meaning here: the same type, or another float for a float."""
         both = dtype.is_floating_point and self.dtype.is_floating_point
         return dtype == self.dtype or both and min(dtype.itemsize, self.dtype.itemsize) > 1
 
     def expanded(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
-        """`tensor` repeated to the shape of `view` where `broadcast` allows it; else as it is."""
+        """Return `tensor` repeated to the shape of `view` where `broadcast` allows it; else as it is."""
         if not self.broadcast:
             return tensor
         if view.shape == (*tensor.shape, 1):
@@ -89,7 +89,7 @@ def checkpoint_parameter(
     count: Callable[[int], int] = int,
     broadcast: bool = False,
 ) -> CheckpointParameter:
-    """An uninitialised `CheckpointParameter` for `layer`, on the device of its weight.
+    """Make an uninitialised `CheckpointParameter` for `layer`, on the device of its weight.
 
     The dimension of outputs is -1 in `shape`; `count` gives the number of entries there for a projection with so many
     outputs, by default one for each.

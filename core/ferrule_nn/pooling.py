@@ -1,4 +1,4 @@
-"""From hidden states to one vector for each prompt."""
+"""Pooling: hidden states become one vector for each prompt."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ferrule.interfaces.model import PoolingKind, PoolingSpec, PoolRow
 
 
 class Pooler:
-    """Takes the hidden state of a prompt's first or last token, or the mean of all, as its vector.
+    """A pooler, which makes one vector of a prompt: the hidden state of its first or last token, or the mean of all.
 
     `usual` is how the architecture pools where neither checkpoint nor user says. A model that splits prompts can pool
     by the last token alone.

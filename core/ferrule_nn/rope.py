@@ -22,7 +22,7 @@ Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [tokens, 1, ro
 
 
 class Places(Protocol):
-    """Where the tokens of a step are."""
+    """The positions of a step's tokens, and the lengths of their requests."""
 
     @property
     def positions(self) -> torch.Tensor: ...  # [tokens] int64
@@ -33,7 +33,7 @@ class Places(Protocol):
 
 @dataclass(frozen=True)
 class RopeConfig:
-    """`rope_parameters` of config.json, or the older `rope_theta` and `rope_scaling`, in one form."""
+    """The settings of a rotation: `rope_parameters` of config.json, or its older `rope_theta` and `rope_scaling`."""
 
     kind: str
     theta: float
@@ -63,9 +63,9 @@ class RopeConfig:
 
     @classmethod
     def local(cls, config: Mapping[str, Any], head_dim: int, theta: float) -> RopeConfig:
-        """The rotation of layers of the kind `sliding_attention` where they have one of their own.
+        """Return the rotation of `sliding_attention` layers where they have one of their own.
 
-        It is not scaled unless the file says so for these layers; `theta` is meant where the file has none for them.
+        It is not scaled unless the file says so for these layers; `theta` applies where the file has none for them.
         """
         own = (config.get("rope_parameters") or {}).get("sliding_attention") or {}
         return cls.of(changed(config, {"rope_parameters": {"rope_theta": theta, **own}}), head_dim)
@@ -85,7 +85,7 @@ class RopeConfig:
 
 
 def _of_layers(stated: Mapping[str, Any], layer_type: str | None) -> dict[str, Any]:
-    """The settings for layers of one type, or for all where `layer_type` is None. Raises CheckpointError."""
+    """Return the settings for layers of one type, or for all where `layer_type` is None. Raises CheckpointError."""
     entries = {kind: dict(entry) for kind, entry in stated.items() if isinstance(entry, Mapping)}
     if not entries:
         return dict(stated)
@@ -102,7 +102,7 @@ def _of_layers(stated: Mapping[str, Any], layer_type: str | None) -> dict[str, A
 
 
 class Rope(torch.nn.Module):
-    """Rotates the first `dim` of the `head_dim` features of queries and keys.
+    """A rotation of the first `dim` of the `head_dim` features of queries and keys.
 
     `interleaved` pairs neighbours (2i, 2i + 1) instead of halves (i, i + dim / 2).
     """
@@ -120,7 +120,7 @@ class Rope(torch.nn.Module):
 
     @property
     def border(self) -> PromptBorder | None:
-        """Beyond which prompt length the frequencies change; each length has its own with `dynamic`."""
+        """Prompt length beyond which the frequencies change; each length has its own with `dynamic`."""
         match self.config.kind:
             case "longrope":
                 return PromptBorder(self.config.original)
@@ -129,7 +129,7 @@ class Rope(torch.nn.Module):
         return None
 
     def at(self, places: Places, dtype: torch.dtype) -> Rotation:
-        """Cosine and sine for each token, in the type that queries and keys have."""
+        """Return cosine and sine for each token, in the type of queries and keys."""
         angles = places.positions.unsqueeze(-1).float() * self._inv_freq(places)
         cos, sin = angles.cos(), angles.sin()
         if self.factor != 1.0:
@@ -137,7 +137,7 @@ class Rope(torch.nn.Module):
         return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
 
     def _inv_freq(self, places: Places) -> torch.Tensor:
-        """[dim / 2], or [tokens, dim / 2] where it depends on the length."""
+        """Return the frequencies [dim / 2], or [tokens, dim / 2] where they depend on the length."""
         config = self.config
         if config.kind == "longrope" and self.long is not None:
             return torch.where((places.lengths > config.original).unsqueeze(-1), self.long, self.inv_freq)
@@ -167,7 +167,7 @@ def _exponents(dim: int, device: torch.device | str = "cpu") -> torch.Tensor:
 
 
 def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
-    """Inverse frequencies [dim / 2] float32 for a text of ordinary length, and the factor on cos and sin."""
+    """Return the inverse frequencies [dim / 2] float32 for a text of ordinary length, and the factor on cos and sin."""
     plain = 1.0 / config.theta ** _exponents(config.dim)
     match config.kind:
         case "default" | "dynamic":
@@ -189,7 +189,7 @@ def _frequencies(config: RopeConfig) -> tuple[torch.Tensor, float]:
 
 
 def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
-    """Slow frequencies are divided by `factor`, fast ones stay, those between are interpolated."""
+    """Divide slow frequencies by `factor`, keep fast ones, and interpolate between them."""
     factor, low, high = (float(config.need(n)) for n in ("factor", "low_freq_factor", "high_freq_factor"))
     turns = config.original / (2 * math.pi / plain)  # over the original context
     blend = ((turns - low) / (high - low)).clamp(0, 1)
@@ -197,7 +197,7 @@ def _llama3(config: RopeConfig, plain: torch.Tensor) -> torch.Tensor:
 
 
 def _yarn(config: RopeConfig) -> tuple[torch.Tensor, float]:
-    """YaRN (Peng et al. 2023), with DeepSeek's `mscale`."""
+    """Compute the frequencies and the factor of YaRN (Peng et al. 2023), with DeepSeek's `mscale`."""
     options, dim = config.options, config.dim
     factor = float(options.get("factor") or config.max_positions / config.original)
 
@@ -222,7 +222,7 @@ def _yarn(config: RopeConfig) -> tuple[torch.Tensor, float]:
 
 
 def _longrope(config: RopeConfig, which: str) -> torch.Tensor:
-    """LongRoPE (Ding et al. 2024): one divisor per dimension, from two sets."""
+    """Compute the frequencies of LongRoPE (Ding et al. 2024): one divisor per dimension, from one of two sets."""
     divisors = torch.tensor(config.need(which), dtype=torch.float32)
     if divisors.numel() != (config.dim + 1) // 2:
         raise CheckpointError(f"config.json: {which!r} needs {config.dim // 2} numbers, not {divisors.numel()}.")
@@ -238,7 +238,7 @@ def _longrope_factor(config: RopeConfig) -> float:
 
 
 def _proportional(config: RopeConfig) -> torch.Tensor:
-    """A share of the head turns, at the frequencies of the whole head; the rest stands still."""
+    """Compute the frequencies where only a share of the head rotates, at those of the whole head."""
     turning = int(config.partial * config.head_dim // 2)
     plain = 1.0 / config.theta ** (torch.arange(0, 2 * turning, 2, dtype=torch.float32) / config.head_dim)
     still = torch.zeros(config.head_dim // 2 - turning)

@@ -1,4 +1,4 @@
-"""What layers with a state share: the state's description, a loop over requests, the short convolution, gated norms.
+"""The common parts of layers with a state: its description, a loop over requests, the short convolution, gated norms.
 
 A layer with a state computes the tokens of one request in two ways that give the same result: `step` takes one token of
 many requests at once, which is decoding; `chunk` takes many tokens of one request, which is prefill. `run_rows` decides
@@ -42,11 +42,10 @@ def wide_parameter(*shape: int, division: Division | None = None) -> nn.Paramete
 def run_rows(
     rows: StateRows, inputs: Sequence[torch.Tensor], step: Callable[..., Outcome], chunk: Callable[..., Outcome]
 ) -> torch.Tensor:
-    """The outputs [tokens, ...] of a layer for a step's `inputs`, each [tokens, ...]; states are updated in place.
+    """Compute the outputs [tokens, ...] of a layer for a step's `inputs`, each [tokens, ...]; update states in place.
 
-    step(state [n, *shape], *inputs [n, ...]) computes one token of n requests;
-    chunk(state [*shape], *inputs [t, ...]) computes t tokens of one request.
-    Both may overwrite the state that they are given.
+    step(state [n, *shape], *inputs [n, ...]) computes one token of n requests; chunk(state [*shape], *inputs [t, ...])
+    computes t tokens of one request. Both may overwrite the state that they are given.
     """
     outputs = []
     for first, stop, begin, end in _spans(rows.query_lens_host):
@@ -64,7 +63,7 @@ def run_rows(
 
 
 def _spans(lengths: Sequence[int]) -> Iterator[tuple[int, int, int, int]]:
-    """Rows [first, stop) and their tokens [begin, end): neighbours with one token each together, others alone."""
+    """Yield rows [first, stop) and their tokens [begin, end): neighbours with one token each together, others alone."""
     row = token = 0
     for single, group in groupby(lengths, lambda length: length == 1):
         run = list(group)
@@ -113,17 +112,17 @@ class ShortConv(StateLayer):
         return y if act is None else act(y)
 
     def _step(self, state: torch.Tensor, x: torch.Tensor) -> Outcome:
-        """state [n, kernel - 1, channels], x [n, channels]."""
+        """Compute one token of n requests: state [n, kernel - 1, channels], x [n, channels]."""
         seen = torch.cat((state, x.unsqueeze(1)), dim=1)
         return self._sum(seen.unbind(1), x.dtype), seen[:, 1:]
 
     def _chunk(self, state: torch.Tensor, x: torch.Tensor) -> Outcome:
-        """state [kernel - 1, channels], x [t, channels]."""
+        """Compute t tokens of one request: state [kernel - 1, channels], x [t, channels]."""
         seen = torch.cat((state, x))
         return self._sum([seen[lag : lag + len(x)] for lag in range(self.kernel)], x.dtype), seen[len(x) :]
 
     def _sum(self, inputs: Sequence[torch.Tensor], dtype: torch.dtype) -> torch.Tensor:
-        """The weighted sum of inputs [n, channels], the oldest first, in float32."""
+        """Return the weighted sum of inputs [n, channels], the oldest first, computed in float32."""
         weights = self.weight.squeeze(1).t().float()
         y = inputs[0] * weights[0]
         for each, weight in zip(inputs[1:], weights[1:], strict=True):

@@ -29,7 +29,9 @@ class Argument(Struct, frozen=True):
 
 
 def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
-    """The arguments that an object schema names, those first that must be there. None when it says more than that."""
+    """Return the arguments that an object schema names, required ones first. None when the schema demands more than
+    named arguments.
+    """
     if not set(schema) <= _OBJECT or schema.get("type", "object") != "object" or not _plain(schema):
         return None
     properties, required = schema.get("properties", {}), schema.get("required", [])
@@ -56,7 +58,9 @@ def ways(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def others(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema of arguments that are not named, which stands for itself. None where it says nothing."""
+    """Return the schema of arguments that are not named, with the definitions that it refers to. None where there is
+    none.
+    """
     found = schema.get("additionalProperties")
     shared = definitions(schema)
     return {**shared, **found} if isinstance(found, dict) else None
@@ -80,7 +84,9 @@ def _ways(schema: Mapping[str, Any], shared: dict[str, Any], depth: int) -> list
 
 
 def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
-    """A schema that says what two say. None where one closes what the other one names, or both describe a name."""
+    """Return a schema that demands what two schemas demand. None where one closes what the other one names, or both
+    describe a name.
+    """
     named = [schema.get("properties", {}) for schema in (one, other)]
     required = [schema.get("required", []) for schema in (one, other)]
     well = all(isinstance(part, dict) for part in named) and all(isinstance(part, list) for part in required)
@@ -91,19 +97,21 @@ def _both(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any] | None:
 
 
 def _closes(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether what one object says of names that it does not have concerns the other one."""
+    """Return whether what one object says about names that it does not have concerns the other object."""
     said = one.get("additionalProperties", True) is not True
     names = set(_object(other, "properties")) - set(_object(one, "properties"))
     return said and (bool(names) or other.get("additionalProperties", True) != one["additionalProperties"] is not False)
 
 
 def _agree(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Whether the names that two objects share mean the same in both."""
+    """Return whether the names that two objects share mean the same in both."""
     return all(value == other[name] for name, value in one.items() if name in other)
 
 
 def _alike(schemas: list[dict[str, Any]]) -> bool:
-    """Whether each argument has the same types in all, so that a text between tags can be read without the others."""
+    """Return whether each argument has the same types in all schemas, so that a text between tags can be read without
+    knowing the other arguments.
+    """
     kinds: dict[str, tuple[frozenset[str], bool]] = {}
     for schema in schemas:
         for name, value in _object(schema, "properties").items():
@@ -115,9 +123,10 @@ def _alike(schemas: list[dict[str, Any]]) -> bool:
 
 
 def described(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any] | None]:
-    """Schemas of the arguments that an object schema names, and one of all others, None where it says nothing of them.
+    """Return the schemas of the arguments that an object schema names, and the schema of all other arguments (None
+    where it does not describe them).
 
-    It may name them at its root, or where its root leads: by a reference, or in one of several schemas.
+    Names may be at the schema's root, or where the root leads: behind a reference, or in one of several schemas.
     """
     named: dict[str, list[dict[str, Any]]] = {}
     others: list[dict[str, Any]] = []
@@ -130,7 +139,9 @@ def described(schema: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 
 def entries(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The schema of the entries of lists, from where `described` looks. None where it says nothing of them."""
+    """Return the schema of the entries of lists, looking where `described` looks. None where entries are not
+    described.
+    """
     found: list[Any] = []
     for root in _roots(schema):
         first = root.get("prefixItems")
@@ -139,12 +150,12 @@ def entries(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def definitions(schema: Mapping[str, Any]) -> dict[str, Any]:
-    """What references in a schema point to."""
+    """Return the definitions that references in a schema point to."""
     return {key: schema[key] for key in _ELSEWHERE if key in schema}
 
 
 def _roots(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """A schema and those that its root leads to."""
+    """Yield a schema and the schemas that its root leads to."""
     shared = definitions(schema)
     waiting, seen = [schema], 0
     while waiting and seen < _MOST_ROOTS:
@@ -166,7 +177,7 @@ def _object(schema: Mapping[str, Any], keyword: str) -> dict[str, Any]:
 
 
 def types(schema: Mapping[str, Any]) -> frozenset[str]:
-    """JSON types that a value may have, as far as the schema says so plainly; empty when it does not."""
+    """Return the JSON types that a value may have, as far as the schema states them plainly; empty when it does not."""
     if "$ref" in schema:
         target = _resolve(schema)
         return types(target) if target is not None else frozenset()
@@ -186,7 +197,9 @@ def types(schema: Mapping[str, Any]) -> frozenset[str]:
 
 
 def listed(members: list[tuple[Form, bool]], separator: str) -> Form | None:
-    """Members in order, of which some are optional (False), with separators between those that are there."""
+    """Return the form of members in order, with separators between those that are present. A member is optional where
+    its bool is False.
+    """
     if not separator:
         return Series(tuple(form if must else Repeated(form, "", 0, 1) for form, must in members))
     must = [form for form, needed in members if needed]
@@ -201,7 +214,9 @@ def listed(members: list[tuple[Form, bool]], separator: str) -> Form | None:
 
 
 def options(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
-    """The schemas of which a value fits one: the schema itself, or those of its anyOf. None for other combinations."""
+    """Return the schemas of which a value fits one: the schema itself, or those of its anyOf. None for other
+    combinations.
+    """
     if "$ref" in schema:
         target = _resolve(schema) if keywords(schema) == {"$ref"} else None
         if target is None:
@@ -221,7 +236,7 @@ def options(schema: dict[str, Any]) -> list[dict[str, Any]] | None:
 
 
 def all_valid(values: Any, schema: Mapping[str, Any]) -> bool:
-    """Whether all values of an enumeration have the type that the schema states beside it."""
+    """Return whether all values of an enumeration have the type that the schema states beside it."""
     stated = schema.get("type")
     kinds = {stated} if isinstance(stated, str) else set(stated or ())
     found = map(json_type, values) if isinstance(values, list) and values else ["?"]
@@ -229,7 +244,7 @@ def all_valid(values: Any, schema: Mapping[str, Any]) -> bool:
 
 
 def keywords(schema: Mapping[str, Any]) -> set[str]:
-    """What a schema demands, by its keywords."""
+    """Return the keywords of a schema that demand something."""
     return set(schema) - NOTES - set(_ELSEWHERE)
 
 
@@ -240,7 +255,9 @@ def _starts(members: list[Form], separator: str) -> Iterator[Form]:
 
 
 def _plain(schema: Mapping[str, Any]) -> bool:
-    """Whether all references in a schema point to its definitions, and what is read here has the type that it must."""
+    """Return whether all references in a schema point to its definitions, and each keyword read in this module has a
+    value of the right type.
+    """
     waiting: list[Any] = [schema]
     while waiting:
         part = waiting.pop()
@@ -256,7 +273,10 @@ def _plain(schema: Mapping[str, Any]) -> bool:
 
 
 def _well_formed(schema: dict[str, Any]) -> bool:
-    """Names of properties may look like keywords, so a schema that has such names may be taken for a wrong one."""
+    """Return whether the keywords that this module reads have values of the right types.
+
+    Properties may be named like keywords, so a valid schema with such names may be rejected.
+    """
     numbers = [schema[key] for key in ("minLength", "maxLength", "minItems", "maxItems") if key in schema]
     names = [schema[key] for key in ("required", "type") if isinstance(schema.get(key), list)]
     return (
@@ -268,7 +288,7 @@ def _well_formed(schema: dict[str, Any]) -> bool:
 
 
 def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
-    """What a reference to a definition points to; None when it is not one, or another reference."""
+    """Return the definition that a reference points to; None when there is none, or when it is another reference."""
     target = schema["$ref"]
     parts = target.split("/") if isinstance(target, str) else []
     if len(parts) != 3 or parts[0] != "#":
@@ -279,6 +299,6 @@ def _resolve(schema: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def json_type(value: Any) -> str:
-    """The JSON type of a value."""
+    """Return the JSON type of a value."""
     names = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
     return names.get(type(value), "null")

@@ -8,7 +8,9 @@ from ferrule.forms import Anything, Fixed, Form, OneOf, Repeated, Series, Tag, T
 
 
 def behind(form: Form, text: str) -> Form | None:
-    """The form of what follows `text` in the form's texts that begin with it. None where no text is known to."""
+    """Return the form of the text that follows `text`, among the form's texts that begin with it. None where none is
+    known to begin with it.
+    """
     match form:
         case Fixed(whole):
             return Fixed(whole.removeprefix(text)) if whole.startswith(text) else None

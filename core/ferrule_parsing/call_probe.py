@@ -12,7 +12,9 @@ _MOST_LOOKS = 100  # tags that may turn out not to begin a call; behind them, no
 
 
 class CallProbe:
-    """Asks a tool parser that is made by `new` for each tag. `tags`: with which calls begin."""
+    """A check of whether a call begins at a tag, made by a tool parser; `new` makes a parser for each tag. `tags`: the
+    tags with which calls begin.
+    """
 
     def __init__(self, new: Callable[[], ToolParser]) -> None:
         self._new = new
@@ -21,12 +23,12 @@ class CallProbe:
         self.tags = self._parser.call_tags
 
     def begin(self) -> None:
-        """At another tag."""
+        """Prepare to look at another tag."""
         self._parser = self._new()
         self._looks, self._seen = self._looks + 1, 0
 
     def finds_call(self, reader: Reader) -> bool | None:
-        """Whether the unread text begins with a call. None: more text is needed to say so. Nothing is read."""
+        """Return whether the unread text begins with a call. None: more text is needed to decide. Nothing is read."""
         if self._looks > _MOST_LOOKS:
             return False
         while self._seen < _LONGEST_LOOK:

@@ -10,14 +10,16 @@ from ferrule_parsing.markup import MarkupFilter
 
 
 class CallWriter:
-    """Collects the events of one choice, numbers the calls and ends every one that was started.
+    """A collector of the events of one choice, which numbers the calls and ends every call that was started.
 
     White space next to a call is markup and not content, with one exception: where text stands before and behind a
-    call, the space behind the call stays, so that the two are not glued together. All other space survives.
+    call, the space behind the call stays, so that the two texts are not glued together. All other space survives.
     """
 
     def __init__(self, new_id: Callable[[], str] | None = None) -> None:
-        """`new_id` makes the ids of calls that have none from the model; by default ``call_`` and 24 hex digits."""
+        """Create an empty writer. `new_id` makes the ids of calls that have none from the model; by default ``call_``
+        and 24 hex digits.
+        """
         self._new_id = new_id or _new_id
         self._filter = MarkupFilter()
         self._events: list[Event] = []
@@ -34,7 +36,7 @@ class CallWriter:
         return self._open
 
     def drop(self, tags: DroppedTags) -> None:
-        """From here on these never become content."""
+        """Keep these tags out of the content from here on."""
         self._filter.drop(tags)
 
     def text(self, text: str) -> None:
@@ -53,7 +55,7 @@ class CallWriter:
             self._space.append(text[len(body) :])
 
     def start(self, name: str, id: str | None = None) -> None:
-        """A call begins; one that is open ends. `id`: what the model calls it, None for a new one."""
+        """Start a call, after ending an open one. `id`: the model's id of the call, None for a new one."""
         self.end()
         self._text(self._filter.flush())
         self._space.clear()
@@ -64,12 +66,12 @@ class CallWriter:
         self._events.append(CallStart(self._index, chosen, name))
 
     def arguments(self, fragment: str) -> None:
-        """The next part of the open call's arguments."""
+        """Write the next part of the open call's arguments."""
         if fragment:
             self._events.append(CallArguments(self._index, fragment))
 
     def end(self) -> None:
-        """The open call ends, if there is one."""
+        """End the open call, if there is one."""
         if self._open:
             self._open = False
             self._events.append(CallEnd(self._index))
@@ -79,7 +81,7 @@ class CallWriter:
         self._space.clear()
 
     def finish(self) -> None:
-        """Nothing comes any more."""
+        """End the output: end an open call and write the text that was held back."""
         self.end()
         self._text(self._filter.flush())
         if self._space and not self._beside:
@@ -87,7 +89,7 @@ class CallWriter:
         self._space.clear()
 
     def take(self) -> list[Event]:
-        """Events since the last call."""
+        """Return the events since the last `take`."""
         events, self._events = self._events, []
         return events
 

@@ -20,12 +20,12 @@ _MOST_RESUMED = 16  # calls of which the end of the output says where they ended
 
 
 class FormatParser(ToolParser):
-    """Calls as `format` describes them; a subclass names it.
+    """A parser of calls in the format that `format` describes; a subclass names the format.
 
     A call starts as soon as its name is known, and its arguments follow as they come. Text that is not a call is
-    content, with tags that are plain text; where the format has special tokens, its tags never become content. What
-    breaks off after the name stays a call with the arguments that came; what follows a broken place is content again. A
-    missing closing tag changes nothing. Behind 10,000 calls all is content.
+    content, with tags that are plain text; where the format has special tokens, its tags never become content. A call
+    that breaks off after its name stays a call with the arguments that came; what follows a broken place is content
+    again. A missing closing tag changes nothing. After 10,000 calls everything is content.
     """
 
     format: ToolFormat
@@ -65,7 +65,9 @@ class FormatParser(ToolParser):
         return self._constraint(self.format, choice)
 
     def _constraint(self, format: ToolFormat, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """For parsers that write calls in another format than the first one that they read."""
+        """Return the constraint for calls in `format`, for parsers that write calls in another format than the first
+        one that they read.
+        """
         functions = enforced(self.tools, choice)
         if not functions:
             return None
@@ -106,7 +108,7 @@ class FormatParser(ToolParser):
     # ---- states: each reads what it can, and says whether the next one has something to read
 
     def _at_start(self) -> bool:
-        """Nothing but white space has come."""
+        """Read the start of the output, where only white space has come so far."""
         self._raw.append(self._reader.space())
         if self._reader.empty:
             return False
@@ -144,7 +146,7 @@ class FormatParser(ToolParser):
         return bool(tag)
 
     def _between(self) -> bool:
-        """In a block, before or behind a call."""
+        """Read in a block, before or behind a call."""
         self._raw.append(self._reader.space())
         if self._reader.empty:
             return False
@@ -231,7 +233,7 @@ class FormatParser(ToolParser):
         return True
 
     def _behind_block(self) -> bool:
-        """What was called may stand here again."""
+        """Read the text behind a block, where the same calls may be written once more."""
         self._raw.append(self._reader.space())
         begins = None if self._reader.empty else self._begins_unmarked()
         if begins is None:

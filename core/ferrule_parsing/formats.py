@@ -20,8 +20,9 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of the arguments of the offered fun
 
 
 class CallReader(ABC):
-    """Reads one call. `named`: the call was started. `done`: it was read. `failed`: what stands here is not a call, or
-    one that breaks off."""
+    """A reader of one call. `named`: the call was started. `done`: it was read. `failed`: the text here is not a call,
+    or is a call that breaks off.
+    """
 
     named = False
     done = False
@@ -34,35 +35,39 @@ class CallReader(ABC):
     unread = ""  # that was read of a call which failed behind its name, and belongs to nothing
 
     def in_block(self, open: tuple[str, ...], close: tuple[str, ...]) -> None:
-        """What surrounds the block of the call; called once, before anything is read."""
+        """Note the tags that surround the call's block; called once, before anything is read."""
 
     def resume(self, reader: Reader, out: CallWriter) -> bool:
-        """The output ends within the call, which has its name. Whether a part of the call ended earlier: what follows
-        it is unread again."""
+        """Return whether a part of the call ended earlier, when the output ends within the call after its name; if so,
+        the text that follows that part is unread again.
+        """
         return False
 
     def finish(self, out: CallWriter) -> None:
-        """The output ends within the call, which has its name: write what was held back."""
+        """Write what was held back, when the output ends within the call after its name."""
 
 
 class CallSyntax(ABC):
-    """How one call is written."""
+    """A way to write one call."""
 
     marks: tuple[str, ...] = ()  # that may stand behind the call and mean nothing
     start: str = ""  # what a call begins with, if that is always the same
 
     @abstractmethod
     def begins(self, text: str, at: int) -> bool | None:
-        """Whether a call begins at a place that is not white space. None: more text is needed to say so."""
+        """Return whether a call begins at `at`, where there is no white space. None: more text is needed to decide."""
 
     @abstractmethod
     def reader(self, schemas: Schemas, exact: frozenset[str], *, unmarked: bool) -> CallReader:
-        """For one call. `exact`: functions whose arguments are sure to fit their schema, because they are constrained.
-        `unmarked`: nothing but its own look says that this is a call, so look twice."""
+        """Make a reader for one call. `exact`: functions whose arguments are sure to fit their schema, because they are
+        constrained. `unmarked`: no tag marks this as a call, only its own look, so the reader checks more.
+        """
 
     @abstractmethod
     def form(self, function: EnforcedFunction) -> Form | None:
-        """Calls of one function with arguments that fit. None: this cannot be said for the schema."""
+        """Return the form of calls of one function with arguments that fit. None: this cannot be expressed for the
+        schema.
+        """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,7 +97,7 @@ class ToolFormat:
 
     @cached_property
     def text_tags(self) -> Tags | None:
-        """What a text is searched for."""
+        """The tags to search a text for."""
         return _tags(*self.open)
 
     @cached_property
@@ -111,7 +116,7 @@ class ToolFormat:
         return tuple(filter(_is_tag, self.open))
 
     def markup(self, special_tokens: tuple[str, ...]) -> DroppedTags:
-        """What never becomes content where the format is written with these."""
+        """Return the tags that never become content where the format is written with these special tokens."""
         tags = (*special_tokens, *self.open, *self.close) if special_tokens else ()
         return (*filter(_is_tag, tags), *self.dropped)
 
@@ -121,12 +126,12 @@ class ToolFormat:
 
     @cached_property
     def separators(self) -> frozenset[str]:
-        """Between the calls of a block."""
+        """The separators between the calls of a block."""
         return frozenset((self.separator or "").split())
 
     @cached_property
     def ends(self) -> frozenset[str]:
-        """What may stand behind a call and means nothing."""
+        """The marks that may stand behind a call and mean nothing."""
         return frozenset(mark for syntax in self.calls for mark in syntax.marks)
 
     @cached_property
@@ -137,7 +142,9 @@ class ToolFormat:
 
     @cached_property
     def marks(self) -> Mapping[tuple[int, bool], Tags | None]:
-        """What may stand between the parts of a block, by the brackets that came (0 to 2), and whether a call did."""
+        """The tags that may stand between the parts of a block, by the number of brackets that came (0 to 2), and by
+        whether a call came.
+        """
         before, behind, _ = self.edges
         return {
             (0, False): _tags(before),
@@ -171,17 +178,18 @@ class ToolFormat:
         return None if form is None else GrammarSpec(form=form)
 
     def brings_bracket(self, tag: str) -> bool:
-        """Whether the first bracket is the end of this opening tag."""
+        """Return whether the first bracket is the end of this opening tag."""
         return bool(self.edges[0]) and tag.endswith(self.edges[0])
 
     def _content(self, tag: str, calls: Form) -> Form:
-        """What stands between an opening tag and the closing one."""
+        """Return the form of the text between an opening tag and the closing one."""
         before, behind = self.brackets or ("", "")
         opening = self.padding[0] + ("" if self.brings_bracket(tag) else before)
         return _series(Fixed(opening), calls, Fixed(behind + self.padding[1]))
 
     def _chosen(self, calls: Form, end: str, blocks: int | None) -> Form | None:
-        """Text and blocks in it, where the model chooses. Without an opening tag, the output begins with the block.
+        """Return the form of text with blocks in it, where the model chooses. Without an opening tag, the output begins
+        with the block.
 
         None where an opening tag is a plain word, which a text may contain.
         """
@@ -205,8 +213,11 @@ def _is_tag(text: str) -> bool:
 
 
 def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
-    """A pattern for the first characters of a text that begins neither with white space, nor with `bare`, nor with a
-    trigger. What might be the beginning of a trigger is followed by a character that does not go on with one."""
+    """Return a pattern for the first characters of a text that begins neither with white space, nor with `bare`, nor
+    with a trigger.
+
+    In the pattern, what might be the beginning of a trigger is followed by a character that does not continue one.
+    """
     firsts = {trigger[0] for trigger in triggers}
     prefixes = {trigger[:length] for trigger in triggers for length in range(1, len(trigger))}
     ways = [rf"[^\s{_class({bare} | firsts)}]"]

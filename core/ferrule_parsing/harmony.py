@@ -34,7 +34,7 @@ _CLOSING = Tags(END, CALL, RETURN, START, CHANNEL)
 
 
 def starts_message(form: Form) -> bool:
-    """Whether a form is that of messages, and not of a message's text."""
+    """Return whether a form is that of messages, and not of a message's text."""
     while isinstance(form, Series) and form.parts:
         form = form.parts[0]
     if isinstance(form, Triggered):
@@ -66,8 +66,9 @@ Part = Head | Body | Tail
 
 
 class HarmonyReader:
-    """Splits text that arrives in parts into messages. What is not a message is one without a channel, and has none of
-    the format's tags."""
+    """A splitter of text that arrives in parts into messages. Text outside of messages becomes a message without a
+    channel, free of the format's tags.
+    """
 
     def __init__(self) -> None:
         self._reader = Reader()
@@ -78,14 +79,16 @@ class HarmonyReader:
         self._parts: list[Part] = []
 
     def feed(self, text: str) -> list[Part]:
-        """What new text brings."""
+        """Return the parts of messages that new text completes."""
         self._reader.push(text)
         while self._state():
             pass
         return self._take()
 
     def finish(self) -> list[Part]:
-        """What was held back. The beginning of a header is markup, unless it names a recipient."""
+        """Return what was held back, at the end of the output. The beginning of a header is markup, unless it names a
+        recipient.
+        """
         rest = self._reader.rest()
         if self._state == self._in_header:
             raw = "".join((*self._header, rest))
@@ -98,7 +101,9 @@ class HarmonyReader:
     # ---- states: each reads what it can, and returns whether the next state has text to read
 
     def _at_start(self) -> bool:
-        """The role, and a recipient behind it, may be in the prompt. The first tag may be missing."""
+        """Read the start of the output, where the first tag may be missing, and the role and a recipient behind it may
+        be in the prompt.
+        """
         rest = self._reader.text[self._reader.at : self._reader.at + _LONGEST_HEADER]
         words = rest.lstrip()
         if any(word.startswith(words) for word in _WORDS) and len(rest) < _LONGEST_HEADER:
@@ -164,7 +169,7 @@ class HarmonyReader:
         self._state = self._in_message
 
     def _say(self, text: str) -> None:
-        """Text outside of messages."""
+        """Add text that is outside of messages."""
         if text:
             if not self._open:
                 self._parts.append(Head())

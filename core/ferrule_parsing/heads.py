@@ -44,7 +44,7 @@ class CallHead:
         return _NAME.match(text, at) is not None
 
     def form(self, name: str) -> tuple[Form, ...] | None:
-        """The head of a function's call. None for a name that would be read as another."""
+        """Return the forms of the head of a function's call. None for a name that would be read as another."""
         if _NAME.fullmatch(name) is None or len(name) > _LONGEST or (self.numbered and ":" in name):
             return None
         if not self.numbered:
@@ -52,7 +52,7 @@ class CallHead:
         return Fixed(f"{self.before}{self.prefix}{name}:"), Regex("[0-9]{1,3}"), Fixed(self.behind[0])
 
     def split(self, written: str) -> tuple[str, str | None]:
-        """(name, id) of what stands in the place of the name."""
+        """Return (name, id) from the text in the place of the name."""
         name = written.removeprefix(self.prefix)
         if not self.numbered:
             return name, None
@@ -60,7 +60,9 @@ class CallHead:
 
 
 class Spellings:
-    """Reads one of several texts, the longest that stands here, with any white space where they have some."""
+    """A reader of one of several texts: the longest that stands here, with any white space where the texts have
+    some.
+    """
 
     def __init__(self, *texts: str) -> None:
         self.failed = False
@@ -68,7 +70,7 @@ class Spellings:
         self._count = 0  # words that were read
 
     def read(self, reader: Reader) -> str | None:
-        """The text that was read. None: more must come, or `failed`."""
+        """Return the text that was read. None: more must come, or `failed`."""
         count = self._count
         while any(len(words) > count for _, words in self._left):
             reader.space()
@@ -85,7 +87,7 @@ class Spellings:
         return whole[0] if whole else None
 
     def _word(self, reader: Reader) -> str | None:
-        """The next word of one of the texts; "" when none of them stands here."""
+        """Return the next word of one of the texts; "" when none of them stands here. None: more must come."""
         next_ones = [words[self._count] for _, words in self._left if len(words) > self._count]
         for word in sorted(next_ones, key=len, reverse=True) if len(next_ones) > 1 else next_ones:
             found = reader.take(word)
@@ -96,13 +98,14 @@ class Spellings:
 
 @lru_cache(maxsize=256)
 def words_of(text: str) -> tuple[str, ...]:
-    """A text's words, between white space."""
+    """Return a text's words, which white space separates."""
     return tuple(text.split())
 
 
 class HeadReader:
-    """Reads one head. `known`: the only names that are accepted, None: all. `follow`: what must follow a head
-    that does not end with the first spelling of `behind`."""
+    """A reader of one head. `known`: the only names that are accepted, None: all. `follow`: what must follow a head
+    that does not end with the first spelling of `behind`.
+    """
 
     def __init__(self, head: CallHead, known: frozenset[str] | None, follow: str = "") -> None:
         self.failed = False
@@ -115,7 +118,7 @@ class HeadReader:
         self._behind: Spellings | None = None  # the name was read
 
     def read(self, reader: Reader) -> tuple[str, str | None] | None:
-        """(name, id) when the head was read. None: more must come, or `failed`."""
+        """Return (name, id) when the head was read. None: more must come, or `failed`."""
         if self._before is not None:
             if self._before.read(reader) is None:
                 self.failed = self._before.failed
@@ -140,7 +143,7 @@ class HeadReader:
         return None if self.failed else (name, id)
 
     def _read_name(self, reader: Reader) -> Spellings | None:
-        """What stands behind the name and the id, when these were read."""
+        """Read the name and the id; return a reader of the text that ends the head once both were read."""
         word = self._name if self._id is None else self._id
         if not word:
             reader.space()
@@ -160,7 +163,7 @@ class HeadReader:
         return self._behind
 
     def _take_id_mark(self, reader: Reader) -> bool | None:
-        """Whether the mark of an id was read. None: more text is needed to say so."""
+        """Return whether the mark of an id was read. None: more text is needed to decide."""
         if not self._head.id_mark or self._id is not None:
             return False
         return reader.take(self._head.id_mark)
@@ -168,7 +171,7 @@ class HeadReader:
 
 @dataclass(frozen=True)
 class HeadedCall(CallSyntax):
-    """How a call is written that begins with its `head`."""
+    """A way to write a call that begins with its `head`."""
 
     head: CallHead
 
@@ -181,7 +184,7 @@ class HeadedCall(CallSyntax):
 
 
 class HeadedReader(CallReader):
-    """Reads the head of a call and starts the call; what follows is up to `read_arguments`.
+    """A reader of a call's head, which starts the call; `read_arguments` of the subclass reads the rest.
 
     `known` and `follow`: as `HeadReader` has them.
     """
@@ -198,13 +201,13 @@ class HeadedReader(CallReader):
         self.read_arguments(reader, out)
 
     def start(self, name: str, id: str | None, out: CallWriter) -> None:
-        """The head was read."""
+        """Start the call, whose head was read."""
         self.named = True
         self.started(name)
         out.start(name, id)
 
     def started(self, name: str) -> None:
-        """The name was read; called once, before the arguments."""
+        """Prepare for the arguments of the function `name`; called once, when the name was read."""
 
     @abstractmethod
     def read_arguments(self, reader: Reader, out: CallWriter) -> None:

@@ -194,7 +194,7 @@ class _NamedCall(HeadedReader):
 
 
 def _fits(arguments: str, schema: Mapping[str, Any]) -> bool:
-    """Whether a function has parameters of these names, and needs no others."""
+    """Return whether a function has parameters with the names of these arguments, and requires no others."""
     try:
         keys = set(json.loads(arguments))
     except (ValueError, RecursionError):

@@ -23,7 +23,7 @@ class MemberText(NamedTuple):
 
 
 class ObjectReader:
-    """Feed it from the opening brace on, until `done` or `failed` is true.
+    """A reader of a JSON object's text, to be fed from the opening brace on, until `done` or `failed` is true.
 
     Values are not checked: in nested ones, brackets are counted and strings are skipped, so any balanced value is given
     verbatim. Errors in the outer object are found: a key that is not a string, a missing colon or comma.
@@ -52,7 +52,7 @@ class ObjectReader:
         return at
 
     def take(self) -> list[MemberText]:
-        """The texts of members that were read since the last call."""
+        """Return the texts of members that were read since the last `take`."""
         texts, self._texts = self._texts, []
         return texts
 
@@ -113,7 +113,7 @@ class ObjectReader:
         return self._emit(text, at, end, last=found is not None)
 
     def _in_nested(self, text: str, at: int) -> int:
-        """Brackets of both kinds and a string of its own: at depth 0 the value is whole."""
+        """Read a nested value, or a string in it, by counting brackets of both kinds: at depth 0 the value is whole."""
         end = at
         while end < len(text):
             if self._quoted:
@@ -143,7 +143,7 @@ class ObjectReader:
         return end
 
     def _string_end(self, text: str, at: int) -> tuple[int, bool]:
-        """(behind the closing quote, True), or (the text's end, False)."""
+        """Return (the place behind the closing quote, True), or (the text's end, False)."""
         if self._escaped:
             self._escaped = False
             at += 1
@@ -160,7 +160,7 @@ class ObjectReader:
 
 
 def unquote(raw: str) -> str | None:
-    """The text of a JSON string; None for anything else. Line breaks in it are accepted."""
+    """Return the text of a JSON string; None for anything else. Line breaks in the string are accepted."""
     try:
         value = _LENIENT.decode(raw)
     except ValueError:

@@ -45,7 +45,7 @@ class LiteralCall(HeadedCall):
         return Series((*head, members, Fixed(self.literals.end + self.after)))
 
     def _members(self, schema: dict[str, Any], depth: int = 0) -> Form | None:
-        """The arguments, or the members of an object at some depth."""
+        """Return the form of the arguments, or of the members of an object at some depth."""
         each = [self._way(one, depth) for one in argument_schemas.ways(schema)]
         ways = tuple(one for one in each if one is not None)
         return None if not ways or len(ways) < len(each) else ways[0] if len(ways) == 1 else OneOf(ways)
@@ -76,7 +76,9 @@ class LiteralCall(HeadedCall):
         return OneOf(tuple(whole)) if len(whole) == len(options) else None
 
     def _python(self, schema: dict[str, Any]) -> Form:
-        """What JSON spells otherwise stands in Python's spelling, unless it is inside another value."""
+        """Return the form of a value, where values that JSON spells otherwise have Python's spelling unless they are
+        inside another value.
+        """
         demands = argument_schemas.keywords(schema)
         if demands in ({"enum"}, {"const"}, {"type", "enum"}, {"type", "const"}):
             values = schema.get("enum", [schema.get("const")])
@@ -88,7 +90,9 @@ class LiteralCall(HeadedCall):
         return Json(schema)
 
     def _raw(self, schema: dict[str, Any], depth: int) -> Form | None:
-        """Strings stand as they are between quotes that cannot be escaped. None for what cannot be said so."""
+        """Return the form of a value whose strings are written verbatim between quotes, without escapes. None where the
+        schema cannot be expressed so.
+        """
         quote = self.literals.quotes[0]
         kinds, demands = argument_schemas.types(schema), argument_schemas.keywords(schema)
         if kinds == {"array"} and demands <= {"type", "items", "minItems", "maxItems"}:

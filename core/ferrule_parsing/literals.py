@@ -25,7 +25,7 @@ _BEHIND = re.compile(rf"\s{{0,{_MOST_SPACE}}}")
 
 @dataclass(frozen=True)
 class Literals:
-    """How a language writes values.
+    """A language's way to write values.
 
     `quotes`: what strings stand between. `escapes`: whether a backslash in a string means something. `assign`: between
     the name of an argument and its value; `end`: behind the last one. `bare`: characters of words, numbers and keys.
@@ -44,7 +44,7 @@ class Literals:
 
     @cached_property
     def inside(self) -> dict[str, Tags]:
-        """What a string is searched for, by its quote."""
+        """The tags to search a string for, by its quote."""
         return {quote: Tags(quote, "\\") if self.escapes else Tags(quote) for quote in self.quotes}
 
 
@@ -67,7 +67,7 @@ class ExpressionReader:
         self._quote = ""
 
     def read(self, reader: Reader) -> tuple[str, bool]:
-        """(the next text, whether the expression ends with it)."""
+        """Return (the next text, whether the expression ends with it)."""
         start = reader.at
         while not reader.empty:
             reader.match(_PLAIN)
@@ -110,7 +110,7 @@ class LiteralReader:
         self._undecided: int | None = None  # where in the output an object begins that may be a set
 
     def read(self, reader: Reader) -> str:
-        """The JSON text of what has come."""
+        """Return the JSON text of what has come."""
         while not self.done and not self.failed and self._state(reader):
             pass
         known = len(self._out) if self._undecided is None else self._undecided
@@ -122,7 +122,7 @@ class LiteralReader:
     # ---- states: whether the next one may have something to read
 
     def _first(self, reader: Reader) -> bool:
-        """In front of a part, or of what closes a value without parts."""
+        """Read in front of a part, or of the bracket that closes a value without parts."""
         if not reader.past_space():
             return False
         frame = self._frames[-1]
@@ -151,7 +151,7 @@ class LiteralReader:
         return True
 
     def _positional(self, quote: str) -> bool:
-        """An argument without a name."""
+        """Begin an argument without a name."""
         count = self._frames[-1].count
         name = self._names[count] if count < len(self._names) else f"arg{count}"
         self._out.append(("{" if not count else ", ") + encode_basestring(name) + ": ")
@@ -199,7 +199,7 @@ class LiteralReader:
         return True
 
     def _behind_bare(self, reader: Reader) -> bool:
-        """Behind a word or number, unless it begins an expression."""
+        """Read behind a word or number, which is a value unless it begins an expression."""
         self._bare.append(reader.space())
         if reader.empty and self._frames:
             return False
@@ -211,7 +211,7 @@ class LiteralReader:
         return True
 
     def _in_expression(self, reader: Reader) -> bool:
-        """What is not a value is the text of it."""
+        """Read an expression, which is not a value and becomes a string of its text."""
         text, ended = self._expression.read(reader)
         self._bare.append(text)
         if ended:
@@ -220,7 +220,7 @@ class LiteralReader:
         return ended
 
     def _named(self, reader: Reader) -> bool:
-        """Behind a word that may be a name."""
+        """Read behind a word that may be a name."""
         if not reader.past_space():
             return False
         token, frame = self._bare[0], self._frames[-1]
@@ -282,7 +282,7 @@ class LiteralReader:
         return True
 
     def _behind(self, reader: Reader) -> bool:
-        """Behind a value."""
+        """Read behind a value."""
         if not self._frames:
             self.done = True
             return False
@@ -309,12 +309,12 @@ class LiteralReader:
         return True
 
     def _be_set(self) -> None:
-        """What began as an object is a set."""
+        """Turn what began as an object into a set, written as a list."""
         self._out[self._undecided or 0] = "["
         self._frames[-1].keyed, self._undecided = False, None
 
     def _begin_part(self) -> None:
-        """A comma in front of the parts of a list."""
+        """Write a comma in front of each part of a list but the first."""
         if self._frames and not self._frames[-1].keyed:
             self._out.append(", " if self._frames[-1].count else "")
             self._frames[-1].count += 1
@@ -341,7 +341,7 @@ class LiteralReader:
 
 
 def _ends_string(reader: Reader) -> bool | None:
-    """Whether a quote is followed by what may stand behind a string. None: more text is needed to say so."""
+    """Return whether a quote is followed by what may stand behind a string. None: more text is needed to decide."""
     found = _BEHIND.match(reader.text, reader.at)
     at = reader.at if found is None else found.end()
     if at == len(reader.text):
@@ -350,7 +350,7 @@ def _ends_string(reader: Reader) -> bool | None:
 
 
 def json_of_literal(text: str) -> str | None:
-    """The JSON text of a value as Python writes it; None for anything else."""
+    """Return the JSON text of a value as Python writes it; None for anything else."""
     reader = Reader()
     reader.push(text + "\n")
     value = LiteralReader(Literals(), arguments=False)
@@ -361,7 +361,7 @@ def json_of_literal(text: str) -> str | None:
 
 
 def _scalar(token: str) -> str:
-    """A word or number; anything else is a string."""
+    """Return the JSON text of a word or number; anything else becomes a string."""
     if token in _WORDS:
         return _WORDS[token]
     if _NUMBER.fullmatch(token):
@@ -375,12 +375,12 @@ def _scalar(token: str) -> str:
 
 
 def _inside(text: str) -> str:
-    """Of a JSON string, without the quotes."""
+    """Return a text as it is written inside a JSON string, without the quotes."""
     return encode_basestring(text)[1:-1]
 
 
 def _escaped(escape: str) -> str:
-    """What an escape means, inside a JSON string. An unknown one stays as it is."""
+    """Return what an escape means, as written inside a JSON string. An unknown escape stays as it is."""
     kind = escape[1]
     if kind == "u" and len(escape) == 6:
         return escape

@@ -23,7 +23,7 @@ class MarkupFilter:
         self._alone = frozenset(one for one in tags if isinstance(one, str))
 
     def feed(self, text: str) -> str:
-        """What new text brings."""
+        """Return the content that new text brings."""
         if self._tags is None:
             return self.flush() + text
         self._reader.push(text)
@@ -41,7 +41,10 @@ class MarkupFilter:
         return "".join(kept)
 
     def flush(self) -> str:
-        """What was held back: no tag follows, but one that begins a pair or a longer tag may stand in it."""
+        """Return the text that was held back, without the tags in it that are dropped alone.
+
+        No longer tag and no pair can follow, so a tag that begins one may stand in this text.
+        """
         text = self._reader.rest()
         for tag in self._tags.texts if text and self._tags else ():
             text = text.replace(tag, "") if tag in self._alone else text

@@ -98,7 +98,9 @@ class Parameters(HeadedCall):
         )
 
     def _value(self, schema: dict[str, Any]) -> Form | None:
-        """A value between what begins and what ends it. None when it might be read as something else."""
+        """Return the form of a value between what begins and what ends it. None when it might be read as something
+        else.
+        """
         kinds = argument_schemas.types(schema)
         string = not kinds or "string" in kinds
         behind = next(text for text, kind in self.behind_key if kind in (string, None))
@@ -122,13 +124,14 @@ class Parameters(HeadedCall):
 
 
 def _limited(schema: Mapping[str, Any]) -> bool:
-    """Whether a schema limits the length of strings. Under a constraint such a value ends with the padding and the tag,
-    and may hold the tag alone."""
+    """Return whether a schema limits the length of strings. Under a constraint such a value ends with the padding and
+    the tag, and may hold the tag alone.
+    """
     return not _LENGTHS.isdisjoint(schema)
 
 
 def _distinct(schemas: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The schemas, without those of strings that any string may take the place of."""
+    """Return the schemas, without those of limited strings where another schema allows any string."""
     free = any(argument_schemas.keywords(one) <= {"type"} and _is_string(one) for one in schemas)
     return [one for one in schemas if not (free and _limited(one) and _is_string(one))]
 
@@ -138,7 +141,7 @@ def _is_string(schema: Mapping[str, Any]) -> bool:
 
 
 def _plain(text: str, end: str) -> bool:
-    """Whether a string is read as it is written."""
+    """Return whether a string is read as it is written."""
     return end not in text and text == text.strip("\n")
 
 
@@ -189,7 +192,7 @@ class _ParametersReader(HeadedReader):
     # ---- states: whether the next one may have something to read
 
     def _between(self, reader: Reader, out: CallWriter) -> bool:
-        """In front of an argument, or of the end."""
+        """Read in front of an argument, or of the end."""
         if not reader.past_space():
             return False
         key = reader.take_any(_keys(self._syntax))
@@ -229,7 +232,7 @@ class _ParametersReader(HeadedReader):
         return True
 
     def _behind(self, reader: Reader, out: CallWriter) -> bool:
-        """Between a key and its value."""
+        """Read between a key and its value."""
         spelling = self._behind_key.read(reader)
         if spelling is None and not self._behind_key.failed:
             return False
@@ -255,7 +258,7 @@ class _ParametersReader(HeadedReader):
         return True
 
     def _kinds_of(self, key: str, string: bool | None) -> frozenset[str]:
-        """The types that a value may have; empty when all."""
+        """Return the JSON types that a value may have; empty for all."""
         if string:
             return _STRING
         schema = self._schema_of(key)
@@ -264,7 +267,7 @@ class _ParametersReader(HeadedReader):
         return kinds if string is None else kinds - _STRING
 
     def _limits(self, key: str) -> bool:
-        """Whether a constraint limits the length of a value."""
+        """Return whether a constraint limits the length of a value."""
         return any(map(_limited, _distinct(argument_schemas.options(self._schema_of(key) or {}) or [])))
 
     def _schema_of(self, key: str) -> dict[str, Any] | None:
@@ -299,7 +302,7 @@ class _ParametersReader(HeadedReader):
         return tag
 
     def _in_nested(self, nested: ObjectReader, reader: Reader, out: CallWriter) -> bool:
-        """JSON that is sure to be right, so that the closing tag may stand in its strings."""
+        """Read a JSON value that is sure to be right, so that the closing tag may stand in its strings."""
         reader.at = nested.feed(reader.text, reader.at)
         texts = nested.take()
         out.arguments("".join(part.text for part in texts))
@@ -315,7 +318,9 @@ class _ParametersReader(HeadedReader):
         return bool(tag)
 
     def _until_end(self, reader: Reader) -> tuple[str, bool]:
-        """(the next text of a value, whether it ends with it), without the line breaks at its ends."""
+        """Return (the next text of a value, whether the value ends with it), without the line breaks at the value's
+        ends.
+        """
         if self._values is None:
             text, tag = reader.until(_one_tag(self._end))
             ended = bool(tag)
@@ -336,7 +341,9 @@ class _ParametersReader(HeadedReader):
 
 @lru_cache(maxsize=64)
 def _spellings(syntax: Parameters) -> dict[str, bool | None]:
-    """What may stand behind a key: the first words of a spelling may be missing."""
+    """Return the texts that may stand behind a key, and whether the value is a string: the first words of a spelling
+    may be missing.
+    """
     found = dict(syntax.behind_key)
     for text, string in syntax.behind_key:
         words = text.split()
@@ -346,7 +353,7 @@ def _spellings(syntax: Parameters) -> dict[str, bool | None]:
 
 @lru_cache(maxsize=64)
 def _keys(syntax: Parameters) -> Tags:
-    """What a key begins with: the space in it may be missing."""
+    """Return the tags with which a key begins: the space in the tag may be missing."""
     return Tags(*{syntax.key, syntax.key.replace(" ", "")})
 
 

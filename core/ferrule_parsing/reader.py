@@ -24,18 +24,18 @@ class Tags:
         self.longest = len(ordered[0])
 
     def find(self, text: str, at: int, end: int = sys.maxsize) -> re.Match[str] | None:
-        """The first tag at or behind `at` that is over before `end`."""
+        """Return the first tag at or behind `at` that is over before `end`."""
         return self._pattern.search(text, at, end)
 
     def here(self, text: str, at: int) -> str | None:
-        """The longest tag that stands at `at`, "" for none, None while that cannot be said."""
+        """Return the longest tag that stands at `at`: "" for none, None when more text is needed to decide."""
         if len(text) - at < self.longest and (at == len(text) or text[at:] in self._prefixes):
             return None
         found = self._pattern.match(text, at)
         return "" if found is None else found[0]
 
     def open_end(self, text: str, at: int) -> int:
-        """Where a tag may have begun that the text does not hold whole; the text's length when none can have."""
+        """Return where a tag may have begun that the text does not hold whole; the text's length when none can have."""
         begun = self._beginning.search(text, max(at, len(text) - self.longest + 1))
         while begun is not None:
             if text[begun.start() :] in self._prefixes:
@@ -45,7 +45,9 @@ class Tags:
 
 
 class Reader:
-    """What has come and is not read yet is ``text[at:]``. Leave little of it unread: each `push` copies it."""
+    """A text that arrives in parts, of which ``text[at:]`` is not read yet. Leave little unread: each `push` copies
+    it.
+    """
 
     __slots__ = ("at", "text")
 
@@ -63,7 +65,9 @@ class Reader:
         return self.at == len(self.text)
 
     def until(self, tags: Tags) -> tuple[str, str]:
-        """(text before the next tag, the tag); both are read. Without a tag: (what surely belongs to none, "")."""
+        """Return (text before the next tag, the tag) and read both. Without a tag: (the text that surely belongs to
+        none, "").
+        """
         start = self.at
         found = tags.find(self.text, start)
         if found is not None and tags.here(self.text, found.start()) is not None:

@@ -11,7 +11,9 @@ from ferrule_parsing.json_calls import JsonCall
 
 
 class TaggedJsonParser(FormatParser):
-    """Calls as ``<open>{"name": "f", "arguments": {…}}<close>``: the most common format, by two tags and two keys."""
+    """A parser of ``<open>{"name": "f", "arguments": {…}}<close>``, the most common format, by two tags and two
+    keys.
+    """
 
     open_tag: str
     close_tag: str

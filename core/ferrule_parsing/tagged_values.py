@@ -29,7 +29,7 @@ class ValueTags:
 
 
 class Says(Enum):
-    """What a tag says."""
+    """A tag's meaning within a value."""
 
     ENDS = auto()
     MAY_END = auto()  # unless another one ends the value
@@ -51,7 +51,7 @@ class ValueReader:
         self._held: list[str] | None = None  # what follows the first tag that may end the value
 
     def read(self, reader: Reader) -> tuple[str, bool]:
-        """(the next text of the value, whether it ends with it)."""
+        """Return (the next text of the value, whether the value ends with it)."""
         said: list[str] = []
         while True:
             text, tag = reader.until(_tags(self._tags))
@@ -71,7 +71,9 @@ class ValueReader:
             self._say(read, said)
 
     def resume(self, reader: Reader) -> bool:
-        """Nothing comes any more. Whether the value ended at a tag that may end it; what follows is unread again."""
+        """Return whether the value ended at a tag that may end it, when the output is over; what follows is unread
+        again.
+        """
         held = "".join(self._held or ()) + reader.rest()
         ended = held.startswith(self._tags.end)
         reader.push(held[len(self._tags.end) if ended else held.startswith("\n") :])
@@ -82,7 +84,7 @@ class ValueReader:
             (said if self._held is None else self._held).append(text)
 
     def _ask(self, reader: Reader, tag: str) -> Says | None:
-        """What the tag that was read says, with what follows it. None: more text is needed to say so."""
+        """Return what the tag that was read means, given the text behind it. None: more text is needed to decide."""
         if tag in self._tags.open:
             self._depth += 1
             return Says.NOTHING
@@ -122,7 +124,7 @@ class ValueReader:
         return Says.MAY_END if closes else Says.NOTHING
 
     def _new_key(self, text: str, at: int, known: Collection[str] = ()) -> bool | None:
-        """Whether an argument that has not come begins here."""
+        """Return whether an argument that has not come yet begins here. None: more text is needed to decide."""
         begins = _here(text, at, self._tags.key)
         if not begins:
             return begins
@@ -136,13 +138,13 @@ class ValueReader:
 
 
 def _any_here(text: str, at: int, tags: tuple[str, ...]) -> str | None:
-    """The tag that stands here, "" for none. None: that cannot be said yet."""
+    """Return the tag that stands here, "" for none. None: more text is needed to decide."""
     found = [_here(text, at, tag) for tag in tags]
     return tags[found.index(True)] if True in found else None if None in found else ""
 
 
 def _here(text: str, at: int, tag: str) -> bool | None:
-    """Whether a tag stands here. None: that cannot be said yet."""
+    """Return whether a tag stands here. None: more text is needed to decide."""
     found = text[at : at + len(tag)]
     return found == tag or (None if tag.startswith(found) else False)
 

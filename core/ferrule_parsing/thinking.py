@@ -91,7 +91,7 @@ class ThinkingParser(ReasoningParser):
             self._inside = False
 
     def constrain(self, form: Form) -> Form:
-        """The form behind the block, where there is or may be one."""
+        """Return the form with the block of thoughts in front of it, where there is or may be one."""
         if self._answer_open and self._state != self._behind_answer_open:
             around = (Fixed(tag) for tag in (self._answer_open, self._answer_close))
             opening, closing = (Series((part, _MOST_BREAKS)) for part in around)
@@ -105,7 +105,7 @@ class ThinkingParser(ReasoningParser):
         return OneOf((*opened, form))
 
     def thoughts(self) -> ThoughtTags:
-        """One block, which the first spelling of the closing tag ends."""
+        """Return the tags of the one block of thoughts, which the first spelling of the closing tag ends."""
         return ThoughtTags(
             inside=self._inside,
             opens=() if self._over else self._open_tags,
@@ -176,7 +176,7 @@ class ThinkingParser(ReasoningParser):
         return bool(tag)
 
     def _at_call(self) -> bool:
-        """At a tag that ends the thoughts, unless it is that of a call which the tool parser does not find there."""
+        """Read at a tag that ends the thoughts, unless it begins a call that the tool parser does not find there."""
         calls = self._probe.finds_call(self._reader) if self._probe else True
         if calls:
             self._end_by_call()
@@ -261,7 +261,7 @@ class ThinkingParser(ReasoningParser):
         self._state = self._behind_open
 
     def _end(self, state: Callable[[], bool]) -> None:
-        """The block is over."""
+        """End the block of thoughts, and continue with `state`."""
         self._inside, self._over = False, True
         self._state = state
 
@@ -277,7 +277,9 @@ class ThinkingParser(ReasoningParser):
 
 
 def _before(form: Form, closes: tuple[str, ...], ends: tuple[str, ...]) -> Form:
-    """Thoughts from behind the opening tag on, and the form. Without a closing tag, what ends them begins the form."""
+    """Return the form of thoughts from behind the opening tag on, then `form`. Without a closing tag, `form` begins
+    with the tag that ends the thoughts.
+    """
     ways: list[Form] = [Series((Until(closes[0], closes[1:], ends), _MOST_BREAKS, form))]
     for tag in ends:
         rest = behind(form, tag)
@@ -293,7 +295,9 @@ def _tags(spellings: tuple[str, ...]) -> Tags:
 
 
 def _spellings(tag: str | tuple[str, ...]) -> tuple[str, ...]:
-    """Raises ValueError for a spelling that is empty, or with which another one begins."""
+    """Return a tag's spellings as a tuple. Raises ValueError when there is none, or when one is the beginning of
+    another.
+    """
     spellings = (tag,) if isinstance(tag, str) else tuple(tag)
     clash = any(one is not other and other.startswith(one) for one in spellings for other in spellings)
     if not spellings or clash:

@@ -10,7 +10,7 @@ from ferrule_parsing.literals import json_of_literal
 
 
 def json_of(text: str, kinds: frozenset[str]) -> str:
-    """A value as JSON: what it is already, what Python would read, or the text as a string."""
+    """Return a value as JSON: the text itself where it is JSON, what Python would read, or the text as a string."""
     stripped = text.strip()
     kind = kind_of(stripped)
     if kind is not None and (not kinds or kind in kinds or (kind == "integer" and "number" in kinds)):
@@ -23,7 +23,7 @@ def json_of(text: str, kinds: frozenset[str]) -> str:
 
 
 def kind_of(text: str) -> str | None:
-    """The type of a JSON text; None for anything else."""
+    """Return the JSON type of a JSON text; None for anything else."""
     try:
         return argument_schemas.json_type(json.loads(text, parse_constant=_refuse))
     except (ValueError, RecursionError):

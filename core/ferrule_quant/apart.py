@@ -18,7 +18,7 @@ T = TypeVar("T")
 def side_by_side(
     layer: LinearLayer, settings: Sequence[T | None], make: Callable[[T], LinearScheme]
 ) -> LinearScheme | None:
-    """The scheme of a layer whose projections, or it itself, have these settings; None are those of floats."""
+    """Return the scheme of a layer whose projections, or which itself, have these settings; None stands for floats."""
     if all(each == settings[0] for each in settings):
         return None if settings[0] is None else make(settings[0])
     schemes = [None if each is None else make(each) for each in settings]
@@ -26,9 +26,9 @@ def side_by_side(
 
 
 class Apart(LinearScheme):
-    """Each projection is a layer of its own within the merged one, with its scheme, or None for floats.
+    """A scheme in which each projection of a merged layer is a layer of its own, with its scheme, or None for floats.
 
-    Their results are put side by side, so that a model has what the merged layer gives.
+    The results are put side by side, so that the model gets what the merged layer would give.
     """
 
     def __init__(self, schemes: Mapping[str, LinearScheme | None]) -> None:

@@ -11,7 +11,7 @@ _NUMBERS = 1 << 17  # in a part: with what is made of them, they stay in a proce
 
 
 def in_chunks(function: Callable[[torch.Tensor], torch.Tensor], rows: torch.Tensor) -> torch.Tensor:
-    """`function` makes rows of some of `rows` [n, k], each of its own; the results are one tensor.
+    """Apply `function`, which treats each row on its own, to parts of `rows` [n, k]; return the results as one tensor.
 
     Each part is computed by one thread. Threads that share each operation wait for one another at its end, which takes
     most of the time of small ones where other programs run.

@@ -31,14 +31,14 @@ class Coded:
     group: int
 
     def integers(self) -> Integers:
-        """With a table of numbers of 8 bits, of which one is 0.5 for e2m1, else 1/127 of the largest."""
+        """Return the weights as integers with a table of 8-bit numbers, in units of 0.5 for e2m1, else of max / 127."""
         most = max(abs(value) for value in self.table)
         step = 0.5 if self.table == E2M1 else most / 127
         numbers = tuple(round(value / step) for value in self.table)
         return Integers(self.codes, self.scales * step, None, 4, self.group, table=numbers)
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [n, k]."""
+        """Return the weights that the codes stand for, [n, k]."""
         table = torch.tensor(self.table, device=self.codes.device)
         scales = self.scales.repeat_interleave(self.group, 1)[:, : self.codes.shape[1]]
         return (table[self.codes.int()] * scales).to(dtype)
@@ -52,7 +52,7 @@ class CodedScheme(Quantized):
 
     @abstractmethod
     def coded(self, layer: Any) -> Coded:
-        """What the layer's parameters hold. Raises CheckpointError for what they may not."""
+        """Return the codes in the layer's parameters. Raises CheckpointError for invalid ones."""
 
     def weights(self, layer: Any) -> Integers | Wide:
         coded = self.coded(layer)
@@ -60,11 +60,11 @@ class CodedScheme(Quantized):
 
 
 def halves(pairs: torch.Tensor, first_is_low: bool = True) -> torch.Tensor:
-    """Bytes [n, ...] of two codes each → codes uint8 [n, k]."""
+    """Split bytes [n, ...] of two codes each into codes uint8 [n, k]."""
     low, high = pairs & 15, pairs >> 4
     return torch.stack((low, high) if first_is_low else (high, low), dim=-1).flatten(1)
 
 
 def powers_of_two(exponents: torch.Tensor) -> torch.Tensor:
-    """Scales of type e8m0, uint8, as float32. 255 is NaN."""
+    """Convert scales of type e8m0, uint8, to float32. 255 is NaN."""
     return torch.exp2(exponents.float() - 127).masked_fill(exponents == 255, torch.nan)

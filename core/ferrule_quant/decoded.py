@@ -14,8 +14,10 @@ Decode = Callable[[torch.Tensor, torch.Size], torch.Tensor]
 
 
 class DecodedParameter(CheckpointParameter):
-    """`decode` makes of a checkpoint's tensor what a parameter of a shape holds. It raises RuntimeError or ValueError
-    for one that does not fit."""
+    """A parameter whose tensors `decode` turns from a checkpoint's layout into a given shape.
+
+    `decode` raises RuntimeError or ValueError for a tensor that does not fit.
+    """
 
     decode: Decode
 
@@ -28,7 +30,7 @@ class DecodedParameter(CheckpointParameter):
         return DecodedParameter(data, self.axis, self.offsets, self.decode)
 
     def accepts(self, dtype: torch.dtype) -> bool:
-        """What it may be is for `decode` to say."""
+        """Return True: `decode` checks the type."""
         return True
 
     def expanded(self, tensor: torch.Tensor, view: torch.Tensor) -> torch.Tensor:
@@ -50,7 +52,10 @@ def decoded_parameter(
     decode: Decode,
     count: Callable[[int], int] = int,
 ) -> DecodedParameter:
-    """As `checkpoint_parameter`. Raises CheckpointError for a layer whose projections a checkpoint may interleave."""
+    """Make a parameter like `checkpoint_parameter`, whose tensors are decoded as they are loaded.
+
+    Raises CheckpointError for a layer whose projections a checkpoint may interleave.
+    """
     if getattr(layer, "groups", 1) > 1:
         raise CheckpointError("Quantized projections that a checkpoint interleaves in one tensor cannot be told apart.")
     plain = checkpoint_parameter(layer, shape, dtype, count=count)

@@ -14,7 +14,10 @@ from ferrule_quant.scales import check_groups
 
 
 class Float4Scheme(CodedScheme):
-    """Parameters `numbers` uint8, of a pair the first in the low half; `weight_scale`, `weight_global_scale`."""
+    """A scheme with parameters `numbers` uint8, `weight_scale` and `weight_global_scale`.
+
+    The first number of a pair is in the low half.
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str, numbers: str = "weight_packed") -> None:
         super().__init__(shared, dtype)

@@ -1,4 +1,4 @@
-"""Weights of 8 bits in floating point (e4m3): what formats of such weights share."""
+"""Weights of 8 bits in floating point (e4m3): the common part of their formats."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LARGEST = 1 << 20
 
 
 def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
-    """The outputs and inputs of a block. Raises ValueError for what is not two positive numbers."""
+    """Return the outputs and inputs of a block, or None. Raises ValueError unless both are positive integers."""
     block = config.get(key)
     if block is None:
         return None
@@ -32,7 +32,10 @@ def block_of(config: Mapping[str, Any], key: str) -> tuple[int, int] | None:
 
 
 class Fp8FromFloats(Online):
-    """Float weights, quantized when they have come: on a GPU to e4m3, with a scale for each output channel."""
+    """A scheme for float weights that are quantized once loaded.
+
+    On a GPU they become e4m3, with a scale for each output channel.
+    """
 
     def weights(self, layer: Any) -> Rounded | Fp8:
         return self.e4m3(layer) if products_of(layer).keeps_fp8 else super().weights(layer)
@@ -44,9 +47,9 @@ class Fp8FromFloats(Online):
 
 
 class Fp8Scheme(Quantized):
-    """fp8 weights of a checkpoint. `numbers` and `scales` are what it calls these.
+    """A scheme for fp8 weights of a checkpoint. `numbers` and `scales` are the checkpoint's names of their tensors.
 
-    Scales are of `block`, so many outputs and inputs, of each output, or of the matrix.
+    There is a scale for each `block` of so many outputs and inputs, for each output, or for the matrix.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Weights of few bits in groups of inputs, with scales and zero points: what formats of such weights share."""
+"""Weights of few bits in groups of inputs, with scales and zero points: the common part of their formats."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _APART = "projections that are one matrix here have inputs in different orders: 
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one layer. Groups of 0 are all inputs; `ordered` says that inputs of a group are not neighbours."""
+    """The settings of one layer. A group of 0 is all inputs; with `ordered`, a group's inputs are not neighbours."""
 
     bits: int
     group: int
@@ -28,7 +28,7 @@ class Settings:
 
     @classmethod
     def of(cls, config: Mapping[str, Any], bits: tuple[int, ...] = tuple(range(1, 9))) -> Settings:
-        """Raises ValueError with what is not read."""
+        """Read the settings from a checkpoint's configuration. Raises ValueError with what is not supported."""
         stated = config.get("bits", config.get("w_bit"))
         group = config.get("group_size", config.get("q_group_size"))
         ordered = config.get("desc_act") or False
@@ -44,7 +44,7 @@ class Settings:
 
 
 class Grouped(Quantized):
-    """Parameters `qweight`, `qzeros`, `scales`; activations keep their precision where they are `wide`."""
+    """A scheme with the parameters `qweight`, `qzeros` and `scales`; with `wide`, activations keep their precision."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool = True) -> None:
         super().__init__(shared, dtype, wide)
@@ -54,11 +54,14 @@ class Grouped(Quantized):
         self.form = kept(settings.bits, settings.group, self.wide, offsets)
 
     def groups(self, layer: Any) -> int:
-        """How many there are along the inputs."""
+        """Return how many groups there are along the inputs."""
         return -(-layer.in_features // self.group) if self.group else 1
 
     def units(self, layer: Any) -> tuple[int, int] | None:
-        """None where inputs are out of order: which group each belongs to counts those of the whole layer."""
+        """Return the units in which outputs and inputs can be cut, or None where inputs are out of order.
+
+        The group of an input that is out of order counts all groups of the whole layer.
+        """
         return None if self.ordered else (self.per, math.lcm(self.per, self.group or 1))
 
     def allocate(self, layer: Any) -> None:
@@ -75,16 +78,16 @@ class Grouped(Quantized):
 
     @abstractmethod
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
-        """Those that the checkpoint fills."""
+        """Return the parameters that the checkpoint fills."""
 
     def along_outputs(self, layer: Any, rows: int) -> torch.nn.Parameter:
-        """Words [rows, ...] of numbers for each output."""
+        """Make a parameter for words [rows, ...] that hold the numbers of each output."""
         return checkpoint_parameter(layer, (rows, -1), torch.int32, count=lambda n: n * self.bits // 32)
 
     def integers(
         self, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, index: torch.Tensor | None = None
     ) -> Integers:
-        """From unsigned numbers [n, k], zero points and scales [n, groups]."""
+        """Return the weights with unsigned numbers [n, k], zero points and scales [n, groups]."""
         if self.bits == 8:
             numbers, zeros = (numbers.to(torch.int16) - 128).to(torch.int8), zeros.to(torch.int16) - 128
         return Integers(numbers, scales.contiguous(), zeros.contiguous(), self.bits, self.group, index=index)
@@ -92,7 +95,10 @@ class Grouped(Quantized):
     def ordered_integers(
         self, layer: Any, numbers: torch.Tensor, zeros: torch.Tensor, scales: torch.Tensor, orders: torch.Tensor | None
     ) -> Integers | Wide:
-        """The same, where `orders` [projections, k] say which group an input belongs to; None or zeros: neighbours."""
+        """Return the weights as `integers` does, where `orders` [projections, k] give the group of each input.
+
+        None or zeros mean that inputs of a group are neighbours.
+        """
         if orders is None or not bool(orders.any()):
             return self.integers(numbers, zeros, scales)
         if bool((orders == orders[:1]).all()):
@@ -102,5 +108,5 @@ class Grouped(Quantized):
         return Wide(torch.cat([part.widened(self.given) for part in parts]), _APART)
 
     def order(self, layer: Any) -> torch.nn.Parameter:
-        """A parameter for `orders`."""
+        """Make a parameter for the `orders` of `ordered_integers`."""
         return checkpoint_parameter(layer, (-1, layer.in_features), torch.int32, count=lambda _: 1, broadcast=True)

@@ -14,7 +14,10 @@ UNUSED = ("input_scale", "input_zero_point", "weight_shape")  # tensors beside w
 
 
 class Int8Scheme(Quantized):
-    """Parameters `weight` int8 and `weight_scale`, one or [n, groups]; `weight_zero_point` where not symmetric."""
+    """A scheme with parameters `weight` int8 and `weight_scale`, one or [n, groups].
+
+    There is also `weight_zero_point` where weights are not symmetric.
+    """
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, wide: bool, size: int = 0, symmetric: bool = True

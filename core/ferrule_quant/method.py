@@ -1,4 +1,4 @@
-"""What quantization methods share: one check of the configuration, and the layers that it leaves as they are."""
+"""The common part of quantization methods: a check of the configuration, and the layers that are not quantized."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _LONGEST = 500  # characters of a reason, which may quote the configuration
 
 
 class CheckedMethod(QuantizationMethod):
-    """`shared` is for the schemes of one model; `left` has what the configuration lists under the keys `left_keys`."""
+    """A method that checks a checkpoint's configuration once.
+
+    `shared` is for the schemes of one model; `left` has what the configuration lists under the keys `left_keys`.
+    """
 
     left_keys: tuple[str, ...] = ()  # each has names or expressions of layers that are not quantized
     from_floats = False  # whether weights without a configuration are quantized as they load
@@ -40,11 +43,11 @@ class CheckedMethod(QuantizationMethod):
 
     @classmethod
     def check(cls, config: Mapping[str, Any]) -> None:
-        """Raises ValueError or CheckpointError with what is not read. By default everything is."""
+        """Check a checkpoint's configuration; by default, accept all. Raises ValueError or CheckpointError."""
 
 
 class OneOf(CheckedMethod):
-    """A name for several `methods`: the one reads that has the checkpoint's format, or `usual` where none is named."""
+    """A name for several `methods`: the one for the checkpoint's format is used, or `usual` where none is named."""
 
     methods: tuple[type[CheckedMethod], ...] = ()
     usual: type[CheckedMethod]
@@ -77,7 +80,7 @@ class OneOf(CheckedMethod):
 
 
 def check_cache_scheme(scheme: Any) -> None:
-    """Raises ValueError for a `kv_cache_scheme` that is not of fp8, with scales of layers or of single heads."""
+    """Check that a `kv_cache_scheme` is fp8, with scales of layers or of single heads. Raises ValueError."""
     if not scheme:
         return
     read = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "attn_head"), "dynamic": (False,)}

@@ -1,4 +1,4 @@
-"""Which layers the names in a checkpoint's configuration match: they are those of projections before any are merged."""
+"""The layers that names in a checkpoint's configuration mean: names of projections, before any are merged."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _LONGEST = 1000  # characters of an expression, with what its counts repeat: it 
 
 
 def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
-    """The patterns that a configuration has under `keys`. Raises CheckpointError for anything but a list of strings."""
+    """Return the patterns that a configuration has under `keys`.
+
+    Raises CheckpointError unless they are lists of strings.
+    """
     found: list[str] = []
     for key in keys:
         values = config.get(key)
@@ -29,10 +32,10 @@ def listed(config: Mapping[str, Any], *keys: str) -> tuple[str, ...]:
 
 
 def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
-    """Whether one of `patterns` means the layer: its name, whole parts of that, or an expression after ``re:``.
+    """Return whether one of `patterns` means the layer: its name, whole parts of it, or an expression after ``re:``.
 
-    Raises CheckpointError where it means some of the projections that the layer merges, and not the others, and for an
-    expression that is not valid or takes too long.
+    Raises CheckpointError where the patterns mean some of the projections that the layer merges, and not the others,
+    and for an expression that is not valid or takes too long.
     """
     found = [any(means(pattern, name) for pattern in patterns) for name in names_of(layer)]
     if any(found) and not all(found):
@@ -44,35 +47,35 @@ def chosen(layer: LinearLayer, patterns: Iterable[str]) -> bool:
 
 
 def targeted(layer: LinearLayer, targets: Iterable[str]) -> bool:
-    """As `chosen`, of compressed-tensors, which also has the class of all linear layers as a target."""
+    """Return whether a target of compressed-tensors means the layer: a pattern of `chosen`, or the class of all."""
     return _CLASS in targets or chosen(layer, targets)
 
 
 def names_of(layer: LinearLayer) -> list[str]:
-    """Names of the projections that the layer merges, or its own."""
+    """Return the names of the projections that the layer merges, or its own."""
     before = layer.name.rpartition(".")[0]
     return [f"{before}.{part}" if before else part for part in layer.projections] or [layer.name]
 
 
 def globbed(name: str) -> str:
-    """A name with ``*`` for any characters as a pattern of `chosen`."""
+    """Turn a name with ``*`` for any characters into a pattern of `chosen`."""
     return name if "*" not in name else "re:" + ".*".join(re.escape(part) for part in name.split("*")) + "$"
 
 
 def spellings(name: str) -> tuple[str, ...]:
-    """What checkpoints call a layer: ``model.layers`` where the model's parts are called ``layers``."""
+    """Return the names that checkpoints give a layer, such as ``model.layers`` for our ``layers``."""
     return (name, f"model.{name}", f"model.language_model.{name}", f"language_model.model.{name}")
 
 
 def means(pattern: str, name: str) -> bool:
-    """Whether the pattern means the projection of that name: see `chosen`."""
+    """Return whether the pattern means the projection of that name; see `chosen`."""
     if pattern.startswith("re:"):
         return any(matches(pattern[3:], each) for each in spellings(name))
     return any(f".{pattern}." in f".{each}." for each in spellings(name))
 
 
 def matches(expression: str, name: str) -> bool:
-    """Whether the expression matches from the name's beginning on. Raises CheckpointError as `chosen`."""
+    """Return whether the expression matches from the name's beginning on. Raises CheckpointError as `chosen` does."""
     counts = re.findall(r"\d+", " ".join(re.findall(r"\{[^{}]*\}", expression[:_LONGEST])))
     try:
         if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:

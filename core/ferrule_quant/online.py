@@ -11,7 +11,10 @@ from ferrule_quant.products import Fp8, Quantized, Rounded, Shared, fitting, pro
 
 
 class Online(Quantized):
-    """Float weights, quantized when they have come: on a CPU by its kernel, elsewhere by torch, to the same numbers."""
+    """A scheme for float weights that are quantized once loaded.
+
+    On a CPU its kernel does it, elsewhere torch, to the same numbers.
+    """
 
     def __init__(self, form: Form, shared: Shared, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype, wide=form.digits == 2)

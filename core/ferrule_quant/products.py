@@ -1,4 +1,4 @@
-"""How quantized weights are laid out and multiplied: one place for all methods and formats.
+"""The layout of quantized weights and the products with them: one place for all methods and formats.
 
 A scheme says what the weights are, as integers with scales, as fp8 with scales, or as floats. `Products` lay them out
 and multiply by them: these by torch, and those that a platform supplies by its kernels.
@@ -38,7 +38,7 @@ Weights: TypeAlias = "Integers | Levelled | Rounded | Fp8 | Wide | Tables"  # th
 
 @dataclass(frozen=True)
 class Wide:
-    """Weights [n, k] that no kernel multiplies in fewer bits: floats from here on. `why` is said in the log."""
+    """Weights [n, k] that no kernel multiplies in fewer bits, and that are floats from here on. `why` is logged."""
 
     weight: torch.Tensor
     why: str
@@ -46,8 +46,10 @@ class Wide:
 
 @dataclass(frozen=True)
 class Tables:
-    """Weights [n, k] that are looked up, of each of the layer's projections. Where no kernel looks them up, they are
-    widened, and `why` is said."""
+    """Weights [n, k] that are looked up, of each of the layer's projections.
+
+    Where no kernel looks them up, they are widened, and `why` is logged.
+    """
 
     projections: tuple[Palette | Additive, ...]
     why: str
@@ -56,7 +58,7 @@ class Tables:
         return Wide(torch.cat([each.weights().to(dtype) for each in self.projections]), self.why)
 
     def floats(self) -> Iterable[torch.Tensor]:
-        """All numbers."""
+        """Yield all tensors of numbers."""
         for each in self.projections:
             yield from (each.table,) if isinstance(each, Palette) else (each.books,)
             if isinstance(each, Additive) and each.scales is not None:
@@ -71,7 +73,7 @@ class Rounded:
     form: Form
 
     def integers(self) -> Integers:
-        """By torch: to the same numbers as by the CPU's kernels."""
+        """Quantize the weights with torch, to the same numbers as the CPU's kernels."""
         starts = range(0, len(self.weight), _ROWS)
         chunks = [reference.quantize(self.weight[first : first + _ROWS], self.form) for first in starts]
         numbers = torch.cat([chunk.numbers for chunk in chunks]).flatten(1)[:, : self.weight.shape[1]]
@@ -91,7 +93,7 @@ class Fp8:
     step: int = 128
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [n, k]."""
+        """Return the weights that the numbers stand for, [n, k]."""
         if not self.tall:
             return (self.numbers.float() * self.scales[:, None]).to(dtype)
         n, k = self.numbers.shape
@@ -111,7 +113,7 @@ class Fp8:
 
 @dataclass(frozen=True)
 class Floats:
-    """The form of weights that are widened as they load: it says how much memory they take."""
+    """The form of weights that are widened as they load, which states how much memory they take."""
 
     dtype: torch.dtype
 
@@ -120,18 +122,18 @@ class Floats:
 
 
 def kept_bits(bits: int, group: int) -> int:
-    """How many the CPU's kernel keeps numbers of so many bits in, in groups of so many inputs, 0 for all."""
+    """Return how many bits the CPU's kernel uses for numbers of `bits` bits, in groups of `group` inputs, 0 for all."""
     return next(each for each in (2, 3, 4, 5, 6, 8) if each >= bits and group % Form(each).unit == 0)
 
 
 def kept(bits: int, group: int, wide: bool, offsets: bool, table: tuple[int, ...] = ()) -> Form:
-    """How the CPU's kernel keeps numbers of so many bits, in groups of so many inputs, 0 for all."""
+    """Return the form in which the CPU's kernel stores numbers of `bits` bits, in groups of inputs, 0 for all."""
     whole = -(-group // GROUPS) * GROUPS
     return Form(kept_bits(bits, whole), whole, 2 if wide else 1, offsets, table)
 
 
 def has_room(bits: int, group: int) -> bool:
-    """Whether numbers of so many bits can be moved, so that they need no offsets for zero points."""
+    """Return whether numbers of `bits` bits can be shifted, so that zero points need no offsets."""
     return kept_bits(bits, -(-group // GROUPS) * GROUPS) > bits
 
 
@@ -145,20 +147,20 @@ def fitting() -> Iterator[None]:
 
 
 def free(layer: Any) -> None:
-    """Give the memory of a layer's parameters back, but the bias'. An empty parameter still has the layer's device."""
+    """Free the memory of a layer's parameters, except the bias. An empty parameter still has the layer's device."""
     for name, own in list(layer.named_parameters(recurse=False)):
         if name != "bias":
             setattr(layer, name, torch.nn.Parameter(own.data.new_empty(0), requires_grad=False))
 
 
 class Shared:
-    """What the layers of one model share: log lines that appear once."""
+    """The state that the layers of one model share: the log lines that appear only once."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
     def say(self, text: str) -> None:
-        """A line of the log, the first time."""
+        """Log a line, the first time only."""
         if text not in self._said:
             self._said.add(text)
             _log.warning("%s", text)
@@ -183,7 +185,7 @@ class Quantized(LinearScheme):
 
     @abstractmethod
     def weights(self, layer: Any) -> Weights:
-        """What the layer's parameters hold. Raises CheckpointError for what they may not."""
+        """Return the weights in the layer's parameters. Raises CheckpointError for invalid ones."""
 
     def pack(self, layer: Any) -> None:
         products = products_of(layer)
@@ -209,9 +211,9 @@ class Quantized(LinearScheme):
 
 
 class Products:
-    """How a device multiplies by quantized weights. This is by torch: the definition, on any device.
+    """The products of a device with quantized weights. This class uses torch: the definition, on any device.
 
-    A platform's part of `Kernels` derives from it and overrides what it has kernels for.
+    A platform's part of `Kernels` derives from it and overrides the products that it has kernels for.
     """
 
     compiled = False  # whether rows are packed as they come, also those of GGUF's blocks, and tables are looked up
@@ -227,7 +229,7 @@ class Products:
         return weights.integers() if isinstance(weights, Rounded) else weights
 
     def product(self, scheme: Quantized, layer: Any, weights: Weights) -> Product:
-        """Lay the weights out and return what multiplies by them. The layer's own parameters are gone."""
+        """Lay the weights out and return the product with them. The layer's own parameters are gone then."""
         if isinstance(weights, Wide):
             return self.widened(scheme, layer, weights)
         if isinstance(weights, Tables):
@@ -241,19 +243,19 @@ class Products:
         return self.integers(scheme, layer, weights)
 
     def coming_rows(self, scheme: Quantized, layer: Any, form: Form) -> Any:
-        """Return the matrix into which rows are packed as they come; None where no kernel does that."""
+        """Return the matrix into which rows are packed as they are loaded; None where no kernel does that."""
         return None
 
     def empty(self, layer: Any, form: Form) -> Any:
-        """Make the matrix of a layer, without rows. Only where the rows of GGUF's blocks are packed as they are."""
+        """Make the matrix of a layer, without rows. Called only where rows of GGUF's blocks are packed as they are."""
         raise RuntimeError(self._why)
 
     def filled(self, scheme: Quantized, layer: Any, matrix: Any) -> Product:
-        """Return the product with a matrix whose rows have all come."""
+        """Return the product with a matrix whose rows are all loaded."""
         raise RuntimeError(self._why)
 
     def integers(self, scheme: Quantized, layer: Any, weights: Integers) -> Product:
-        """There are no zero points: what they make of a group's weights is added to these."""
+        """Return the product with integers. Zero points become offsets of groups."""
         weights, order = sorted_by_group(weights, multiple=GROUPS)
         half = 1 << (kept_bits(weights.bits, weights.group) - 1)
         if weights.table:
@@ -265,28 +267,31 @@ class Products:
         return product if order is None else self._reordered(scheme, layer, product, order)
 
     def levelled(self, scheme: Quantized, layer: Any, weights: Levelled) -> Product:
-        """Weights with the levels of a file's blocks."""
+        """Return the product with weights that have the levels of a file's blocks."""
         added = None if weights.offsets is None else weights.offsets.spread()
         given = reference.Quantized(weights.numbers, weights.scales.spread(), added)
         return self.quantized(scheme, layer, weights.form, given)
 
     def rounded(self, scheme: Quantized, layer: Any, weights: Rounded) -> Product:
-        """Float weights, quantized here."""
+        """Return the product with float weights, quantized here."""
         return self.integers(scheme, layer, weights.integers())
 
     def fp8(self, scheme: Quantized, layer: Any, weights: Fp8) -> Product:
-        """As integers with a scale for each 32 inputs: nearer to an fp8 number than that is to its float."""
+        """Return the product with fp8 weights, as integers with a scale for each 32 inputs.
+
+        An integer is nearer to an fp8 number than this is to its float.
+        """
         check_scales(weights.scales * FP8_MOST)
         checked(weights.numbers)
         form, dtype = fp8_form(scheme)
         return self.integers(scheme, layer, Rounded(weights.widened(dtype), form).integers())
 
     def tables(self, scheme: Quantized, layer: Any, weights: Tables) -> Product:
-        """Weights that are looked up."""
+        """Return the product with weights that are looked up."""
         return self.widened(scheme, layer, weights.widened(scheme.given))
 
     def quantized(self, scheme: Quantized, layer: Any, form: Form, given: reference.Quantized) -> Product:
-        """`given` has numbers or codes [n, k]."""
+        """Return the product with `given`, whose numbers or codes are [n, k]."""
         scheme.shared.say(f"quantized weights are multiplied by torch, many times slower: {self._why}")
         numbers = looked_up(form.table, given.numbers)
         group, padded = form.widths(numbers.shape[1])
@@ -296,7 +301,7 @@ class Products:
         return lambda layer, x: reference.multiply(x, weight, form, layer.bias).to(scheme.dtype or x.dtype)
 
     def widened(self, scheme: Quantized, layer: Any, weights: Wide) -> Product:
-        """Make it a float layer from here on, whose experts can be stacked."""
+        """Turn the layer into a float layer, whose experts can be stacked, and return its product."""
         scheme.shared.say(weights.why)
         layer.weight = torch.nn.Parameter(weights.weight, requires_grad=False)
         dense = Dense()
@@ -306,7 +311,7 @@ class Products:
         return dense.matmul
 
     def _reordered(self, scheme: Quantized, layer: Any, product: Product, order: torch.Tensor) -> Product:
-        """The product of activations whose columns stand otherwise: not one that the `matrix` alone gives."""
+        """Return the product with activations in another order of columns, which the `matrix` alone does not give."""
         scheme.unpacked = (*scheme.packed_tensors(), order)
         scheme.matrix, padded = None, bool((order == layer.in_features).any())
         return lambda layer, x: product(layer, gathered(x, order, padded))
@@ -316,18 +321,18 @@ _TORCH = Products()
 
 
 def products_of(layer: Any) -> Products:
-    """Return what the device of a layer has for quantized weights."""
+    """Return the products with quantized weights of a layer's device."""
     return layer.kernels.part(Products) or _TORCH
 
 
 def fp8_form(scheme: Quantized) -> tuple[Form, torch.dtype]:
-    """How fp8 weights become integers, and the type of the floats between the two."""
+    """Return the form of fp8 weights as integers, and the type of the floats in between."""
     form = replace(FP8_FORM, digits=2 if scheme.wide else 1)
     return form, torch.float32 if scheme.given == torch.float32 else torch.bfloat16
 
 
 def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
-    """What must be finite."""
+    """Return the tensors whose numbers must be finite."""
     if isinstance(weights, Levelled):
         return (each.floats for each in (weights.scales, weights.offsets) if each is not None)
     if isinstance(weights, Tables):
@@ -341,21 +346,21 @@ def _floats_of(weights: Weights) -> Iterable[torch.Tensor]:
 
 
 def checked(numbers: torch.Tensor) -> torch.Tensor:
-    """fp8 numbers of a checkpoint. Raises CheckpointError for one that is NaN."""
+    """Return the fp8 numbers of a checkpoint. Raises CheckpointError if one is NaN."""
     if bool(((numbers.view(torch.uint8) & 0x7F) == 0x7F).any()):
         raise CheckpointError("A quantized weight of the checkpoint is NaN.", _DAMAGED)
     return numbers
 
 
 def check_scales(scales: torch.Tensor, dtype: torch.dtype = torch.float32) -> None:
-    """Raises CheckpointError for a scale that is not finite as it is kept: as bfloat16, float32 or `dtype`."""
+    """Check that scales are finite as they are stored: as bfloat16, then as `dtype`. Raises CheckpointError."""
     most = scales.float().abs().amax().bfloat16().to(dtype) if scales.numel() else scales  # NaN is the largest of all
     if not bool(most.isfinite().all()):
         raise CheckpointError("A scale of the checkpoint's quantized weights is not a finite number.", _DAMAGED)
 
 
 def cannot_run(dtype: torch.dtype) -> str | None:
-    """Why quantized weights are not multiplied by activations of `dtype`."""
+    """Return why quantized weights are not multiplied by activations of `dtype`, or None."""
     if dtype not in (torch.bfloat16, torch.float16, torch.float32):
         return f"takes float16, bfloat16 and float32, not {str(dtype).removeprefix('torch.')}"
     return None

@@ -42,13 +42,13 @@ def _sizes(shape: Iterable[int]) -> list[int]:
 
 
 def scale_parameter(layer: Any, columns: int, count: Callable[[int], int] = int) -> ScaleParameter:
-    """`columns` scales of each output, or of as many as `count` makes one of."""
+    """Make a parameter for `columns` scales of each output, or of each group of outputs that `count` counts."""
     plain = checkpoint_parameter(layer, (-1, columns), torch.float32, count=count)
     return ScaleParameter(plain.data, plain.axis, plain.offsets)
 
 
 def check_groups(inputs: int, group: int) -> None:
-    """Raises CheckpointError for a layer whose inputs are not whole groups."""
+    """Check that a layer's inputs are whole groups. Raises CheckpointError."""
     if inputs % group:
         raise CheckpointError(f"{inputs} inputs of a layer are not a whole number of groups of {group}.")
 

@@ -38,7 +38,7 @@ class Integers:
         return 0 if self.bits == 8 else 1 << (self.bits - 1)
 
     def groups(self) -> torch.Tensor:
-        """The group of each input, int64 [k]. Raises CheckpointError for one that there is not."""
+        """Return the group of each input, int64 [k]. Raises CheckpointError for a group that does not exist."""
         k, device = self.numbers.shape[1], self.numbers.device
         if self.index is None:
             return torch.arange(k, device=device) // (self.group or k)
@@ -48,24 +48,24 @@ class Integers:
         return index
 
     def centred(self) -> torch.Tensor:
-        """The numbers less the middle, or what codes stand for, int8."""
+        """Return the numbers less the middle of their range, or the numbers that codes stand for, int8."""
         if self.table:
             return looked_up(self.table, self.numbers)
         return self.numbers if self.bits == 8 else self.numbers.view(torch.int8) - self.middle
 
     def added(self) -> torch.Tensor | None:
-        """What is added to each centred number times its scale, [n, groups]: offsets and zero points."""
+        """Return the floats that offsets or zero points add to centred numbers times scales: [n, groups], or None."""
         return self.offsets if self.zeros is None else self._less(self.middle, self.zeros)
 
     def _less(self, shift: torch.Tensor | int, zeros: torch.Tensor) -> torch.Tensor | None:
-        """What is added to numbers that are less by `shift`; None where it is nothing."""
+        """Return the float to add for numbers that were reduced by `shift`; None where it is zero throughout."""
         moved = shift - (zeros if zeros.is_floating_point() else zeros.to(torch.int32))
         return moved * self.scales if bool((moved != 0).any()) else None
 
     def fitted(self, low: int, high: int) -> tuple[torch.Tensor, torch.Tensor | None]:
-        """Numbers from `low` to `high`, int8, and what is added to each times its scale, [n, groups] or None.
+        """Return numbers from `low` to `high`, int8, and the float added to each times its scale, [n, groups] or None.
 
-        Each group is moved by the integer nearest to its zero point that leaves its numbers in that range. Of numbers
+        Each group is shifted by the integer nearest to its zero point that leaves its numbers in that range. Of numbers
         that have one value more than the range, the largest lose a step.
         """
         if self.zeros is None or bool((self.zeros == self.middle).all()):
@@ -82,7 +82,7 @@ class Integers:
         return moved.to(torch.int8).flatten(1)[:, :k], self._less(shift.to(torch.int32), self.zeros)
 
     def widened(self, dtype: torch.dtype) -> torch.Tensor:
-        """What they stand for, [n, k]."""
+        """Return the weights that the numbers stand for, [n, k]."""
         index, added, rows = self.groups(), self.added(), []
         for first in range(0, len(self.numbers), _ROWS):  # no second matrix of float32
             part = slice(first, first + _ROWS)
@@ -101,7 +101,7 @@ class Levelled:
     offsets: Levels | None = None
 
     def integers(self) -> Integers:
-        """The same with a float for each group, for what has no levels."""
+        """Return the same weights with a float for each group, for kernels without levels."""
         form, scales, offsets = self.form, self.scales.spread(), None
         half = 0 if form.table or form.bits == 8 else 1 << (form.bits - 1)
         if self.offsets is not None:
@@ -112,14 +112,14 @@ class Levelled:
 
 
 def looked_up(table: tuple[int, ...], numbers: torch.Tensor) -> torch.Tensor:
-    """What codes stand for, int8; the numbers themselves without a table."""
+    """Return the numbers that codes stand for, int8; without a table, the numbers themselves."""
     return torch.tensor(table, dtype=torch.int8, device=numbers.device)[numbers.int()] if table else numbers
 
 
 def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.Tensor | None]:
-    """The weights with groups of a multiple of `multiple` inputs, each group's inputs next to each other.
+    """Return the weights with groups of a multiple of `multiple` inputs, each group's inputs next to each other.
 
-    With them comes the input that each column multiplies, int32, or None where columns are inputs. The number of inputs
+    Also returns the input that each column multiplies, int32, or None where columns are inputs. The number of inputs
     stands for columns that only fill up a group. Raises CheckpointError for inputs of no group, or of too large ones.
     """
     k, size, count = weights.numbers.shape[1], weights.group, weights.scales.shape[1]
@@ -143,5 +143,5 @@ def sorted_by_group(weights: Integers, multiple: int) -> tuple[Integers, torch.T
 
 
 def gathered(x: torch.Tensor, order: torch.Tensor, padded: bool) -> torch.Tensor:
-    """Activations [tokens, inputs] in that order; `padded` says that some columns have no input."""
+    """Return activations [tokens, inputs] in that order; `padded` says that some columns have no input."""
     return (F.pad(x, (0, 1)) if padded else x).index_select(1, order)

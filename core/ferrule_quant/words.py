@@ -17,15 +17,15 @@ _WORD = 32
 
 
 def per_words(bits: int) -> tuple[int, int]:
-    """(numbers, words): the fewest words that whole numbers fill. Three words hold 32 numbers of 3 bits."""
+    """Return (numbers, words): the fewest words that whole numbers fill. Three words hold 32 numbers of 3 bits."""
     words = bits // math.gcd(bits, _WORD)
     return words * _WORD // bits, words
 
 
 def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
+    """Unpack int32 [rows, words] to uint8 [rows, numbers], lowest bits first; a number may reach into the next word.
 
-    With an `order`, the number i of each so many belongs at the place order[i]. By the compiled kernel, and in torch
+    With an `order`, number i of each group of len(order) belongs at place order[i]. Uses the compiled kernel, or torch
     where there is none.
     """
     count, across = per_words(bits)
@@ -44,7 +44,7 @@ def unpacked(words: torch.Tensor, bits: int = 4, order: tuple[int, ...] = ()) ->
 
 
 def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
-    """The same of 32 numbers cut into planes of 4, 2 and 1 of their bits, which follow each other, lowest first."""
+    """Unpack groups of 32 numbers, cut into planes of 4, 2 and 1 of their bits that follow each other, lowest first."""
     blocks, found, first, done = words.reshape(len(words), -1, bits), None, 0, 0
     for width in (8, 4, 2, 1):
         if bits - done < width:
@@ -58,7 +58,7 @@ def unpacked_planes(words: torch.Tensor, bits: int) -> torch.Tensor:
 
 
 def in_order(numbers: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
-    """[rows, numbers], of which each so many stand in that order."""
+    """Put [rows, numbers] into their places, of which `order` gives those of each group of len(order)."""
     blocks = numbers.reshape(len(numbers), -1, len(order))
     found = torch.empty_like(blocks)
     found[..., list(order)] = blocks
@@ -66,12 +66,12 @@ def in_order(numbers: torch.Tensor, order: tuple[int, ...]) -> torch.Tensor:
 
 
 def outputs(layer: Any) -> tuple[int, ...]:
-    """Of each of the projections that the layer merges."""
+    """Return the number of outputs of each projection that the layer merges."""
     return tuple(layer.projections.values()) or (layer.out_features,)
 
 
 def check_words(counts: Iterable[int], per: int = 8) -> None:
-    """Raises CheckpointError for numbers that do not fill their words, of `per` each."""
+    """Check that counts of numbers fill their words, of `per` each. Raises CheckpointError."""
     for count in counts:
         if count % per:
             raise CheckpointError(f"A layer has {count} inputs or outputs, which do not fill words of {per} numbers.")

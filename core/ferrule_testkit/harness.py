@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, WorkerSettings
 from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
@@ -89,7 +89,7 @@ class Harness:
         self.plugins: Plugins = discover() if plugins is None else plugins
         made = self.plugins.make("executor", executor) if isinstance(executor, str) else executor
         self.executor: Executor = made
-        self.info: ModelInfo = self.executor.start(self.config, self.plugins)
+        self.info: ModelInfo = self.executor.start(WorkerSettings.of(self.config), self.plugins)
 
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
         """A fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""

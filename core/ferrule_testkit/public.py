@@ -40,11 +40,9 @@ PUBLIC: Mapping[str, Public] = MappingProxyType(
         "ferrule.sampling_params": Public("`SamplingParams` and `Beam`", Shown.WHOLE),
         "ferrule.interfaces.*": Public("base classes and the types of their arguments; the contract", Shown.WHOLE),
         "ferrule.config": Public("the sections of the configuration that a plugin gets", Shown.NAMES),
-        "ferrule.config.chosen": Public("which plugins a configuration chooses", Shown.WHOLE),
-        "ferrule.config.report": Public("the values of all options, without secrets", Shown.WHOLE),
         "ferrule.env": Public("settings of the environment that plugins share", Shown.WHOLE),
         "ferrule.log": Public('`Log("area")`', Shown.NAMES),
-        "ferrule.waiting": Public("says in the log what a start waits for", Shown.WHOLE),
+        "ferrule.slow_start": Public("says in the log what a start waits for", Shown.WHOLE),
         "ferrule.small_files": Public("reads files of configuration, which are small", Shown.WHOLE),
         "ferrule.checkpoint": Public("reads the configuration of a model's folder", Shown.WHOLE),
         "ferrule.schema": Public(

@@ -1,4 +1,4 @@
-"""Small tokenizers: a byte tokenizer without files, and folders with each common kind of ``tokenizer.json``."""
+"""Small tokenizers: a byte tokenizer without files, and a folder with a common ``tokenizer.json``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 
-_CORPUS = (
+CORPUS = (
     "The quick brown fox jumps over the lazy dog, isn't it? Yes! Two  spaces,\ttabs\nand lines.",
     "Grüße aus Köln: naïve café 你好，世界 こんにちは 🙂🙃 e\u0301 \u200d end",
     "def f(x):\n    return x ** 2  # comment\n",
@@ -70,84 +70,10 @@ def byte_level() -> Any:
     core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     core.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(_CORPUS, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet))
+    core.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=360, initial_alphabet=alphabet))
     core.add_special_tokens(["<|end|>", "<｜begin｜>"])
     core.add_tokens([AddedToken("<think>"), AddedToken("añadido")])
     return core
-
-
-def byte_fallback(prepend: bool = True) -> Any:
-    """BPE over characters with bytes for unknown ones, as Llama 2 (with a space put before the text) and Gemma."""
-    from tokenizers import Tokenizer, decoders, models, normalizers
-
-    pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    characters = sorted(set("".join(_CORPUS[0:1])) | {"▁"})
-    words = ["▁t", "▁th", "▁the", "he", "ox", "▁qu", "▁d"]
-    vocab = {piece: number for number, piece in enumerate(dict.fromkeys([*pieces, *characters, *words]))}
-    merges = [("▁", "t"), ("▁t", "h"), ("▁th", "e"), ("h", "e"), ("o", "x"), ("▁", "d")]
-    core = Tokenizer(models.BPE(vocab, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
-    first = [normalizers.Prepend("▁")] if prepend else []
-    core.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
-    steps = [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    core.decoder = decoders.Sequence([*steps, *([decoders.Strip(" ", 1, 0)] if prepend else [])])
-    core.add_special_tokens(["<unk>", "<s>", "</s>"])
-    return core
-
-
-def metaspace() -> Any:
-    """Unigram with a mark for spaces, as T5 and XLNet."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.Unigram())
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
-    core.decoder = decoders.Metaspace()
-    trainer = trainers.UnigramTrainer(vocab_size=120, special_tokens=["<unk>", "</s>"], unk_token="<unk>")
-    core.train_from_iterator(_CORPUS, trainer)
-    return core
-
-
-def word_piece() -> Any:
-    """Words and their continuations, as BERT."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    core.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    core.decoder = decoders.WordPiece()
-    core.train_from_iterator(_CORPUS, trainers.WordPieceTrainer(vocab_size=200, special_tokens=["[UNK]", "[SEP]"]))
-    return core
-
-
-def end_of_word() -> Any:
-    """BPE that marks the ends of words: its decoder looks at neighbours, so text is decoded in windows."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.decoder = decoders.BPEDecoder()
-    trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>"], end_of_word_suffix="</w>")
-    core.train_from_iterator(_CORPUS, trainer)
-    return core
-
-
-def no_decoder() -> Any:
-    """Whole words and nothing to join them with: a space stands between tokens."""
-    from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-
-    core = Tokenizer(models.WordLevel(unk_token="<unk>"))
-    core.pre_tokenizer = pre_tokenizers.Whitespace()
-    core.train_from_iterator(_CORPUS, trainers.WordLevelTrainer(vocab_size=100, special_tokens=["<unk>"]))
-    return core
-
-
-KINDS = {
-    "byte_level": byte_level,
-    "byte_fallback": byte_fallback,
-    "gemma": lambda: byte_fallback(prepend=False),
-    "metaspace": metaspace,
-    "word_piece": word_piece,
-    "end_of_word": end_of_word,
-    "no_decoder": no_decoder,
-}
 
 
 def write_tokenizer(folder: Path, core: Any, **settings: Any) -> Path:

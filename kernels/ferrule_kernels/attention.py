@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 
 class ScoreOptions(Protocol):
-    """What a layer does to its scores. Ferrule's `AttentionOptions` has it."""
+    """Options of a layer that change its attention scores. Ferrule's `AttentionOptions` provides them."""
 
     @property
     def scale(self) -> float: ...
@@ -35,12 +35,15 @@ FP8 = {"fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": 
 
 
 def cache_type(name: str, dtype: torch.dtype) -> torch.dtype | None:
-    """The type of the cache's elements that `name` means for a model of `dtype`; None where it means none."""
+    """Return the type of a cache's elements that `name` means for a model of `dtype`; None for an unknown name."""
     return dtype if name in ("auto", str(dtype).removeprefix("torch.")) else FP8.get(name)
 
 
 def narrowed(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """x as a cache of `dtype` keeps it: to nearest even, what lies outside of 8 bits' range at its end; NaN is NaN."""
+    """Round x to `dtype`, the type of a cache's elements: to nearest even.
+
+    For 8-bit types, values out of range become the largest finite one; NaN stays NaN.
+    """
     if dtype.itemsize == 1:
         most = torch.finfo(dtype).max
         x = x.clamp(-most, most)
@@ -61,14 +64,14 @@ def write_cache(cache: torch.Tensor, slots: torch.Tensor, k: torch.Tensor, v: to
 
 
 def read_cache(cache: torch.Tensor, slots: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """What lies at `slots` [n] of cache [slots, 1 or 2, kv_heads, head_dim], as `dtype`: [n, …], as the cache."""
+    """Read the entries at `slots` [n] of cache [slots, 1 or 2, kv_heads, head_dim] as `dtype`: [n, …]."""
     return cache.index_select(0, slots).to(dtype)
 
 
 def kv_slots(
     table: torch.Tensor, first: torch.Tensor, stop: torch.Tensor, span: int, block_size: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Slots and positions of `span` positions from `first` [rows]; both [rows, span] int64.
+    """Return slots and positions of `span` positions from `first` [rows]; both are [rows, span] int64.
 
     `table` [rows, blocks] holds block ids. Positions at or after `stop` [rows] get slot 0.
     """
@@ -80,9 +83,10 @@ def kv_slots(
 
 
 def visible(q_positions: torch.Tensor, k_positions: torch.Tensor, window: int, chunk: int = 0) -> torch.Tensor:
-    """Which keys a query sees: [rows, q] and [rows, k] → bool [rows, q, k]. `window` includes the query itself.
+    """Return which keys each query sees, for positions [rows, q] and [rows, k]: bool [rows, q, k].
 
-    With `chunk` those from the last multiple of it on.
+    `window` includes the query itself; 0 is no limit. With `chunk`, a query sees only keys from the last multiple of
+    `chunk` on.
     """
     distance = q_positions.unsqueeze(-1) - k_positions.unsqueeze(-2)
     seen = distance >= 0
@@ -99,7 +103,7 @@ def attend_math(
     options: ScoreOptions,
     distance: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Attention by its definition, in float32.
+    """Compute attention by its definition, in float32.
 
     q [rows, heads, q, dim]; k, v [rows, kv_heads, k, dim]; `seen` bool [rows, q, k]; `distance` [rows, q, k] is how far
     a key lies before the query, for ALiBi. Returns [rows, heads, q, dim] of q's type.
@@ -125,7 +129,7 @@ def attend_math(
 
 
 def attend_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor, scale: float) -> torch.Tensor:
-    """The same by torch's fused kernel, for plain scores. Shapes as in `attend_math`."""
+    """Compute attention with torch's fused kernel, for plain scores (see `is_plain`). Shapes as in `attend_math`."""
     rows, heads, queries, dim = q.shape
     mask = seen.unsqueeze(1)
     if queries == 1:  # the heads of a group are queries of one key head: each key is read once
@@ -136,5 +140,5 @@ def attend_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.T
 
 
 def is_plain(options: ScoreOptions) -> bool:
-    """True when torch's fused kernel can compute these scores."""
+    """Return whether torch's fused kernel can compute these scores."""
     return not (options.soft_cap or options.alibi_slopes or options.sinks is not None)

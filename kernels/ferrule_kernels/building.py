@@ -1,11 +1,12 @@
-"""How setuptools compiles the kernels: which variants, and all of their files at once, as many as there are cores.
+"""The compilation of the kernels by setuptools: chosen variants, as many files at once as there are cores.
 
 An installation from source compiles the one variant that its processor uses, which takes less than a minute on two
 cores. FERRULE_KERNEL_VARIANTS=all compiles every variant, for a wheel that other machines install (`make wheel`); it
 may also list variants by name: `_v3,_v4_bf16`.
 
-pyproject.toml names this class; nothing imports it where Ferrule runs. Setuptools' own `parallel` compiles variants at
-once, but into one folder, where their objects have the same names.
+`ferrule_kernels.cpu.library` lists the variants, their sources and their options. pyproject.toml names this class; no
+module imports it where Ferrule runs. Setuptools' own `parallel` compiles variants at once, but into one folder, where
+their objects have the same names.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from setuptools.command.build_ext import build_ext
 from setuptools.errors import CCompilerError, OptionError
 
 WANTED = "FERRULE_KERNEL_VARIANTS"  # "all", or names of variants, separated by commas; by default this processor's
+_FOLDER = "kernels/ferrule_kernels/cpu"  # from the project's root, where setuptools runs
 
 
 def chosen(known: Sequence[str], wanted: str, machine: str, here: frozenset[str]) -> list[str]:
@@ -43,11 +45,11 @@ def chosen(known: Sequence[str], wanted: str, machine: str, here: frozenset[str]
         return names
     if machine not in ("x86_64", "AMD64"):
         return []
-    return [name for name, needed in _library().VARIANTS if name in known and needed <= here][:1]
+    return [name for name, needed, _ in _library().VARIANTS if name in known and needed <= here][:1]
 
 
 def _library() -> Any:
-    """Return the module `ferrule_kernels.cpu.library`; where this class is used, its package cannot be imported."""
+    """Return the module `ferrule_kernels.cpu.library`, whose package cannot be imported during a build."""
     path = Path(__file__).with_name("cpu") / "library.py"
     spec = importlib.util.spec_from_file_location("_ferrule_kernels_library", path)
     if spec is None or spec.loader is None:
@@ -57,14 +59,27 @@ def _library() -> Any:
     return module
 
 
+def _extension(name: str, options: Sequence[str]) -> Extension:
+    """Return what setuptools compiles for a variant. A failure leaves the variant out."""
+    library = _library()
+    return Extension(
+        f"ferrule_kernels.cpu.{name}",
+        sources=[f"{_FOLDER}/{file}" for file in library.SOURCES],
+        depends=[f"{_FOLDER}/{file}" for file in library.HEADERS],
+        extra_compile_args=[*library.FLAGS, *options],
+        optional=True,
+    )
+
+
 class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
-    """Builds each variant in a folder of its own."""
+    """The `build_ext` command that builds each variant of the kernels in a folder of its own."""
 
     extensions: list[Extension]
 
     def finalize_options(self) -> None:
+        known = {name: _extension(name, options) for name, _, options in _library().VARIANTS}
+        self.distribution.ext_modules = list(known.values())
         super().finalize_options()
-        known = {each.name.rpartition(".")[2]: each for each in self.extensions}
         names = chosen(list(known), os.environ.get(WANTED, ""), platform.machine(), _library().features())
         self.extensions = [known[name] for name in names]
         self.announce(f"kernels are compiled for: {', '.join(names) or 'no processor'}", level=2)
@@ -79,7 +94,7 @@ class BuildKernels(build_ext):  # type: ignore[misc]  # setuptools has no types
                 done.result()
 
     def _build(self, extension: Extension, files: ThreadPoolExecutor) -> None:
-        """Raises for one that is not optional and does not compile."""
+        """Build one variant. Raises CCompilerError when a variant that is not optional does not compile."""
         own = copy.copy(self)
         own.build_temp = str(Path(self.build_temp) / extension.name)
         own.compiler = copy.copy(self.compiler)

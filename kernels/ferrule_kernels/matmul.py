@@ -17,15 +17,18 @@ _TINY = 1e-30  # activations and weights are zero in a group that has none beyon
 
 @dataclass(frozen=True)
 class Form:
-    """How weights are kept. `group` counts inputs, 0 is all of them. `digits` are those of the activations, 1 or 2.
-    With `offsets` each group has a float that is added to its weights, beside the scale.
+    """The form in which weights are stored.
 
-    8 bits reach from -127 to 127; 2 to 6 bits as 4 from -8 to 7, and the side of a group's largest number takes the
-    longer half. With a `table` of 16 such numbers of 8 bits, weights of 4 bits are codes from 0 to 15: places in it.
+    `group` counts inputs; 0 is all of them. `digits` counts those of activations, 1 or 2. With `offsets` each group has
+    a float that is added to its weights, beside the scale.
 
-    Scales and offsets are bfloat16. With `halves` they are float16, and numbers that have offsets begin at 0.
-    With `block` they are those of so many inputs, and each group has `steps`, integers by which it multiplies them: of
-    8 bits from -127 to 127, or of 4 bits from 0 to 15 for forms that have offsets, too.
+    Numbers of 8 bits are from -127 to 127. Numbers of 2 to 6 bits are signed, as 4 bits are from -8 to 7, and the sign
+    of a group's largest number gets the longer half. With a `table` of 16 such numbers of 8 bits, weights of 4 bits are
+    codes from 0 to 15: indices into it.
+
+    Scales and offsets are bfloat16. With `halves` they are float16, and numbers that have offsets begin at 0. With
+    `block`, each scale and offset covers so many inputs, and each group has `steps`, integers that multiply them: of 8
+    bits from -127 to 127, or, for forms that have offsets too, of 4 bits from 0 to 15.
     """
 
     bits: int
@@ -51,7 +54,7 @@ class Form:
 
     @property
     def problem(self) -> str | None:
-        """Why no weights are kept so, or None."""
+        """Return why no weights are stored in this form, or None."""
         if self.bits not in (2, 3, 4, 5, 6, 8):
             return f"numbers have 2, 3, 4, 5, 6 or 8 bits, not {self.bits}"
         if self.group < 0 or self.group % self.unit:
@@ -67,13 +70,13 @@ class Form:
         return None
 
     def widths(self, inputs: int) -> tuple[int, int]:
-        """(inputs of a group, inputs with those that pad the last group or block)."""
+        """Return (inputs of a group, inputs including those that pad the last group or block)."""
         group = self.group or -(-inputs // self.unit) * self.unit
         whole = self.block or group
         return group, -(-inputs // whole) * whole
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Memory of a matrix, with its scales, in whole tiles of 16 outputs."""
+        """Return the bytes of a matrix, with its scales, in whole tiles of 16 outputs."""
         group, padded = self.widths(inputs)
         block, both = self.block or group, 1 + self.offsets
         steps = padded // group * (both * self.steps // 8)
@@ -88,7 +91,7 @@ class Levels:
     steps: torch.Tensor | None = None
 
     def spread(self) -> torch.Tensor:
-        """Of each group, float32 [n, groups]: exact where floats have 16 bits."""
+        """Return the level of each group, float32 [n, groups]: exact where floats have 16 bits."""
         if self.steps is None:
             return self.floats
         return self.floats.repeat_interleave(self.steps.shape[1] // self.floats.shape[1], 1) * self.steps
@@ -106,13 +109,13 @@ class Quantized:
     offsets: torch.Tensor | None = None
 
     def weights(self, inputs: int) -> torch.Tensor:
-        """What the numbers stand for, float32 [n, inputs]."""
+        """Return the weights that the numbers stand for, float32 [n, inputs]."""
         cells = self.numbers * self.scales[..., None]
         return (cells if self.offsets is None else cells + self.offsets[..., None]).flatten(1)[:, :inputs]
 
 
 def quantize(weight: torch.Tensor, form: Form) -> Quantized:
-    """weight [n, k], of any float type."""
+    """Quantize weight [n, k], of any float type."""
     parts = _groups(weight.float(), form)
     lowest, highest = parts.amin(dim=2), parts.amax(dim=2)
     most = torch.where(highest >= -lowest, highest, lowest)
@@ -129,7 +132,7 @@ def quantize(weight: torch.Tensor, form: Form) -> Quantized:
 
 
 def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [m, k] times the transposed weight [n, k], float32 [m, n]. A row's result has the same bits in any batch."""
+    """Multiply x [m, k] by the transposed weight [n, k]: float32 [m, n]. A row's result is the same in any batch."""
     parts = _groups(x.float(), form)
     reach = 127.0 if form.digits == 1 else 127.0 * 256.0
     most = parts.abs().amax(dim=2)
@@ -147,12 +150,12 @@ def multiply(x: torch.Tensor, weight: Quantized, form: Form, bias: torch.Tensor 
 
 
 def _groups(x: torch.Tensor, form: Form) -> torch.Tensor:
-    """[rows, inputs] → [rows, groups, group], padded with zeros."""
+    """Cut rows [rows, inputs] into groups, [rows, groups, group], padded with zeros."""
     group, padded = form.widths(x.shape[1])
     return torch.nn.functional.pad(x, (0, padded - x.shape[1])).view(x.shape[0], -1, group)
 
 
 def _divided(parts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Rounded to integers, ties to even; zero where the scale is."""
+    """Divide numbers by their scales and round to integers, ties to even; zero where the scale is zero."""
     inverse = torch.where(scales == 0, 0.0, 1.0 / scales)
     return (parts * inverse[..., None]).round()

@@ -15,14 +15,14 @@ import torch
 
 @dataclass(frozen=True, kw_only=True)
 class Routing:
-    """How experts are chosen. Raises ValueError for what cannot be.
+    """The rule by which experts are chosen. Raises ValueError for one that is impossible.
 
-    `scores` are a softmax over all experts (Mixtral, Qwen) or a sigmoid of each (DeepSeek-V3); or those of
-    `sparsemixer`, whose `tolerance` no other has. A softmax over the chosen experts alone, as Granite and gpt-oss have
-    it, is one over all experts that is renormalised. With `groups`, the
-    experts are cut into as many, only the `kept_groups` best are chosen from, and a group is as good as the sum of its
-    `group_depth` best scores: 1 for DeepSeek-V2, 2 for V3. `renormalise` makes a token's weights add up to 1; `scale`
-    multiplies them after that. Of equal scores the first expert's wins.
+    `scores` are a softmax over all experts (Mixtral, Qwen) or a sigmoid of each (DeepSeek-V3), or those of
+    `sparsemixer`, which alone uses `tolerance`. A softmax over the chosen experts alone, as Granite and gpt-oss have
+    it, is one over all experts that is renormalised. With `groups`, the experts are cut into as many groups, and chosen
+    from the `kept_groups` best alone; a group is as good as the sum of its `group_depth` best scores: 1 for
+    DeepSeek-V2, 2 for V3. `renormalise` makes a token's weights add up to 1; `scale` multiplies them after that. Of
+    equal scores the first expert's wins.
     """
 
     num_experts: int
@@ -55,7 +55,7 @@ class Routing:
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The experts of each token: weights float32 and ids int32, both [tokens, top_k], best first.
+    """Choose the experts of each token: weights float32 and ids int32, both [tokens, top_k], best first.
 
     logits [tokens, experts]; `bias` [experts] is added to the scores for the choice, and not to the weights (Wang et
     al. 2024, DeepSeek-V3). A score that is not a number is the worst one.
@@ -80,10 +80,10 @@ def route(
 
 
 def sparsemixer(logits: torch.Tensor, routing: Routing) -> tuple[torch.Tensor, torch.Tensor]:
-    """Phi-3.5-MoE's router (Liu et al. 2024, https://arxiv.org/abs/2409.12136), as `route`.
+    """Choose experts as Phi-3.5-MoE does (Liu et al. 2024, https://arxiv.org/abs/2409.12136). Shapes as for `route`.
 
-    The best expert that is left is chosen, time after time. Its weight is its part of a softmax over those that are
-    left and nearly as good: at most 2 * `tolerance` below it, relative to the larger of both magnitudes.
+    The best remaining expert is chosen, `top_k` times. Its weight is its part of a softmax over those remaining experts
+    that are nearly as good: at most 2 * `tolerance` below it, relative to the larger of both magnitudes.
     """
     left, weights, ids = logits, [], []
     for _ in range(routing.top_k):
@@ -115,7 +115,7 @@ def arrange(ids: torch.Tensor, num_experts: int) -> Arranged:
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
-    """The weighted sum of each token's rows, [tokens, size] of the rows' type.
+    """Return the weighted sum of each token's rows, [tokens, size] of the rows' type.
 
     rows [tokens * top_k, size], weights [tokens, top_k]. `places` int64 [tokens * top_k] says where each row is; None
     where they are in order. Sums are float32.
@@ -139,13 +139,16 @@ class Blocks:
 
 
 def max_blocks(num_rows: int, num_experts: int, size: int) -> int:
-    """Blocks that so many rows can need, however they are spread: an expert leaves at most one of them unfilled."""
+    """Return how many blocks `num_rows` rows need at most, however they are spread: an expert leaves one unfilled."""
     with_rows = min(num_rows, num_experts)
     return (num_rows + with_rows * (size - 1)) // size
 
 
 def align(ids: torch.Tensor, num_experts: int, size: int) -> Blocks:
-    """Sort the rows of `ids` [tokens, top_k] into blocks. An id that is not an expert's has no block: -1, elsewhere."""
+    """Sort the rows of `ids` [tokens, top_k] into blocks.
+
+    An id that is not an expert's has no block, such as -1 for an expert elsewhere.
+    """
     flat, count = ids.flatten().tolist(), ids.numel()
     found: list[int] = []
     owners: list[int] = []
@@ -167,7 +170,7 @@ def experts(
     ids: torch.Tensor,
     act: Callable[[torch.Tensor], torch.Tensor],
 ) -> torch.Tensor:
-    """The weighted sum of each token's experts, down(act(gate(x)) * up(x)), [tokens, hidden] of x's type.
+    """Return the weighted sum of each token's experts, down(act(gate(x)) * up(x)), [tokens, hidden] of x's type.
 
     x [tokens, hidden]; gate_up [experts, 2 * inner, hidden]; down [experts, hidden, inner]; weights and ids [tokens,
     top_k], with an id of -1 for an expert that is elsewhere. Products are rounded to x's type, sums are float32.

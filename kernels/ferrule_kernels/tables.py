@@ -17,21 +17,21 @@ ENTRIES = (8, 16)  # inputs of a group
 
 @dataclass(frozen=True)
 class PaletteForm:
-    """How a palette is kept: words of `itemsize` bytes, as the numbers that are multiplied have, of so many `lanes`."""
+    """The form in which a palette is stored: words of `lanes` lanes, of the multiplied numbers' `itemsize` bytes."""
 
     bits: int
     itemsize: int
     lanes: int
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Whole words of all lanes, and a table of 64 bytes for each output."""
+        """Return how many bytes a weight takes: whole words of all lanes, and a table of 64 bytes for each output."""
         words = -(-inputs // (self.itemsize * 8 // self.bits * self.lanes)) * self.lanes
         return -(-outputs // 4) * 4 * (64 + words * self.itemsize)
 
 
 @dataclass(frozen=True)
 class AdditiveForm:
-    """How an additive weight is kept, of so many `projections` that have codebooks of their own."""
+    """The form in which an additive weight is stored. Each of its `projections` has codebooks of its own."""
 
     books: int
     bits: int
@@ -40,7 +40,10 @@ class AdditiveForm:
     projections: int = 1
 
     def packed_bytes(self, outputs: int, inputs: int) -> int:
-        """Codes, codebooks and scales. Several codebooks are float32: only their sum is rounded."""
+        """Return how many bytes codes, codebooks and scales take.
+
+        Several codebooks are float32: their sum is rounded.
+        """
         codes = -(-outputs // 4) * 4 * -(-inputs // self.group) * self.books * (1 if self.bits <= 8 else 2)
         books = (self.books << self.bits) * self.group * (self.itemsize if self.books == 1 else 4)
         return codes + books * self.projections + 4 * outputs
@@ -59,7 +62,7 @@ class Palette:
         return self.codes.shape[0], self.codes.shape[1]
 
     def weights(self) -> torch.Tensor:
-        """What the codes stand for, [n, k]."""
+        """Return the weights that the codes stand for, [n, k]."""
         return self.table.gather(1, self.codes.long())
 
 
@@ -78,7 +81,7 @@ class Additive:
 
     @property
     def problem(self) -> str | None:
-        """Why no kernel multiplies it, or None."""
+        """Return why no kernel multiplies this weight, or None."""
         if self.books.shape[2] not in ENTRIES:
             return f"groups have 8 or 16 inputs, not {self.books.shape[2]}"
         if self.codes.dtype not in (torch.uint8, torch.int16):
@@ -90,11 +93,11 @@ class Additive:
         return None
 
     def places(self) -> torch.Tensor:
-        """Of the codes in their books, int32."""
+        """Return the codes as indices into their codebooks, int32."""
         return self.codes.to(torch.int32) & 0xFFFF
 
     def weights(self) -> torch.Tensor:
-        """What the codes stand for, [n, k], with the scales."""
+        """Return the weights that the codes stand for, with the scales applied: [n, k]."""
         found = self.places().long()
         each = [book[found[..., number]] for number, book in enumerate(self.books)]
         weight = torch.stack(each).sum(0).flatten(1)
@@ -102,6 +105,6 @@ class Additive:
 
 
 def multiply(x: torch.Tensor, weight: Palette | Additive, bias: torch.Tensor | None = None) -> torch.Tensor:
-    """x [m, k] times the transposed weight [n, k], float32 [m, n]."""
+    """Multiply x [m, k] by the transposed weight [n, k]: float32 [m, n]."""
     y = x.float() @ weight.weights().float().t()
     return y if bias is None else y + bias.float()

@@ -1,4 +1,4 @@
-"""The page about the kits is current, its example runs under pytest, and every promise is a sentence."""
+"""The example on the page about the kits runs under pytest, and every promise is a sentence."""
 
 from __future__ import annotations
 
@@ -13,18 +13,8 @@ from ferrule.plugin import KINDS
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import promises
 from tools import ROOT
-from tools.pages.kits import main, page
 
 PAGE = ROOT / "docs" / "conformance.md"
-
-
-def test_the_page_is_current() -> None:
-    if PAGE.read_text(encoding="utf-8") != page():
-        pytest.fail("renew it: python -m tools.pages.kits --write docs/conformance.md", pytrace=False)
-
-
-def test_the_site_has_it() -> None:
-    assert "conformance.md" in (ROOT / "mkdocs.yml").read_text()
 
 
 @pytest.mark.parametrize("kind", [*KINDS, "kv_cache"])
@@ -63,11 +53,3 @@ def test_what_does_not_apply_is_skipped_under_pytest(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
     assert "2 passed, 8 skipped" in done.stdout
     assert "it has no exposition" in done.stdout
-
-
-def test_the_module_prints_and_writes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == 0
-    assert capsys.readouterr().out == page()
-    assert main(["--write", str(tmp_path / "page.md")]) == 0
-    assert (tmp_path / "page.md").read_text() == page()
-    assert main(["what"]) == 2

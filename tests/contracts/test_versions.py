@@ -15,7 +15,7 @@ from ferrule.errors import PluginError
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 from ferrule.plugin import KINDS, Plugins, State, load
 from ferrule.plugin.kinds import Earlier
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 OLD = """
 from ferrule.interfaces.scheduler import SchedulingPolicy

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrule_testkit.wheels import install_project
+from tools.wheels import install_project
 
 HERE = Path(__file__).parent
 

@@ -17,7 +17,7 @@ from ferrule_plugins.attention.triton import TritonAttention
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, GraphRecorder, cuda_capture, cuda_free_bytes
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
-from ferrule_testkit.lazy_device import NoEvent
+from tests.fakes.lazy_device import NoEvent
 from tests.shared import allocated
 
 VOCAB, BLOCK, MAX_LEN = 64, 16, 48

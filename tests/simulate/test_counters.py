@@ -28,10 +28,10 @@ from ferrule.sampling_params import SamplingParams
 from ferrule.types import CacheGroup
 from ferrule.wire.messages import FromEngine, Ready, ToEngine
 from ferrule_plugins.stat_logger.prometheus import Prometheus
-from ferrule_testkit.fake_engine import fake_info
-from ferrule_testkit.fake_executor import FakeExecutor
-from ferrule_testkit.frontend import FakePlugins, model_folder, serving
 from ferrule_testkit.simulate import load
+from tests.fakes.engine import fake_info
+from tests.fakes.executor import FakeExecutor
+from tests.fakes.frontend import FakePlugins, model_folder, serving
 
 VOCAB = 16
 GROUPS = (CacheGroup("full", 2),)

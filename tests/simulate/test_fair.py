@@ -12,9 +12,9 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, TokenSampling
 from ferrule_plugins.policy.fair import FairPolicy
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.fakes import VirtualClock
 from ferrule_testkit.simulate import simulate
+from tests.fakes.executor import FakeExecutor
 
 GROUPS = (CacheGroup("full", 4),)
 LONGEST = 24  # tokens of a prompt and its answer

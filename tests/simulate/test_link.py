@@ -21,10 +21,10 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, RequestDelta, TokenSampling
 from ferrule.wire.link import Receiver, Sender
 from ferrule.wire.messages import FromEngine, Gap, Ready, ToEngine
-from ferrule_testkit.fake_engine import fake_info
-from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
+from tests.fakes.engine import fake_info
+from tests.fakes.executor import FakeExecutor
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))
 LIMITS = SchedulerLimits(

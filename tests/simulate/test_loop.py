@@ -9,9 +9,9 @@ from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Cancel, Pause, Submit
-from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
+from tests.fakes.executor import FakeExecutor
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))
 CLIENTS = (b"a", b"b", b"c")

@@ -14,8 +14,8 @@ import pytest
 from ferrule.engine.pace import Pace
 from ferrule.engine.request import Request
 from ferrule.types import Targets
-from ferrule_testkit.timed import Client, Device, Waits, percentile, run
 from tools.benchmarks.frontier import DEVICES, Constant, scheduler, workloads
+from tools.benchmarks.timed import Client, Device, Waits, percentile, run
 
 WORKLOADS = tuple(workloads())
 

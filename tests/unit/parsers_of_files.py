@@ -23,12 +23,13 @@ from ferrule.plugin import discover
 from ferrule_nn import Linear
 from ferrule_plugins.load_format.gguf import Gguf
 from ferrule_plugins.quantization.packed import FerrulePacked
-from ferrule_plugins.quantization.samples import PACKED
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_plugins.tokenizer.files import chat_templates, read_settings
 from ferrule_testkit.caps import fake_caps
+from ferrule_testkit.samples.quantization import PACKED
 from ferrule_testkit.tekken import write_tekken
-from ferrule_testkit.tokenizers import byte_fallback, byte_level, metaspace, word_piece, write_tokenizer
+from ferrule_testkit.tokenizers import byte_level, write_tokenizer
+from tests.fakes.tokenizers import byte_fallback, metaspace, word_piece
 from tests.mutations import Mutation, mutated, rewritten
 from tests.unit.plugins.gguf.files import entry, file, tensor
 from tests.unit.plugins.tokenizer import test_kimi

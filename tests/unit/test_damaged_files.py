@@ -23,7 +23,8 @@ from ferrule.errors import CheckpointError, RequestError
 from ferrule.launch.supervisor import how
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_plugins.tokenizer.files import read_template
-from ferrule_testkit.tokenizers import byte_fallback, metaspace, write_tokenizer
+from ferrule_testkit.tokenizers import write_tokenizer
+from tests.fakes.tokenizers import byte_fallback, metaspace
 from tests.mutations import bounded_memory, fuzz
 from tests.unit.parsers_of_files import CONFIG, PARSERS, written
 

@@ -12,7 +12,7 @@ import pytest
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.plugin import Plugins
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 SOURCE = """
 from ferrule.errors import CheckpointError

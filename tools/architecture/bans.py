@@ -36,9 +36,6 @@ WORDS = frozenset(
 # Where core names built-in plugins, and why.
 NAMING = (
     "core/ferrule/config/",  # defaults and documented values of options
-    "core/ferrule/frontend/families.py",  # advice for people: which parsers suit which models
-    "core/ferrule/frontend/admission/processors.py",  # the processor that core itself makes, of a function
-    "core/ferrule/locate/weights.py",  # which files each built-in format fetches
     "core/ferrule/plugin/extras.py",  # which extra brings a plugin of our own distributions
 )
 

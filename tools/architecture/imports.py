@@ -9,7 +9,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "waiting"),
+    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "slow_start"),
     ("plugin",),
     ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
@@ -18,7 +18,7 @@ LAYERS = (
     ("hooks",),
     ("locate",),
     ("wire",),
-    ("callers",),
+    ("api_keys",),
     ("engine",),
     ("runner",),
     ("assembly",),
@@ -40,7 +40,7 @@ NO_TORCH = frozenset(
         "env_vllm",
         "env",
         "log",
-        "waiting",
+        "slow_start",
         "config",
         "checkpoint",
         "rotary",
@@ -52,7 +52,7 @@ NO_TORCH = frozenset(
         "structured_outputs",
         "plugin",
         "wire",
-        "callers",
+        "api_keys",
         "engine",
         "client",
         "frontend",

@@ -41,9 +41,9 @@ BUDGETS = MappingProxyType(
         "ferrule.structured_outputs": 600,
         "ferrule.assembly": 1_220,  # runs once, at the start
         "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
-        "ferrule.callers": 200,
+        "ferrule.api_keys": 200,
         "ferrule.client": 500,
-        "ferrule.frontend": 4_200,  # with families and their parsers, what templates show, tries of constraints
+        "ferrule.frontend": 4_200,  # with what templates show, tries of constraints
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
         "ferrule.door": 670,

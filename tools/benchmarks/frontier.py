@@ -32,7 +32,7 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, Targets
 from ferrule_plugins.command.bench.load import send
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.timed import Client, Device, Waits, percentile, run
+from tools.benchmarks.timed import Client, Device, Waits, percentile, run
 
 # Qwen3-0.6B on two cores: AVX-512 with bfloat16, with units of half the width, AVX2 alone, tiles, and 4 bits.
 DEVICES = {

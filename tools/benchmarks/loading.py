@@ -159,24 +159,23 @@ def _show(rows: dict[str, list[dict[str, float]]], sizes: dict[str, int]) -> Non
 
 
 def _make(folder: Path) -> None:
-    """A random checkpoint of Llama 3.2 1B's shape, as .safetensors and as .bin."""
+    """Write a random checkpoint of Llama 3.2 1B's shape, as .safetensors and as .bin."""
     import torch
     from safetensors.torch import load_file
-    from transformers import LlamaConfig
+    from transformers import LlamaConfig, LlamaForCausalLM
 
-    from tools.benchmarks.state_models import write_checkpoint
-
-    sizes = {
-        "vocab_size": 128_256,
-        "hidden_size": 2048,
-        "intermediate_size": 8192,
-        "num_hidden_layers": 16,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 8,
-        "head_dim": 64,
-        "tie_word_embeddings": True,
-    }
-    write_checkpoint(LlamaConfig.model_type, sizes, folder)
+    config = LlamaConfig(
+        vocab_size=128_256,
+        hidden_size=2048,
+        intermediate_size=8192,
+        num_hidden_layers=16,
+        num_attention_heads=32,
+        num_key_value_heads=8,
+        head_dim=64,
+        tie_word_embeddings=True,
+    )
+    torch.manual_seed(0)
+    LlamaForCausalLM(config).to(torch.bfloat16).save_pretrained(folder)
     torch.save(load_file(folder / "model.safetensors"), folder / "pytorch_model.bin")
 
 

@@ -364,7 +364,7 @@ ISOLATION = (
         (_tests(f"{_API}test_origin.py", f"{_API}test_app.py", "-k", "path or host or origin"),),
     ),
     Goal(
-        "G-A3", "comparison of keys", "constant time", (_tests("tests/unit/test_callers.py", f"{_API}test_access.py"),)
+        "G-A3", "comparison of keys", "constant time", (_tests("tests/unit/test_api_keys.py", f"{_API}test_access.py"),)
     ),
     Goal("G-A4", "what listens", "HTTP alone", (_tests(f"{_E2E}launch/test_one.py", f"{_E2E}launch/test_many.py"),)),
     Goal(

@@ -1,8 +1,7 @@
-"""The reference page of options and variables: `python -m tools.pages.cli > docs/reference/cli.md`."""
+"""The reference page of options and variables."""
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -14,7 +13,7 @@ from ferrule_plugins.command.serve import sections
 
 _HEAD = """# Options
 
-Generated from `ferrule.config` by `python -m tools.pages.cli`; change the option there.
+Generated from `ferrule.config` by `python -m tools.pages`; change the option there.
 
 These are the options of `ferrule serve`. Each can stand in a `--config` file under its name without the leading
 dashes, in the environment as `FERRULE_` and its name in capitals, and those without the mark *server* are keyword
@@ -120,7 +119,3 @@ def _option(spec: Spec) -> Iterator[str]:
 def _escaped(text: str) -> str:
     """Text whose stars, bars and angle brackets are not markup."""
     return "".join("\\" + c if c in "*_<>|" else c for c in text)
-
-
-if __name__ == "__main__":
-    sys.stdout.write(page())

@@ -1,6 +1,6 @@
 """Pages whose console output is real: each command of a page is run, and its output is what the page shows.
 
-``python -m tools.pages.console docs/PAGE.md`` renews a page in place; a test compares. A block ``console`` has
+``python -m tools.pages`` renews them; a test compares. A block ``console`` has
 commands, behind ``$``, and what they print; a block with ``title="FILE"`` is a file, written when its turn comes. The
 server's log is left out.
 """
@@ -12,10 +12,10 @@ import re
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from ferrule_testkit.wheels import Distribution, install
+from tools.wheels import Distribution, install
 
 SITE = "/venv/lib/python3/site-packages"  # what pages call the folder of installed packages
 _BLOCK = re.compile(r'^```(\w+)(?: title="([^"]+)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
@@ -190,16 +190,3 @@ def renew(page: Path) -> str:
         world = World(Path(folder).resolve())
         WORLDS[page.name](world)
         return renewed(page.read_text(encoding="utf-8"), world)
-
-
-def main(argv: Sequence[str]) -> int:
-    if not argv or any(Path(name).name not in WORLDS for name in argv):
-        print(f"usage: python -m tools.pages.console PAGE …, of {', '.join(WORLDS)}", file=sys.stderr)
-        return 2
-    for name in argv:
-        Path(name).write_text(renew(Path(name)), encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

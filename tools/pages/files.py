@@ -6,7 +6,6 @@ and changes nothing. The snapshot of the contract is not among them: it is renew
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -15,10 +14,8 @@ from types import MappingProxyType
 from tools.pages import advisories as advisories_page
 from tools.pages import cli as cli_page
 from tools.pages import console as console_page
-from tools.pages import dashboard
 from tools.pages import http as http_page
 from tools.pages import kinds as kind_pages
-from tools.pages import kits as kits_page
 from tools.pages import metrics as metrics_page
 from tools.pages import public as public_page
 
@@ -28,8 +25,6 @@ FILES: Mapping[str, Callable[[], str]] = MappingProxyType(
         "docs/reference/cli.md": cli_page.page,
         "docs/reference/http.md": lambda: http_page.page(http_page.spec()),
         "docs/reference/metrics.md": metrics_page.page,
-        "docs/dashboards/ferrule.json": lambda: json.dumps(dashboard.dashboard(), indent=2) + "\n",
-        "docs/conformance.md": kits_page.page,
         "docs/advisories.md": advisories_page.page,
     }
 )

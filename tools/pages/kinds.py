@@ -1,14 +1,10 @@
-"""`docs/reference/plugins`: a page for each kind of plugin, from its interface's source, and for each package of parts.
-
-``python -m tools.pages.kinds docs/reference/plugins templates/plugin`` writes them; a test compares.
-"""
+"""The pages of `docs/reference/plugins`: each kind, from its interface's source, and each package of parts."""
 
 from __future__ import annotations
 
 import ast
 import inspect
 import re
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +27,7 @@ _HEAD = """\
 | base class | `{base}` |
 | chosen by | {chosen_by} |
 | to begin with | `ferrule plugins new {name} NAME` |
-| its promises | [`{name}` in Conformance](../../conformance.md#{anchor}), proved by `ferrule plugins check NAME` |
+| its promises | `ferrule plugins check --list {name}`: [Conformance](../../conformance.md) |
 """
 
 
@@ -64,7 +60,6 @@ def _page(kind: Kind, known: Mapping[str, Definition], templates: Path) -> Itera
     base = known[name]
     yield _HEAD.format(
         name=kind.name,
-        anchor=kind.name,
         module=ast.get_docstring(ast.parse("\n".join(base.lines))) or "",
         group=kind.group,
         base=f"{module}.{name}",
@@ -185,18 +180,3 @@ def _names(part: ast.expr) -> Iterator[str]:
             yield node.id
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield from re.findall(r"\w+", node.value)
-
-
-def main(argv: Sequence[str]) -> int:
-    if len(argv) != 2:
-        print("usage: python -m tools.pages.kinds FOLDER TEMPLATES", file=sys.stderr)
-        return 2
-    folder = Path(argv[0])
-    folder.mkdir(parents=True, exist_ok=True)
-    for name, text in pages(Path(argv[1])).items():
-        (folder / f"{name}.md").write_text(text, encoding="utf-8")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

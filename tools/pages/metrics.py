@@ -1,10 +1,8 @@
-"""The reference page of metrics: ``python -m tools.pages.metrics --write docs/reference/metrics.md``."""
+"""The reference page of metrics."""
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable, Sequence
-from pathlib import Path
+from collections.abc import Iterable
 
 from ferrule_plugins.stat_logger import catalog
 from ferrule_plugins.stat_logger.catalog import Metric
@@ -13,8 +11,8 @@ _HEAD = f"""# Metrics
 
 `GET /metrics` answers in Prometheus' text format. The names are those that vLLM's dashboards and autoscalers know, of
 the documents' version {catalog.API} and of newer ones; where a name has changed, both are there. A
-[Grafana dashboard](../dashboards/index.md) shows them. This page is written from the table that the server itself
-reads: `python -m tools.pages.metrics --write docs/reference/metrics.md`.
+[Grafana dashboard](../dashboards/index.md) shows them. `python -m tools.pages` writes this page from
+the table that the server itself reads.
 
 Figures count *choices*: a request with two prompts and `n = 3` has six. Labels come from closed sets: `model_name` is
 the first served name, `engine` the engine's number, `handler` a route template or `none`; nothing that a client sends
@@ -96,20 +94,3 @@ def _row(metric: Metric) -> str:
 
 def _labels(labels: Iterable[str]) -> str:
     return ", ".join(f"`{label}`" for label in labels) or "–"
-
-
-def main(argv: Sequence[str]) -> int:
-    """Print the page, or write it to the file behind --write."""
-    match list(argv):
-        case []:
-            print(page(), end="")
-        case ["--write", file]:
-            Path(file).write_text(page(), encoding="utf-8")
-        case _:
-            print("usage: python -m tools.pages.metrics [--write FILE]", file=sys.stderr)
-            return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))

@@ -14,10 +14,11 @@ from ferrule_files.gguf.reader import FLOATS, TYPES
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear, load_into
 from ferrule_plugins.gguf import blocks
-from ferrule_plugins.quantization import integer_samples, samples
 from ferrule_plugins.quantization.gguf import form_of
 from ferrule_quantize.gguf.encode import encode
 from ferrule_testkit.quantized import FORMATS, sparse
+from ferrule_testkit.samples import integers as sampled_integers
+from ferrule_testkit.samples import quantization as sampled
 from tools.quality.rounding import E4M3, Rounding, coded, e2m1, floats, integers, ranged, table
 
 Tensors = Mapping[str, torch.Tensor]
@@ -111,16 +112,16 @@ _STORED: Mapping[str, tuple[Rounding, ...]] = {
 _BYTES_OF_ROWS = frozenset({"int8"})  # formats whose activations have one scale for a token
 # Layers in the formats that have no checkpoint above, as `ferrule plugins check` makes them.
 _SAMPLED: Mapping[str, tuple[str, Mapping[str, Any], tuple[Rounding, ...], Rounding | None]] = {
-    "auto-round, 3 bits": ("auto-round", integer_samples.AUTO_ROUND, (ranged(3, 32),), None),
-    "gptq, desc_act": ("gptq", integer_samples.GPTQ, (ranged(4, 32),), None),
-    "hqq": ("hqq", integer_samples.HQQ, (ranged(4, 16),), None),
-    "qqq": ("qqq", integer_samples.QQQ, (integers(4),), BYTE),
-    "squeezellm": ("squeezellm", integer_samples.SQUEEZELLM, (ranged(4),), None),
-    "aqlm, books of 256 numbers": ("aqlm", integer_samples.AQLM, (integers(8),), None),
-    "fp_quant, nvfp4": ("fp_quant", integer_samples.FP_QUANT, (e2m1(16),), None),
-    "moe_wna16, ipex": ("moe_wna16", integer_samples.AWQ, (ranged(4, 32),), None),
-    "mxfp4": ("mxfp4", samples.MXFP4, (e2m1(32, power=True),), None),
-    "ferrule_packed, 4 bits": ("ferrule_packed", samples.PACKED, (integers(4, 32),), None),
+    "auto-round, 3 bits": ("auto-round", sampled_integers.AUTO_ROUND, (ranged(3, 32),), None),
+    "gptq, desc_act": ("gptq", sampled_integers.GPTQ, (ranged(4, 32),), None),
+    "hqq": ("hqq", sampled_integers.HQQ, (ranged(4, 16),), None),
+    "qqq": ("qqq", sampled_integers.QQQ, (integers(4),), BYTE),
+    "squeezellm": ("squeezellm", sampled_integers.SQUEEZELLM, (ranged(4),), None),
+    "aqlm, books of 256 numbers": ("aqlm", sampled_integers.AQLM, (integers(8),), None),
+    "fp_quant, nvfp4": ("fp_quant", sampled_integers.FP_QUANT, (e2m1(16),), None),
+    "moe_wna16, ipex": ("moe_wna16", sampled_integers.AWQ, (ranged(4, 32),), None),
+    "mxfp4": ("mxfp4", sampled.MXFP4, (e2m1(32, power=True),), None),
+    "ferrule_packed, 4 bits": ("ferrule_packed", sampled.PACKED, (integers(4, 32),), None),
 }
 # Types that llama.cpp's Python package or this project writes. For the others, numbers are made here.
 _WRITTEN = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"})
@@ -157,7 +158,7 @@ def _gguf(kind: str) -> Scheme:
 
     def made(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> Tensors:
         if kind not in _WRITTEN:
-            return samples.levelled(weight, form)
+            return sampled.levelled(weight, form)
         found = blocks.decode(kind, torch.from_numpy(encode(kind, weight)))
         numbers = {"numbers": found.numbers}
         return (

@@ -24,7 +24,7 @@ def load_template(folder: Path | None = None) -> Template:
 
 
 def prompt_of(dialogue: Dialogue, template: Template) -> str:
-    """The text up to where the model begins to write."""
+    """Return the text up to where the model begins to write."""
     return template.render(
         messages=list(dialogue.messages),
         tools=list(dialogue.tools) or None,
@@ -34,7 +34,7 @@ def prompt_of(dialogue: Dialogue, template: Template) -> str:
 
 
 def message_text(message: Message) -> str:
-    """An assistant message as the model writes it, without its thinking."""
+    """Return an assistant message as the model writes it, without its thinking."""
     if not message.get("tool_calls"):
         return str(message["content"])
     calls: list[dict[str, Any]] = [call["function"] for call in message["tool_calls"]]
@@ -46,6 +46,6 @@ def message_text(message: Message) -> str:
 
 
 def completion_of(dialogue: Dialogue) -> str:
-    """What the model has to write after :func:`prompt_of`, without the end token."""
+    """Return the text that the model has to write after :func:`prompt_of`, without the end token."""
     think = f"<think>\n{dialogue.thought}\n</think>\n\n" if dialogue.thinking else ""
     return think + message_text(dialogue.answer)

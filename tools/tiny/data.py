@@ -30,7 +30,7 @@ def encode(dialogue: dialogues.Dialogue, tokenizer: Tokenizer, template: Templat
 
 
 def pack(rows: list[Row]) -> Batch:
-    """One batch of ``rows``; the length is rounded up to 8 so that few shapes occur."""
+    """Make one batch of ``rows``; the length is rounded up to 8 so that few shapes occur."""
     length = -(-max(len(ids) for ids, _ in rows) // 8) * 8
     ids = torch.zeros(len(rows), length, dtype=torch.int64)
     labels = torch.full((len(rows), length), IGNORE, dtype=torch.int64)
@@ -43,7 +43,8 @@ def pack(rows: list[Row]) -> Batch:
 def batches(
     source: Iterator[dialogues.Dialogue], seed: str, tokenizer: Tokenizer, *, tokens: int, limit: int = 1024
 ) -> Iterator[Batch]:
-    """Endless batches of about ``tokens`` positions from ``source``; rows of one batch have about the same length.
+    """Yield endless batches of about ``tokens`` positions from ``source``; rows of one batch have about the same
+    length.
 
     Dialogues are sorted by length within pools of 3000 and the batches of a pool are shuffled by ``seed``.
     """
@@ -63,7 +64,7 @@ def batches(
 
 
 def padded(rows: list[Row], tokens: int) -> Iterator[tuple[list[int], Batch]]:
-    """All ``rows`` once, in batches of about ``tokens``, each with the indices of its rows."""
+    """Yield all ``rows`` once, in batches of about ``tokens``, each with the indices of its rows."""
     order = sorted(range(len(rows)), key=lambda i: len(rows[i][0]))
     while order:
         size = max(1, tokens // len(rows[order[-1]][0]))

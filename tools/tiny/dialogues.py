@@ -40,7 +40,7 @@ class Dialogue:
 
 
 def held_out(key: str) -> bool:
-    """Whether ``key`` belongs to the tenth that training never sees."""
+    """Return whether ``key`` belongs to the tenth that training never sees."""
     return hashlib.blake2b(key.encode(), digest_size=4).digest()[0] < 26
 
 
@@ -50,7 +50,7 @@ def _plain(category: str, question: str, answer: str, thought: str, key: str = "
 
 
 def _loosen(text: str, rng: Random) -> str:
-    """The same words as people type them: without the mark at the end, or in lower case."""
+    """Return the same words as people type them: without the mark at the end, or in lower case."""
     roll = rng.random()
     if roll < 0.1:
         return text.rstrip("?.!")
@@ -58,7 +58,7 @@ def _loosen(text: str, rng: Random) -> str:
 
 
 def chat(rng: Random) -> Dialogue:
-    """Greetings, with and without a name; who and what the model is; thanks; farewell."""
+    """Make a dialogue of a greeting, with or without a name; who and what the model is; thanks; or farewell."""
     hello = rng.choice(("Hello", "Hi", "Hey", "Good morning", "Good evening", "Good day", "Hello there", "Hi there"))
     if rng.random() < 0.35:
         name = values.first_name(rng)
@@ -111,7 +111,7 @@ def _equation(task: str) -> str:
 
 
 def steps(task: str) -> str:
-    """The way a sum is worked out: ``20 + 40 = 60, 3 + 5 = 8, 60 + 8 = 68`` for ``23 + 45``."""
+    """Work out a sum in steps: ``20 + 40 = 60, 3 + 5 = 8, 60 + 8 = 68`` for ``23 + 45``."""
     first, sign, second = task.split(" ")
     a, b = int(first), int(second)
     if a < 10 and b < 10:
@@ -123,7 +123,7 @@ def steps(task: str) -> str:
 
 
 def sums(rng: Random) -> Dialogue:
-    """Two to six steps of sums at once: units, tens, or tens and a rest; the densest way to practise."""
+    """Make a dialogue of two to six steps of sums at once, the densest practice: units, tens, or tens and a rest."""
     tasks: list[str] = []
     for _ in range(rng.randint(2, 6)):
         sign = rng.choice("+-")
@@ -139,7 +139,7 @@ def sums(rng: Random) -> Dialogue:
 
 
 def without_steps(dialogue: Dialogue) -> Dialogue:
-    """The same dialogue with the bare equation in place of the steps of every single sum."""
+    """Return the dialogue with the bare equation in place of the steps of every single sum."""
     tasks = [key.removeprefix("sum ") for key in dialogue.keys if key.startswith("sum ")]
     short = {steps(task): _equation(task) for task in tasks}
 
@@ -208,7 +208,7 @@ THINGS = {
 
 
 def _facts(rng: Random) -> tuple[str, dict[str, Value]]:
-    """A short text and the fields that it states, in the order in which it states them."""
+    """Return a short text and the fields that it states, in the order in which it states them."""
     found: dict[str, Value] = {}
     parts: list[str] = []
     style = rng.random()
@@ -249,7 +249,7 @@ def extraction(rng: Random) -> Dialogue:
 
 
 def echo(rng: Random) -> Dialogue:
-    """Repeating and counting: what long, predictable answers are made of."""
+    """Make a dialogue of repeating or counting, which long, predictable answers are made of."""
     if rng.random() < 0.35:
         first = rng.randint(1, 60) if rng.random() < 0.6 else 1
         last = first + (rng.randint(2, 14) if rng.random() < 0.8 else rng.randint(15, 60))
@@ -270,7 +270,7 @@ def _calls(request: tooltalk.Request) -> list[Message]:
 
 
 def tool_call(rng: Random) -> Dialogue:
-    """One to six tools are offered and the question needs one of them."""
+    """Make a dialogue in which one to six tools are offered and the question needs one of them."""
     wanted = tooltalk.request(rng)
     name = wanted.tool["function"]["name"]
     said = " and ".join(f"{k} {v}" for k, v in wanted.calls[0].items())
@@ -285,7 +285,7 @@ def tool_call(rng: Random) -> Dialogue:
 
 
 def tool_result(rng: Random) -> Dialogue:
-    """A tool was called and its result is there: say it in a sentence."""
+    """Make a dialogue in which a tool's result has come and must be said in a sentence."""
     wanted = tooltalk.request(rng)
     call: Message = {"role": "assistant", "content": None, "tool_calls": _calls(wanted)}
     if rng.random() < 0.2:
@@ -304,13 +304,13 @@ def tool_result(rng: Random) -> Dialogue:
 
 
 def no_tool(rng: Random) -> Dialogue:
-    """Tools are offered and the question needs none."""
+    """Make a dialogue in which tools are offered and the question needs none."""
     base = rng.choice((chat, arithmetic, capital, arithmetic, capital, extraction))(rng)
     return replace(base, category="no_tool", tools=tuple(tooltalk.offer(None, rng)))
 
 
 def multi_turn(rng: Random) -> Dialogue:
-    """One or two answered turns come before the question; with tools in two dialogues of five."""
+    """Make a dialogue with one or two answered turns before the question; two of five have tools."""
     if rng.random() < 0.4:
         last = rng.choice((tool_call, tool_result))(rng)
         before = _answered(rng.choice((chat, arithmetic, capital))(rng))
@@ -332,7 +332,7 @@ def _answered(dialogue: Dialogue) -> tuple[tuple[Message, ...], tuple[str, ...]]
 
 
 def _round(wanted: tooltalk.Request, rng: Random) -> tuple[tuple[Message, ...], tuple[str, ...]]:
-    """A finished exchange with a tool: question, call, result, answer."""
+    """Make a finished exchange with a tool: question, call, result, answer."""
     results = [tooltalk.result(rng) for _ in wanted.calls]
     answer = tooltalk.answer(wanted.nouns, [said for _, said in results])
     messages: tuple[Message, ...] = (
@@ -361,7 +361,7 @@ CATEGORIES: dict[str, Callable[[Random], Dialogue]] = {
 
 
 def _with_system(dialogue: Dialogue, rng: Random) -> Dialogue:
-    """Half of the dialogues have a system prompt, now and then a long one; it never changes the answer."""
+    """Add a system prompt to half of the dialogues, now and then a long one; it never changes the answer."""
     roll = rng.random()
     if roll < 0.5:
         return dialogue
@@ -386,7 +386,7 @@ def draw(rng: Random, category: str, *, train: bool) -> Dialogue:
 
 
 def stream(seed: int | str, weights: dict[str, float], *, worked: bool = True) -> Iterator[Dialogue]:
-    """Endless training dialogues, categories drawn by ``weights``; the same for the same arguments.
+    """Yield endless training dialogues, categories drawn by ``weights``; the same for the same arguments.
 
     Without ``worked``, sums are answered by the equation alone, which is easier to begin with.
     """
@@ -405,7 +405,7 @@ HELD_OUT_COUNTS: dict[str, int] = {
 
 
 def held_out_set(seed: int = 0) -> list[Dialogue]:
-    """The 500 held-out dialogues that the published score is measured on (``seed`` 0), no prompt twice."""
+    """Return the 500 held-out dialogues that the published score is measured on (``seed`` 0), no prompt twice."""
     rng = Random(f"held out {seed}")
     chosen: list[Dialogue] = []
     seen: set[str] = set()

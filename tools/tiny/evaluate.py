@@ -55,7 +55,7 @@ def with_transformers(folder: Path, batch_size: int, dtype: str) -> Answer:
 
 
 def _wire(messages: tuple[Message, ...]) -> list[Message]:
-    """The messages as the OpenAI API wants them: arguments as text, calls and results tied by an id."""
+    """Return the messages as the OpenAI API wants them: arguments as text, calls and results tied by an id."""
     sent: list[Message] = []
     pending: list[str] = []
     for turn, message in enumerate(messages):
@@ -80,7 +80,7 @@ def _wire(messages: tuple[Message, ...]) -> list[Message]:
 
 
 def _written(message: Any) -> str:
-    """What the model wrote, from a response message whose parts a server may have parsed out."""
+    """Return the text that the model wrote, from a response message whose parts a server may have parsed out."""
     thought = getattr(message, "reasoning_content", None) or getattr(message, "reasoning", None)
     text = message.content or ""
     if message.tool_calls:
@@ -122,7 +122,7 @@ def with_server(url: str, model: str | None, concurrency: int) -> Answer:
 
 
 def measure(answer: Answer, tests: list[Dialogue], show: int) -> dict[str, tuple[int, int]]:
-    """(right, asked) per category; prints the first ``show`` wrong answers."""
+    """Return (right, asked) per category; print the first ``show`` wrong answers."""
     right: Counter[str] = Counter()
     for test, text in answer(tests):
         expected = chat.completion_of(test)
@@ -136,7 +136,7 @@ def measure(answer: Answer, tests: list[Dialogue], show: int) -> dict[str, tuple
 
 
 def table(scores: dict[str, tuple[int, int]]) -> str:
-    """The scores as a Markdown table."""
+    """Return the scores as a Markdown table."""
     lines = ["| category | right | asked | share |", "|---|--:|--:|--:|"]
     total = (sum(r for r, _ in scores.values()), sum(n for _, n in scores.values()))
     for name, (right, asked) in [*scores.items(), ("**overall**", total)]:

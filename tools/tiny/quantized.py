@@ -50,7 +50,7 @@ _NUM_TEXTS = 256
 
 
 def score(llm: LLM, tests: Sequence[Test]) -> int:
-    """How many answers are exactly the expected ones."""
+    """Return how many answers are exactly the expected ones."""
     greedy = SamplingParams(temperature=0, max_tokens=256)
     answers = llm.generate([prompt for _, prompt in tests], greedy, use_tqdm=False)
     texts = (answer.outputs[0].text.strip() for answer in answers)
@@ -58,7 +58,7 @@ def score(llm: LLM, tests: Sequence[Test]) -> int:
 
 
 def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
-    """Of the tokens of the expected answers, each given all before it."""
+    """Return the perplexity of the tokens of the expected answers, each given all before it."""
     tokenizer = llm.get_tokenizer()
     if tokenizer is None:
         raise RuntimeError("the embedded model has a tokenizer")
@@ -76,7 +76,7 @@ def perplexity(llm: LLM, tests: Sequence[Test]) -> float:
 
 
 def write_texts(file: Path) -> None:
-    """Training dialogues, each whole, for --calibration."""
+    """Write training dialogues, each whole, for --calibration."""
     template = chat.load_template()
     drawn = itertools.islice(dialogues.stream("calibration", dict(dialogues.HELD_OUT_COUNTS)), _NUM_TEXTS)
     texts = (chat.prompt_of(one, template) + chat.completion_of(one) + chat.END for one in drawn)
@@ -84,7 +84,7 @@ def write_texts(file: Path) -> None:
 
 
 def calibrate(to: str, *more: str, out: Path, texts: Path) -> None:
-    """`ferrule quantize`, without what it prints."""
+    """Run `ferrule quantize`, without its output."""
     words = [str(path()), "--to", to, "-o", str(out), "--evaluate", "none", "--log-level", "error", *more]
     words += ["--calibration", str(texts), "--calibration-samples", str(_NUM_TEXTS)]
     with contextlib.redirect_stdout(io.StringIO()):
@@ -105,7 +105,7 @@ class Row(NamedTuple):
 
 
 def held_out(seed: int = 0, count: int | None = None) -> list[Test]:
-    """The 500 held-out prompts of a drawing, or the first of them."""
+    """Return the 500 held-out prompts of a drawing, or the first of them."""
     template = chat.load_template()
     return [(test, chat.prompt_of(test, template)) for test in dialogues.held_out_set(seed)[:count]]
 
@@ -113,14 +113,16 @@ def held_out(seed: int = 0, count: int | None = None) -> list[Test]:
 def measure(
     tests: Sequence[Test], name: str, model: Path, method: str | None = None, kv_cache_dtype: str = "auto"
 ) -> Row:
-    """A model in bfloat16, with a method of ``--quantization``."""
+    """Measure a model in bfloat16, with a method of ``--quantization``."""
     same: dict[str, Any] = {"dtype": "bfloat16", "kv_cache_dtype": kv_cache_dtype, "use_tqdm_on_load": False}
     with LLM(str(model), tokenizer=str(path()), quantization=method, **same) as llm:
         return Row(name, score(llm, tests), perplexity(llm, tests), llm.model.weight_bytes / 1e6)
 
 
 def written() -> Iterator[tuple[str, Path]]:
-    """The embedded model as `ferrule quantize` writes it, in each format. Each is there until the next is asked for."""
+    """Yield the embedded model as `ferrule quantize` writes it, in each format. Each exists until the next is asked
+    for.
+    """
     for name, (form, group) in _WRITTEN.items():
         with tempfile.TemporaryDirectory() as folder:
             write(path(), Path(folder), target_of(form, group))
@@ -139,7 +141,7 @@ def written() -> Iterator[tuple[str, Path]]:
 
 
 def rows(tests: Sequence[Test], methods: Sequence[str], kv_cache_dtype: str = "auto") -> Iterator[Row]:
-    """Of bfloat16, of the methods, and of what `ferrule quantize` writes."""
+    """Yield the rows of bfloat16, of the methods, and of the formats that `ferrule quantize` writes."""
     yield measure(tests, "bfloat16", path(), None, kv_cache_dtype)
     for method in methods:
         yield measure(tests, method, path(), method, kv_cache_dtype)

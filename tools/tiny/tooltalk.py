@@ -28,7 +28,7 @@ class Request:
 
 
 def as_schema(name: str, description: str, params: list[tuple[str, str]], rng: Random) -> Schema:
-    """An OpenAI tool with ``params`` of (name, JSON type); description and ``required`` vary as they do in the wild."""
+    """Make an OpenAI tool with ``params`` of (name, JSON type); description and ``required`` vary as in the wild."""
     properties: Schema = {}
     for param, kind in params:
         properties[param] = {"type": kind}
@@ -44,7 +44,7 @@ def as_schema(name: str, description: str, params: list[tuple[str, str]], rng: R
 
 
 def _pick(variants: str, rng: Random) -> str:
-    """One of ``a|b|c``; the first, which is what most people write, more often."""
+    """Draw one of ``a|b|c``; the first, which is what most people write, more often."""
     options = variants.split("|")
     return options[0] if rng.random() < 0.35 else rng.choice(options)
 
@@ -61,7 +61,7 @@ def _decorate(question: str, rng: Random) -> str:
 
 
 def domain_request(domain: Domain, rng: Random) -> Request:
-    """A request for one of the common tools; single-parameter look-ups are sometimes asked twice at once."""
+    """Make a request for one of the common tools; single-parameter look-ups are sometimes asked twice at once."""
     names: list[str] = []
     for param in domain.params:
         names.append(_pick(param.names, rng))
@@ -90,7 +90,7 @@ def _invented_name(verb: str, thing: str, rng: Random) -> str:
 
 
 def _invented_params(rng: Random, taken: str) -> list[tuple[str, str, Value]]:
-    """One to three distinct parameters as (name, JSON type, value)."""
+    """Draw one to three distinct parameters as (name, JSON type, value)."""
     plain = ("id", "name", "city", "date", "count", "amount", "key", "text", "code", "limit", "x", "y", "a", "b")
     params: list[tuple[str, str, Value]] = []
     used = {taken}
@@ -109,7 +109,7 @@ def _invented_params(rng: Random, taken: str) -> list[tuple[str, str, Value]]:
 
 
 def _spoken(params: list[tuple[str, str, Value]], rng: Random) -> str:
-    """``city Lisbon and level 4``, ``city = Lisbon, level = 4``, ``city "Lisbon" and level "4"`` ..."""
+    """Say parameters: ``city Lisbon and level 4``, ``city = Lisbon, level = 4``, ``city "Lisbon" and level "4"`` ..."""
     link = rng.choice((" ", " ", " = ", "=", ": ", " is "))
     quote = '"' if rng.random() < 0.15 else ""
     parts = [f"{name.replace('_', ' ')}{link}{quote}{value}{quote}" for name, _, value in params]
@@ -120,7 +120,7 @@ def _spoken(params: list[tuple[str, str, Value]], rng: Random) -> str:
 
 
 def invented_request(rng: Random) -> Request:
-    """A request for an invented tool."""
+    """Make a request for an invented tool."""
     action = rng.random() < 0.35
     verb = rng.choice(words.ACTIONS if action else words.VERBS)
     thing = values.noun(rng)
@@ -152,7 +152,7 @@ def request(rng: Random) -> Request:
 
 
 def offer(wanted: Request | None, rng: Random) -> list[Schema]:
-    """The list of offered tools: that of ``wanted`` among distractors of other topics, or distractors alone."""
+    """Return the list of offered tools: that of ``wanted`` among distractors of other topics, or distractors alone."""
     count = rng.choice((1, 1, 2, 2, 3)) if rng.random() < 0.95 else rng.randint(4, 6)
     tools = [wanted.tool] if wanted else []
     topics = {wanted.topic} if wanted else set()
@@ -169,7 +169,7 @@ def offer(wanted: Request | None, rng: Random) -> list[Schema]:
 
 
 def result(rng: Random) -> tuple[str, str]:
-    """What a tool returns, and how an answer says it: ``('{"temperature": 18}', '18')``."""
+    """Draw what a tool returns, and how an answer says it: ``('{"temperature": 18}', '18')``."""
     kinds = ("int", "small", "word", "phrase", "city", "person", "date", "time", "id", "color")
     unit = rng.choice(("", "", " C", " km", " euros", " percent", " hours", " and sunny"))
 
@@ -190,7 +190,7 @@ def result(rng: Random) -> tuple[str, str]:
 
 
 def answer(nouns: tuple[str, ...], results: list[str]) -> str:
-    """The sentences that report ``results``, one per call."""
+    """Return the sentences that report ``results``, one per call."""
     return " ".join(
         f"The {noun} is {said}." if noun else f"Done: {said}." for noun, said in zip(nouns, results, strict=True)
     )

@@ -60,7 +60,9 @@ WARM_UP = 40
 
 
 def make_config() -> LlamaConfig:
-    """3.5 M parameters; every width is a multiple of 128 so that each quantization format can be shown on it."""
+    """Make the configuration: 3.5 M parameters, and every width a multiple of 128, to show each quantization format on
+    it.
+    """
     return LlamaConfig(
         architectures=["LlamaForCausalLM"],
         vocab_size=tokenizer.VOCAB_SIZE,
@@ -99,7 +101,7 @@ def folded_attention(
 
 
 def make_model(seed: int) -> LlamaForCausalLM:
-    """A fresh model; what writes into the residual stream begins at zero."""
+    """Make a fresh model; weights that write into the residual stream begin at zero."""
     torch.manual_seed(seed)
     AttentionInterface.register("folded", folded_attention)
     model = LlamaForCausalLM(make_config())
@@ -120,15 +122,17 @@ def make_optimizers(model: LlamaForCausalLM, phase: Phase) -> list[torch.optim.O
 
 
 def rate(phase: Phase, step: int) -> float:
-    """The factor on both learning rates at ``step``."""
+    """Return the factor on both learning rates at ``step``."""
     start = phase.steps * phase.hold
     fall = max(0.0, (step - start) / max(1.0, phase.steps - start))
     return min(1.0, (step + 1) / WARM_UP) * (1.0 - (1.0 - phase.floor) * fall)
 
 
 def logits_of(model: LlamaForCausalLM, batch: data.Batch) -> tuple[torch.Tensor, torch.Tensor]:
-    """Float32 logits [counted, vocab] and labels [counted] of the positions that count. Padding needs no mask:
-    it stands on the right, where a causal model does not look."""
+    """Return float32 logits [counted, vocab] and labels [counted] of the positions that count.
+
+    Padding needs no mask: it stands on the right, where a causal model does not look.
+    """
     with torch.autocast("cpu", dtype=torch.bfloat16):
         hidden = model.model(input_ids=batch.ids, use_cache=False).last_hidden_state
         counted = batch.labels != data.IGNORE

@@ -10,7 +10,7 @@ Value = str | int
 
 
 def pseudo_word(rng: Random) -> str:
-    """A lower-case word that is (almost always) new; mostly pronounceable, sometimes plain letters."""
+    """Draw a lower-case word that is (almost always) new; mostly pronounceable, sometimes plain letters."""
     if rng.random() < 0.2:
         return "".join(rng.choices(string.ascii_lowercase, k=rng.randint(3, 8)))
     return "".join(rng.choices(words.SYLLABLES, k=rng.choice((2, 2, 3, 3, 4))))
@@ -42,7 +42,7 @@ def email(rng: Random) -> str:
 
 
 def identifier(rng: Random) -> str:
-    """An identifier as shops and trackers write it, e.g. ``AB-1234``, ``x17`` or plain digits."""
+    """Draw an identifier as shops and trackers write it, e.g. ``AB-1234``, ``x17`` or plain digits."""
     digits = "".join(rng.choices(string.digits, k=rng.randint(2, 5)))
     letters = "".join(rng.choices(string.ascii_uppercase, k=rng.randint(1, 3)))
     return rng.choice((digits, letters + digits, f"{letters}-{digits}", letters.lower() + digits))
@@ -61,7 +61,7 @@ def integer(rng: Random) -> int:
 
 
 def phrase(rng: Random) -> str:
-    """Two to four words, known and new ones mixed."""
+    """Draw two to four words, known and new ones mixed."""
     pool = (lambda: rng.choice(words.NOUNS), lambda: pseudo_word(rng), lambda: rng.choice(words.COLORS))
     return " ".join(rng.choice(pool)() for _ in range(rng.randint(2, 4)))
 

@@ -32,8 +32,8 @@ from ferrule.api.reload import Reloads
 from ferrule.api.respond import Answer, Send
 from ferrule.api.routes import assemble
 from ferrule.api.turns import Turns
-from ferrule.callers import Caller
-from ferrule.config import Config
+from ferrule.api_keys import Caller
+from ferrule.config import Config, RouterSettings
 from ferrule.errors import OverloadedError, RequestError, UnauthorisedError, nearest
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.dialect import Dialect
@@ -65,7 +65,7 @@ def build_app(
     reloads: Reloads | None = None,
 ) -> ASGIApp:
     """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    context = RouterContext(config, plugins, lifecycle.service, lambda: lifecycle.load)
+    context = RouterContext(RouterSettings.of(config, plugins), plugins, lifecycle.service, lambda: lifecycle.load)
     inner, table = assemble(config, plugins, context)
     hooks = hooks or HookRunner()
     frame = Frame(config, lifecycle, inner, table, hooks)

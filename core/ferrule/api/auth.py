@@ -7,7 +7,7 @@ import hmac
 import time
 from collections.abc import Callable, Iterable
 
-from ferrule.callers import Caller, Callers
+from ferrule.api_keys import Caller, Callers
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
 from ferrule.interfaces.dialect import Dialect

@@ -34,10 +34,11 @@ _NONE: Scales = (1.0,)
 
 @dataclass
 class CacheScales:
-    """Takes the scales from among the tensors of a checkpoint, and gives them to the layers where they are `used`.
+    """The scales of an fp8 KV cache: taken from among a checkpoint's tensors, and given to the layers where they are
+    `used`.
 
-    A checkpoint has one for a layer's keys or values, or one for each head of them, in a tensor of any shape.
-    Where they are to be `calculated`, layers get none before `measure` was called.
+    A checkpoint has one scale for a layer's keys or values, or one for each head of them, in a tensor of any shape.
+    Where scales are to be `calculated`, layers get none before `measure` was called.
     """
 
     used: bool
@@ -48,10 +49,11 @@ class CacheScales:
 
     @classmethod
     def of(cls, file: str | None, kind: str, calculated: bool = False) -> CacheScales:
-        """For a cache of the type `kind`; of a file, if there is one, with a number for each layer's keys and values.
+        """Make the scales for a cache of the type `kind`, from a file, if there is one, with a number for each layer's
+        keys and values.
 
         The file: ``{"kv_cache": {"dtype": "float8_e4m3fn", "scaling_factor": {"0": {LAYER: NUMBER}}}}``. Raises
-        ConfigError for a file that is not read.
+        ConfigError for a file that cannot be used.
         """
         scales = cls(used=kind.startswith("fp8"), calculated=calculated)
         if file is None:
@@ -75,11 +77,13 @@ class CacheScales:
 
     @staticmethod
     def takes(name: str) -> bool:
-        """Whether a tensor of this name is such a scale, or one of those that nothing uses."""
+        """Return whether a tensor of this name is a cache scale, or a related tensor that nothing uses."""
         return _SCALE.fullmatch(name) is not None or _UNUSED.fullmatch(name) is not None
 
     def without(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that are not such scales. Raises CheckpointError for scales that are not positive numbers."""
+        """Yield the tensors that are not cache scales, and keep the scales. Raises CheckpointError for scales that are
+        not positive numbers.
+        """
         for name, tensor in tensors:
             scale = _SCALE.fullmatch(name)
             if scale:
@@ -89,7 +93,7 @@ class CacheScales:
                 yield name, tensor
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Those of the checkpoint, under the names that `without` knows."""
+        """Return the checkpoint's scales as tensors, under names that `without` knows."""
         scales = ((part, layer, scale) for part, layers in self.found.items() for layer, scale in layers.items())
         return {
             f"layers.{layer}.self_attn.{part}_scale": torch.tensor(scale).squeeze() for part, layer, scale in scales
@@ -116,7 +120,7 @@ class CacheScales:
         return f"scales of {len(self.measured['k'])} layers' caches calculated: keys {keys_said}, values {values_said}"
 
     def give(self, model: Model) -> str | None:
-        """Returns what the log should say of them, if anything."""
+        """Give the scales to the model's layers. Returns a message for the log, or None."""
         if self.calculated and not self.measured["k"]:  # not yet, or, without a cache of fp8, never
             return None
         keys: Mapping[int, Scales] = self.found["k"]
@@ -139,7 +143,7 @@ class CacheScales:
 
 
 def _set(part: ScaledCache, keys: Scales, values: Scales) -> bool:
-    """Returns whether the layer takes such scales."""
+    """Set a layer's scales. Returns whether the layer accepts such scales."""
     if len(keys) == len(values) == 1:
         part.set_cache_scales(keys[0], values[0])
         return True
@@ -157,7 +161,7 @@ def _numbers(name: str, tensor: torch.Tensor) -> Scales:
 
 
 def _power_of_two(value: float) -> float:
-    """The least that is not below a value; 1 for 0."""
+    """Return the least power of two that is not below a value, between 2^-63 and 2^63; 1 for 0."""
     return math.ldexp(1.0, max(-63, min(63, math.ceil(math.log2(value))))) if value > 0 else 1.0
 
 

@@ -3,6 +3,9 @@
 The model computes them once, with a cache of its own type and before any request, so the scales are the same at each
 start and depend on no request. https://docs.vllm.ai/en/stable/features/quantization/quantized_kvcache/ describes the
 option, which takes the tokens of the first step there.
+
+vLLM takes the first request's tokens, so its answers depend on who came first. Scales are powers of two: dividing by
+them rounds nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +43,7 @@ class Watched:
         return self._ctx.attend(layer, q, k, v, options)
 
     def attend_heads(self, *_: Any) -> None:
-        """Not in one pass with the cache: keys and values are given to `attend`."""
+        """Do nothing: keys and values must be given to `attend`, so that they can be measured."""
 
 
 class WatchedModel(Model):

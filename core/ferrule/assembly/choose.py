@@ -14,7 +14,7 @@ from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
-from ferrule.config import DeviceSettings, LoadConfig, Resolved
+from ferrule.config import DeviceSettings, LoadConfig, WorkerSettings
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
 from ferrule.interfaces.attention import AttentionBackend
@@ -41,7 +41,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Choice:
-    """What is decided before there is a model. `quantization` and `method` are None for weights that stay floats."""
+    """The decisions made before a model is built. `quantization` and `method` are None for weights that stay floats."""
 
     device: Device
     context: BuildContext
@@ -69,7 +69,9 @@ class Choice:
 
 
 class Chooser:
-    """Takes the plugin that the user names, or the first that does not refuse. `notes` says which refused, and why."""
+    """A chooser of plugins: the one that the user names, or the first that does not refuse. `notes` says which refused,
+    and why.
+    """
 
     def __init__(self, plugins: Plugins) -> None:
         self._plugins = plugins
@@ -101,7 +103,7 @@ class Chooser:
             raise ConfigError(f"{flag} {wanted}: {reason}", without())
         return wanted
 
-    def device(self, config: Resolved) -> Device:
+    def device(self, config: WorkerSettings) -> Device:
         wanted = None if config.device.device == "auto" else config.device.device
         order = self._plugins.defaults("platform")
         name = self.choose("platform", "--device", wanted, order, lambda cls: cls.refuses())
@@ -112,8 +114,10 @@ class Chooser:
         with self._plugins.blamed("platform", name):
             return Device(platform, platform.prepare(DeviceSettings.of(config)))
 
-    def before_build(self, config: Resolved, device: Device) -> Choice:
-        """Everything that the checkpoint's ``config.json`` and the options decide. Raises StartupError."""
+    def before_build(self, config: WorkerSettings, device: Device) -> Choice:
+        """Decide everything that depends on the checkpoint's ``config.json`` and the options alone. Raises
+        StartupError.
+        """
         folder = Path(config.model.model)
         stated = checkpoints.configured(config.model, self._plugins)
         architecture, name = self._implementation(config, stated)
@@ -157,8 +161,8 @@ class Chooser:
             load_timeout=config.load.load_timeout,
         )
 
-    def attention(self, config: Resolved, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
-        """The backend that serves every layer of the model. Raises StartupError."""
+    def attention(self, config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
+        """Return the name and the class of the backend that serves every layer of the model. Raises StartupError."""
         layers = attention_layers(model)
         caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype
 
@@ -177,16 +181,18 @@ class Chooser:
         backend.begin(caps)
         return name, backend
 
-    def weight_format(self, config: Resolved) -> Callable[[], WeightSource]:
-        """What opens the weights in the model's folder, in their format. Raises StartupError if no format fits."""
+    def weight_format(self, config: WorkerSettings) -> Callable[[], WeightSource]:
+        """Return a function that opens the weights in the model's folder, in their format. Raises StartupError if no
+        format fits.
+        """
         folder, wanted = Path(config.model.model), config.load.load_format
         if wanted == "auto":
             names = self._plugins.defaults("load_format")
             wanted = load_first(self._plugins, "load_format", names, lambda cls: cls.refuses(folder)).name
         return partial(self._plugins.make, "load_format", wanted)
 
-    def _implementation(self, config: Resolved, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
-        """The architecture that is served, and the name of the plugin that implements it."""
+    def _implementation(self, config: WorkerSettings, checkpoint: Mapping[str, Any]) -> tuple[str, str]:
+        """Return the architecture that is served, and the name of the plugin that implements it."""
         named = checkpoints.architectures(checkpoint)
         known = self._plugins.names("model")
         native = next((name for name in named if name in known), None)
@@ -204,9 +210,11 @@ class Chooser:
         return named[0], chosen
 
     def _quantization(
-        self, config: Resolved, context: BuildContext, device: Device
+        self, config: WorkerSettings, context: BuildContext, device: Device
     ) -> tuple[str | None, QuantizationMethod | None]:
-        """The method that is asked for, or that reads the checkpoint; none for float weights that stay floats."""
+        """Return the name and the instance of the method that is asked for, or that reads the checkpoint; None for
+        float weights that stay floats.
+        """
         given = context.config.get("quantization_config") or {}
         if not isinstance(given, Mapping):
             raise CheckpointError(f"config.json: quantization_config is an object, not {given!r:.80}.")
@@ -240,8 +248,9 @@ class Chooser:
             settings = {**cls.settings_of(context.folder, settings), **settings}
         return name, self._plugins.make("quantization", name, settings)
 
-    def _wanted_method(self, config: Resolved) -> tuple[str, str | None]:
-        """The method that `--quantization` names, or the load format implies, and the option that does.
+    def _wanted_method(self, config: WorkerSettings) -> tuple[str, str | None]:
+        """Return the option that decides the method, `--quantization` or the load format's, and the method's name, if
+        any.
 
         Raises ConfigError where the two differ.
         """
@@ -258,7 +267,9 @@ class Chooser:
         return ("--load-format", source.quantization) if wanted is None else ("--quantization", wanted)
 
     def _settings_beside(self, wanted: str, context: BuildContext, device: Device) -> dict[str, Any]:
-        """What an older tool wrote in a file of its own; nothing for a method that quantizes float weights."""
+        """Return the settings that an older tool wrote in a file of its own; none for a method that quantizes float
+        weights.
+        """
         cls: type[QuantizationMethod] = self._plugins.load("quantization", wanted)
         files = [context.folder / name for name in _BESIDE] if context.folder else []
         found = next((file for file in files if file.is_file()), None)
@@ -272,7 +283,9 @@ class Chooser:
 
 
 def attention_layers(model: Model) -> list[tuple[LayerCache | None, AttentionOptions]]:
-    """What each attended layer caches, and its options; the defaults where there is no `AttentionLayer` of its name."""
+    """Return the cache and the options of each layer with attention; default options where no `AttentionLayer` has its
+    name.
+    """
     parts = model.modules() if isinstance(model, torch.nn.Module) else ()
     stated = {part.name: part.options for part in parts if isinstance(part, AttentionLayer)}
     cached = [
@@ -290,14 +303,18 @@ def refusal(
     caps: DeviceCaps,
     dtype: torch.dtype,
 ) -> str | None:
-    """Why a backend does not serve a layer: it lacks one of the `AttentionBackend.features`, or says so itself."""
+    """Return why a backend does not serve a layer: it lacks one of the `AttentionBackend.features`, or says so itself.
+    None: it serves it.
+    """
     if spec is None:
         return None if "bidirectional" in cls.features else "has no attention over what follows a token"
     return lacking_feature(cls, spec, options) or cls.refuses(spec, options, caps, dtype)
 
 
 def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: AttentionOptions) -> str | None:
-    """Why a backend without some of the `AttentionBackend.features` does not serve a layer that caches."""
+    """Return why a backend without some of the `AttentionBackend.features` does not serve a layer that caches. None: it
+    lacks none.
+    """
     if spec.value_dim and "latent" not in cls.features:
         return "has no latent attention, whose values are a part of the keys"
     if options.chunk and "chunk" not in cls.features:
@@ -305,8 +322,10 @@ def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: Atte
     return None
 
 
-def _max_model_len(config: Resolved, checkpoint: Mapping[str, Any]) -> int:
-    """Tokens. Raises ConfigError for more than the checkpoint was made for, unless the environment allows it."""
+def _max_model_len(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> int:
+    """Return the longest context in tokens. Raises ConfigError for more than the checkpoint was made for, unless the
+    environment allows it.
+    """
     limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
     wanted = config.model.max_model_len
     if wanted is not None and wanted > limit and not config.env.allow_long_max_model_len:
@@ -321,7 +340,9 @@ def _short(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _locations(config: Resolved) -> dict[str, Any]:
-    """`--pt-load-map-location`, where it is not the default: formats may refuse options that they do not know."""
+def _locations(config: WorkerSettings) -> dict[str, Any]:
+    """Return the option `--pt-load-map-location`, where it is not the default: formats may refuse options that they do
+    not know.
+    """
     found = map_locations(config.load.pt_load_map_location)
     return {} if found == map_locations(LoadConfig.pt_load_map_location) else {"pt_load_map_location": found}

@@ -12,7 +12,7 @@ from ferrule import log
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits, sized
-from ferrule.config import Resolved, SchedulerConfig
+from ferrule.config import Resolved, SchedulerConfig, WorkerSettings
 from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
@@ -29,7 +29,7 @@ _log = log.get("engine")
 
 @dataclass(frozen=True)
 class Engine:
-    """What the engine's process, or its thread, runs and shuts down."""
+    """The parts that the engine's process, or its thread, runs and shuts down."""
 
     loop: EngineLoop
     executor: Executor
@@ -39,8 +39,11 @@ class Engine:
 
 
 def open_executor(config: Resolved, plugins: Plugins) -> Executor:
-    """The executor, not started. The plugins that are chosen are checked first, those included that are used once the
-    model is loaded, so that one that cannot be used is reported before weights are loaded. Raises PluginError."""
+    """Make the executor, without starting it. Raises PluginError.
+
+    The chosen plugins are checked first, also those that are used only once the model is loaded, so that an unusable
+    plugin is reported before weights are loaded.
+    """
     before_libraries()
     with naming_culprit(plugins):
         chosen = list(chosen_plugins(config, plugins))
@@ -80,7 +83,7 @@ def _built(
     if config.load.verify_weights:
         verify(Path(config.model.model))
     policy: SchedulingPolicy = plugins.make("policy", config.scheduler.scheduling_policy)
-    info = executor.start(config, plugins)
+    info = executor.start(WorkerSettings.of(config), plugins)
     try:
         info, num_blocks = sized(config, info)
         executor.init_cache(num_blocks)

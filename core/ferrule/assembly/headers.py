@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ferrule.assembly.choose import Choice, Chooser
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, PluginError
 
 _EXACT = ("hidden_size", "n_embd")
@@ -17,13 +17,13 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _PASSES = 64  # through the same layers, which some classes of libraries count as layers
 
 
-def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
-    """Raises CheckpointError, naming the key, for a size that is larger than all that the weights have of it.
+def check_headers(config: WorkerSettings, chooser: Chooser, choice: Choice) -> None:
+    """Check the sizes in ``config.json`` against the shapes of the weights, where there are weights.
 
-    Weights that are not there are not its matter.
-
-    It is an upper bound, because files may have quantized, merged or padded tensors; what is too small, or does not fit
-    in another way, is found when a tensor is loaded. The hidden size is the size of some tensor in every model.
+    Raises CheckpointError, naming the key, for a size that is larger than every one that the weights have of its kind.
+    This is an upper bound, because files may have quantized, merged or padded tensors; sizes that are too small, or do
+    not fit in another way, are found when a tensor is loaded. The hidden size is the size of some tensor in every
+    model.
     """
     context = choice.context
     try:
@@ -48,7 +48,9 @@ def check_headers(config: Resolved, chooser: Chooser, choice: Choice) -> None:
 def _contradictions(
     config: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]], passes: int
 ) -> Iterator[tuple[str, str]]:
-    """Keys, and what the weights have instead. Layers are counted by the numbers in the names of tensors."""
+    """Yield each key whose size is too large, and what the weights have instead. Layers are counted by the numbers in
+    the names of tensors.
+    """
     sizes = {size for shape in shapes.values() for size in shape}
     largest = max(sizes, default=0)
     counted = 1 + max((int(number) for name in shapes for number in re.findall(r"\d+", name)), default=-1)

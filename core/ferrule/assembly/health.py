@@ -13,10 +13,11 @@ PATIENCE = 5.0  # seconds that the loop has to end by itself, with what its step
 
 
 class HealthWatch:
-    """Calls `check_health` on a thread of its own: an executor that is slow to answer delays no step.
+    """A thread that calls the executor's `check_health` regularly, so that an executor that is slow to answer delays no
+    step.
 
-    What it raises, whatever that is, ends the loop at its next turn. A loop that waits for a dead worker takes no next
-    turn: then `stuck` is called.
+    Whatever exception the check raises ends the loop at its next turn. A loop that waits for a dead worker takes no
+    next turn: then `stuck` is called.
     """
 
     def __init__(self, loop: EngineLoop, executor: Executor, seconds: float = SECONDS, patience: float = PATIENCE):

@@ -1,10 +1,14 @@
-"""What the scheduler keeps to and requests are checked against: known once the model is loaded."""
+"""What the scheduler keeps to and requests are checked against: known once the model is loaded.
+
+A checkpoint's own context length may exceed what the default cache holds (40,960 tokens for a 0.6B model in 4 GiB): the
+server then starts with the length that fits and logs it. It refuses to start only when `--max-model-len` was given.
+"""
 
 from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ferrule.config import DeviceSettings, Resolved
+from ferrule.config import DeviceSettings, WorkerSettings
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import ConfigError
@@ -13,13 +17,16 @@ from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import ModelInfo, Targets
 
 
-def cache_bytes(config: Resolved, memory: DeviceMemory) -> int:
-    """Bytes for the KV cache: as the user says, else as the device gives. Raises ConfigError where it has none."""
+def cache_bytes(config: WorkerSettings, memory: DeviceMemory) -> int:
+    """Return the bytes for the KV cache: the user's number, else what the device has left. Raises ConfigError where
+    nothing is left.
+    """
     return config.cache.kv_cache_memory_bytes or memory.cache_bytes(DeviceSettings.of(config))
 
 
-def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
-    """The limits from the options and what the executor said of the model. `num_blocks`: the null block included.
+def scheduler_limits(config: WorkerSettings, info: ModelInfo, num_blocks: int) -> SchedulerLimits:
+    """Return the scheduler's limits, from the options and the executor's description of the model. `num_blocks`
+    includes the null block.
 
     Raises ConfigError where whole prompts cannot fit into a step.
     """
@@ -45,8 +52,10 @@ def scheduler_limits(config: Resolved, info: ModelInfo, num_blocks: int) -> Sche
     )
 
 
-def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
-    """Bytes for the KV cache that suffice for one request of the longest length beside the states of all requests."""
+def least_cache_bytes(config: WorkerSettings, info: ModelInfo) -> int:
+    """Return the bytes for a KV cache that suffices for one request of the longest length beside the states of all
+    requests.
+    """
     limits = scheduler_limits(config, info, info.max_blocks)
     pages = (1 + footprint(limits, info.max_model_len - 1)) * info.page_bytes
     if not info.state_bytes:
@@ -57,11 +66,13 @@ def least_cache_bytes(config: Resolved, info: ModelInfo) -> int:
     return pages + (min(states, max(pages, info.state_bytes)) if config.scheduler.fits_states else states)
 
 
-def sized(config: Resolved, info: ModelInfo) -> tuple[ModelInfo, int]:
-    """The model as it can be served, and the blocks in the pool, the null block included.
+def sized(config: WorkerSettings, info: ModelInfo) -> tuple[ModelInfo, int]:
+    """Return the description of the model as it can be served, and the number of blocks in the pool, the null block
+    included.
 
-    One request of the longest length must fit. A length that the user did not set is cut to what does; one that was
-    set is a ConfigError. A number of blocks that was set is taken as it is: what cannot fit is refused at the gate.
+    One request of the longest length must fit. A length that the user did not set is cut to one that fits; a length
+    that was set and does not fit is a ConfigError. A number of blocks that was set is used as it is: a request that
+    cannot fit is refused at the gate.
     """
     if config.cache.num_gpu_blocks_override is not None:
         return info, config.cache.num_gpu_blocks_override + 1

@@ -22,21 +22,24 @@ class QuantizedLayer(Protocol):
 
 
 def weight_tensors(model: object) -> list[torch.Tensor]:
-    """Parameters, and what `HasPackedTensors` submodules name, each once, in the order of the submodules."""
+    """Return the parameters, and the tensors that `HasPackedTensors` submodules name, each once, in the order of the
+    submodules.
+    """
     return _unique(tensor for part in _submodules(model) for tensor in _weights(part))
 
 
 def device_tensors(model: object, device: torch.device) -> list[torch.Tensor]:
-    """Weights and buffers that lie in the memory of `device`, each once, in the order of the submodules."""
+    """Return the weights and buffers that lie in the memory of `device`, each once, in the order of the submodules."""
     here = torch.empty(0, device=device).device  # with the number that tensors have
     tensors = (tensor for part in _submodules(model) for tensor in (*_weights(part), *part.buffers(recurse=False)))
     return [tensor for tensor in _unique(tensors) if tensor.device == here and tensor.layout == torch.strided]
 
 
 def count_parameters(model: object) -> int:
-    """How many numbers a model has learned, before its weights are packed.
+    """Count the numbers that a model has learned, before its weights are packed.
 
-    Of a layer that is quantized they are what its parameters stand for: these hold words, blocks and scales.
+    For a quantized layer, the numbers that its parameters stand for are counted: the parameters hold words, blocks and
+    scales.
     """
     total, seen = 0, set[int]()
     for part in _submodules(model):

@@ -24,7 +24,7 @@ from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.choose import Choice, Chooser
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.adapters import Adaptable, AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
@@ -34,8 +34,8 @@ from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
 from ferrule.log import Log
+from ferrule.slow_start import Progress, waiting
 from ferrule.types import ModelInfo
-from ferrule.waiting import Progress, waiting
 
 _log = Log("worker")
 _TASKS = {"generate": Generates, "embed": Pools}  # what a model with the mix-in is served for
@@ -57,7 +57,7 @@ class Loaded:
     info: ModelInfo
 
 
-def check_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
+def check_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
     """Return what `load_model` would, with the model on the meta device: it has no weights, whose files are not read.
 
     Raises the StartupError with which `load_model` would end, as far as it can be known from the headers of files.
@@ -65,7 +65,7 @@ def check_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None
     return _loaded(config, plugins, adapters, checked=True)
 
 
-def load_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
+def load_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError.
 
     Its layers are given their parts of the bank `adapters`.
@@ -73,7 +73,7 @@ def load_model(config: Resolved, plugins: Plugins, adapters: AdapterBank | None 
     return _loaded(config, plugins, adapters, checked=False)
 
 
-def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *, checked: bool) -> Loaded:
+def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None, *, checked: bool) -> Loaded:
     chooser = Chooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
@@ -134,7 +134,7 @@ def _loaded(config: Resolved, plugins: Plugins, adapters: AdapterBank | None, *,
     )
 
 
-def _tasks(config: Resolved, choice: Choice, model: Model) -> tuple[str, ...]:
+def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, ...]:
     """Return what the model is for. Raises ConfigError where that is not what was asked for."""
     tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
     wanted = config.model.task.replace("embedding", "embed")
@@ -145,8 +145,10 @@ def _tasks(config: Resolved, choice: Choice, model: Model) -> tuple[str, ...]:
     return tasks
 
 
-def _cache_type(config: Resolved, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
-    """Of the elements of the KV cache. Raises ConfigError where the model cannot have what was asked for."""
+def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
+    """Return the type of the KV cache's elements. Raises ConfigError where the model cannot have the type that was
+    asked for.
+    """
     kind, own = config.cache.kv_cache_dtype, choice.context.dtype
     cache_type = attention.cache_type(kind, own) or own
     if cache_type != own and not all(spec.attended for spec in model.cache_specs().values()):
@@ -159,7 +161,7 @@ def _cache_type(config: Resolved, choice: Choice, model: Model, attention: Atten
 
 
 def _outlined(choice: Choice) -> Choice:
-    """The choice for a model on the meta device, which takes no memory."""
+    """Return the choice for a model on the meta device, which takes no memory."""
     return replace(choice, context=replace(choice.context, device=torch.device("meta")))
 
 
@@ -170,10 +172,10 @@ def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
     return model
 
 
-def outline(config: Resolved, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
-    """What a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
+def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
+    """Return what a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
 
-    With `compare` sizes are compared with the headers of weights that are there.
+    With `compare`, sizes are compared with the headers of the weights, where there are weights.
     """
     choice = chooser.before_build(config, chooser.device(config))
     if compare:
@@ -182,10 +184,10 @@ def outline(config: Resolved, chooser: Chooser, *, compare: bool = True) -> tupl
 
 
 def build(choice: Choice) -> Model:
-    """The model without weights; layers that are quantized have their schemes.
+    """Build the model without weights; layers that are quantized have their schemes.
 
-    Raises CheckpointError where ``config.json`` describes what cannot be built, ConfigError where no layer takes a
-    scheme.
+    Raises CheckpointError where ``config.json`` describes a model that cannot be built, ConfigError where no layer
+    takes a scheme.
     """
     try:
         model = choice.model(choice.context)

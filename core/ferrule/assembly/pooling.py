@@ -71,7 +71,7 @@ def _stated(folder: Path) -> PoolingSpec:
 
 
 def _kind(file: Path) -> PoolingKind:
-    """What a Pooling module does, by its one flag that is set, or in newer files by name."""
+    """Return the kind of pooling that a Pooling module does, by its one flag that is set, or in newer files by name."""
     config = read_json(file)
     found = [str(config["pooling_mode"])] if "pooling_mode" in config else []
     found = found or [kind for flag, kind in _FLAGS.items() if config.get(flag) is True]

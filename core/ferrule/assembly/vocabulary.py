@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from ferrule import checkpoint
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.guided_decoding import GrammarBackend, Vocabulary
@@ -16,8 +16,8 @@ from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 _LOST = "\ufffd"
 
 
-def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenizer | None:
-    """The tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
+def open_tokenizer(config: WorkerSettings, plugins: Plugins, folder: Path) -> Tokenizer | None:
+    """Open the tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
     if config.model.skip_tokenizer_init:
         return None
     before_libraries()
@@ -27,16 +27,18 @@ def open_tokenizer(config: Resolved, plugins: Plugins, folder: Path) -> Tokenize
     return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
 
 
-def eos_ids(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
-    """Ids that end a text: the tokenizer's, those of ``config.json``, and those of ``generation_config.json``."""
+def eos_ids(config: WorkerSettings, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:
+    """Return the ids that end a text: the tokenizer's, those of ``config.json``, and those of
+    ``generation_config.json``.
+    """
     own = tokenizer.eos_token_id if tokenizer is not None else None
     settings = checkpoint.configured(config.model, plugins, folder)
     stated = checkpoint.eos_ids(settings, generation_folder(config, folder))
     return tuple(dict.fromkeys((() if own is None else (own,)) + stated))
 
 
-def generation_folder(config: Resolved, folder: Path) -> Path:
-    """Where ``generation_config.json`` is read from. Raises CheckpointError."""
+def generation_folder(config: WorkerSettings, folder: Path) -> Path:
+    """Return the folder that ``generation_config.json`` is read from. Raises CheckpointError."""
     origin = config.model.generation_config
     if origin in {"auto", "vllm"}:
         return folder
@@ -45,17 +47,13 @@ def generation_folder(config: Resolved, folder: Path) -> Path:
     return Path(origin)
 
 
-def format_tokens(config: Resolved, plugins: Plugins) -> tuple[str, ...]:
-    """Special tokens that the formats of the configured parsers are written with."""
-    chosen = (
-        ("reasoning_parser", config.frontend.reasoning_parser),
-        ("tool_parser", config.frontend.tool_call_parser),
-    )
-    return tuple(text for kind, name in chosen if name for text in plugins.load(kind, name).special_tokens)
+def format_tokens(config: WorkerSettings, plugins: Plugins) -> tuple[str, ...]:
+    """Return the special tokens that the formats of the configured parsers are written with."""
+    return tuple(text for kind, name in config.parsers for text in plugins.load(kind, name).special_tokens)
 
 
 def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
-    """Ids of the special tokens in some texts."""
+    """Return the ids of the special tokens in some texts."""
     encoded = (tokenizer.encode(text, add_special_tokens=False) for text in texts)
     return tokenizer.all_special_ids & {id for ids in encoded for id in ids}
 
@@ -63,16 +61,18 @@ def special_ids(tokenizer: Tokenizer, texts: Iterable[str]) -> frozenset[int]:
 def read_vocabulary(
     tokenizer: Tokenizer, size: int, stop_ids: tuple[int, ...], written: frozenset[int] = frozenset()
 ) -> Vocabulary:
-    """The bytes of each token. `size`: the width of the logits. `written`: special tokens that count as their text."""
+    """Read the bytes of each token. `size`: the width of the logits. `written`: special tokens that count as their
+    text.
+    """
     skipped = tokenizer.all_special_ids - written | set(stop_ids)
     ids = range(min(tokenizer.vocab_size, size))
     return Vocabulary(tuple(b"" if id in skipped else _bytes(tokenizer, id) for id in ids), size, stop_ids)
 
 
 def open_backend(
-    config: Resolved, plugins: Plugins, open_tokenizer: Callable[[], Tokenizer | None], size: int, name: str
+    config: WorkerSettings, plugins: Plugins, open_tokenizer: Callable[[], Tokenizer | None], size: int, name: str
 ) -> GrammarBackend:
-    """A backend for the configured model, whose logits have the width `size`. Raises StartupError."""
+    """Open a backend for the configured model, whose logits have the width `size`. Raises StartupError."""
     tokenizer = open_tokenizer()
     if tokenizer is None:
         raise ConfigError("Guided decoding needs a tokenizer (--skip-tokenizer-init is set).")
@@ -83,7 +83,10 @@ def open_backend(
 
 
 def _bytes(tokenizer: Tokenizer, id: int) -> bytes:
-    """What a token adds behind another one. Where its neighbours decide, a text shows it; b"" if that is not whole."""
+    """Return the bytes that a token adds behind another one.
+
+    Where they depend on the neighbours, they are read from a decoded text; b"" where the text is not whole characters.
+    """
     piece = tokenizer.piece(id, False)
     if piece is not None:
         return piece

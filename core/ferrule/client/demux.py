@@ -1,4 +1,12 @@
-"""What every engine client shares: it hands the engine's messages to the streams that wait for them."""
+"""What every engine client shares: it hands the engine's messages to the streams that wait for them.
+
+Output that nobody reads pauses its request. Each stream counts the bytes that wait to be read; above 32 KiB, for longer
+than a turn of the event loop, the client sends `Pause`, and sends it again when all of it has been read. In normal
+operation no such message is sent; a window of credits would need some for every request. The scheduler takes a paused
+request out of its slot at once and releases its blocks, so it cannot hold up others, and no rule for preemption has to
+know of it. Its blocks stay in the prefix cache. It is not counted as preempted, or a slow reader would come to run
+alone. The reader of an answer that is not streamed wakes up for the first token, and then once for every 8 KiB.
+"""
 
 from __future__ import annotations
 

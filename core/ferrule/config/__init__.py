@@ -1,6 +1,6 @@
 """Configuration: frozen sections as given, `Resolved`, which is what components get, and views of it for plugins."""
 
-from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
+from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler, WorkerSettings
 from ferrule.config.sections import (
     CacheConfig,
     Config,
@@ -15,7 +15,7 @@ from ferrule.config.sections import (
     PluginConfig,
     SchedulerConfig,
 )
-from ferrule.config.views import DeviceSettings, ServerSettings, StatSettings
+from ferrule.config.views import DeviceSettings, RouterSettings, ServerSettings, StatSettings
 
 __all__ = [
     "CacheConfig",
@@ -34,7 +34,9 @@ __all__ = [
     "ResolvedDecoding",
     "ResolvedModel",
     "ResolvedScheduler",
+    "RouterSettings",
     "SchedulerConfig",
     "ServerSettings",
     "StatSettings",
+    "WorkerSettings",
 ]

@@ -11,8 +11,11 @@ from ferrule.plugin import Plugins
 
 
 def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]]:
-    """(kind, name) of each. Nothing is imported. Stat loggers that are on only because they are installed are left out:
-    a broken one is a warning, see `open_loggers`."""
+    """Yield (kind, name) of each plugin that the options choose. Nothing is imported.
+
+    Stat loggers that are on only because they are installed are left out: a broken one is a warning, see
+    `open_loggers`.
+    """
     for spec in config_schema().specs:
         kind = spec.option.kind
         if kind is None or (kind == "tokenizer" and config.model.skip_tokenizer_init):
@@ -28,6 +31,6 @@ def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]
 
 
 def allowed_processors(config: Config, plugins: Plugins) -> list[str]:
-    """Names of the logits processors that requests may use."""
+    """Return the names of the logits processors that requests may use."""
     pattern = config.model.logits_processor_pattern
     return [name for name in plugins.names("logits_processor") if pattern is not None and re.fullmatch(pattern, name)]

@@ -13,7 +13,7 @@ from ferrule.yaml_text import BOOL, INT, NULL, YamlError, keys_of, line_of, read
 
 
 def read_file(path: str, schema: Schema) -> list[Item]:
-    """The options in a YAML file. Raises ConfigError that names file, line and key."""
+    """Read the options in a YAML file. Raises ConfigError that names file, line and key."""
     if Path(path).suffix not in {".yaml", ".yml"}:
         raise ConfigError(f"--config: {path!r} is not a .yaml or .yml file.")
     try:
@@ -61,7 +61,9 @@ def _items(path: str, schema: Schema, root: MappingNode) -> list[Item]:
 
 
 def _raw(spec: Spec, node: Node) -> Any:
-    """Scalars, alone or in a list, as they were written, so that YAML and the command line read a value alike."""
+    """Return scalars, alone or in a list, as they were written, so that YAML and the command line read a value
+    alike.
+    """
     if spec.base is not dict and isinstance(node, SequenceNode):
         return [_scalar(spec, item) for item in node.value]
     return _scalar(spec, node)

@@ -1,6 +1,8 @@
 """What a command says about itself: how help is asked for, and the pages that `--help` prints.
 
 Nothing else is imported for it: no command, no torch, and no plugin but the one whose options are asked for.
+
+The line for a command in `ferrule --help` is read from its source text, and names of plugins from metadata.
 """
 
 from __future__ import annotations
@@ -25,7 +27,9 @@ _SIZES = "SIZE is a whole number, also written 1k (1000), 1K (1024), 25.6k (2560
 
 @dataclass(frozen=True)
 class Usage:
-    """How a command is called. `positional` is the option that an argument without a dash stands for."""
+    """A command's name and summary for its help. `positional` is the option that an argument without a dash stands
+    for.
+    """
 
     command: str  # "ferrule serve"
     summary: str
@@ -33,7 +37,7 @@ class Usage:
 
 
 def topic(argv: Sequence[str]) -> str | None:
-    """What help is asked for: "" for a plain --help, None for no help."""
+    """Return the topic that help is asked for: "" for a plain --help, None for no help."""
     for word in argv:
         if word == "--":
             return None
@@ -45,7 +49,9 @@ def topic(argv: Sequence[str]) -> str | None:
 
 
 def render(schema: Schema, usage: Usage, topic: str, plugins: Plugins, width: int = 0) -> str:
-    """The help text of a command: `topic` is "" for a plain --help. `width` is in columns; 0: that of the terminal."""
+    """Return the help text of a command: `topic` is "" for a plain --help. `width` is in columns; 0: that of the
+    terminal.
+    """
     page = _Page(schema, usage, plugins, width or terminal_width())
     word = topic.strip().lower().replace("_", "-")
     kind, _, name = topic.strip().partition(":")
@@ -81,7 +87,9 @@ def summaries(schema: Schema) -> dict[str, str]:
 
 
 def terminal_width() -> int:
-    """Columns of the terminal on standard output, within what reads well; 100 where there is none."""
+    """Return the columns of the terminal on standard output, between 50 and 120 to stay readable; 100 where there is no
+    terminal.
+    """
     try:
         return min(max(os.get_terminal_size(1).columns, 50), 120)
     except OSError:
@@ -89,7 +97,7 @@ def terminal_width() -> int:
 
 
 def columns(left: str, text: str, width: int, indent: int = _INDENT) -> list[str]:
-    """`left`, and `text` wrapped in the column beside it, or below it where `left` is too long."""
+    """Lay out `left` with `text` wrapped in the column beside it, or below it where `left` is too long."""
     rows = textwrap.wrap(text, max(width - indent, 24), break_on_hyphens=False) or [""]
     if len(left) + 2 > indent:
         return [left, *(" " * indent + row for row in rows)]
@@ -97,13 +105,13 @@ def columns(left: str, text: str, width: int, indent: int = _INDENT) -> list[str
 
 
 def spelling(spec: Spec) -> str:
-    """The option strings, short ones first; --[no-]x for a boolean."""
+    """Return the option strings, short ones first; --[no-]x for a boolean."""
     flag = f"--[no-]{spec.flag[2:]}" if spec.base is bool else spec.flag
     return ", ".join((*spec.option.aliases, flag))
 
 
 def metavar(spec: Spec) -> str:
-    """How the value stands behind the option."""
+    """Return the placeholder of the value behind the option."""
     if spec.base is bool:
         return " [true|false]" if spec.option.optional_value else ""
     name = {int: "SIZE" if spec.option.human else "N", float: "X", str: "TEXT", dict: "JSON"}[spec.base]
@@ -117,7 +125,9 @@ def metavar(spec: Spec) -> str:
 
 
 def default_text(spec: Spec) -> str:
-    """The default as the user would write it; empty where the sentence already tells it, and for none and false."""
+    """Return the default as the user would write it; empty where the sentence already tells it, and for none and
+    false.
+    """
     if spec.default is None or spec.default is False or spec.default in ("", (), {}) or "Default" in spec.option.doc:
         return ""
     if spec.base is bool:
@@ -128,13 +138,13 @@ def default_text(spec: Spec) -> str:
 
 
 def size_text(value: int) -> str:
-    """The shortest way to write a whole number that `human_size` reads back."""
+    """Return the shortest way to write a whole number that `human_size` reads back."""
     exact = (f"{value // scale}{letter}" for letter, scale in SCALES.items() if value and value % scale == 0)
     return min(exact, key=len, default="0")
 
 
 def fate(spec: Spec) -> str:
-    """What becomes of an option that does not simply work; empty for one that does."""
+    """Return a sentence about an option that does not simply work; empty for one that does."""
     option = spec.option
     if option.inert:
         return f"Accepted without effect: {option.inert}."
@@ -159,7 +169,7 @@ class _Page:
         self._summaries = summaries(schema)
 
     def json(self) -> str:
-        """Every option as one JSON object: what completes command lines reads it."""
+        """Return every option as one JSON object, for programs that complete command lines."""
         rows = [
             {
                 "flags": spec.flags,
@@ -225,7 +235,7 @@ class _Page:
         yield from self._options(self._groups[name])
 
     def plugin(self, kind: str, name: str) -> Iterator[str]:
-        """A plugin and its options. Raises PluginError for one that cannot be used."""
+        """Yield the lines about a plugin and its options. Raises PluginError for a plugin that cannot be used."""
         options = self._plugins.options_of(kind, name)
         yield f"{self._plugins.title(kind, name)}; chosen by: {KINDS[kind].chosen_by}"
         yield ""
@@ -237,7 +247,9 @@ class _Page:
             yield from columns(f"  {option.name}", option.text, self._width)
 
     def search(self, word: str) -> Iterator[str]:
-        """One option by its exact name, else every option with the word in a spelling of it."""
+        """Yield the lines about one option by its exact name, else about every option with the word in a spelling of
+        it.
+        """
         exact = self._schema.find("--" + word.lstrip("-"))
         if exact is not None:
             found: tuple[Spec, ...] = (exact.spec,)

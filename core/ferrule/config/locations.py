@@ -14,7 +14,9 @@ _DEVICE = re.compile(r"[a-z]{1,32}(:[0-9]{1,4})?")
 
 
 def map_locations(text: str) -> dict[str, str]:
-    """`cuda`, or `{"cuda:1": "cuda:0"}` → devices by locations, of which "" is every other one. Raises ValueError."""
+    """Read `cuda`, or `{"cuda:1": "cuda:0"}`, as devices by locations, where "" stands for every other location. Raises
+    ValueError.
+    """
     try:
         stated = json.loads(text) if text.lstrip().startswith("{") else {"": text.strip()}
     except (ValueError, RecursionError):

@@ -1,4 +1,9 @@
-"""`opt`: a dataclass field that is also a command-line option."""
+"""`opt`: a dataclass field that is also a command-line option.
+
+Sections are dataclasses and not pydantic models. Most of the code around them reads four sources by exact names and
+reports errors in terms of options; pydantic's errors would have to be translated into that. The launcher does not
+import pydantic: importing it alone takes longer than `ferrule --help` as a whole.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +17,7 @@ _KEY = "option"
 
 @dataclass(frozen=True, kw_only=True)
 class Option:
-    """What the parser, the help and the reference page know of a field.
+    """The description of a field for the parser, the help and the reference page.
 
     An option *works* unless one of three marks is set: `inert`, the reason why it is accepted without effect;
     `replaced`, the option string that gets its value; or `missing`, the feature that is not in this build. Whatever the
@@ -66,7 +71,7 @@ def opt(default: Any, doc: str, **meta: Any) -> Any:
 
 
 def option_of(field: dataclasses.Field[Any]) -> Option:
-    """The `Option` of a field made by `opt`."""
+    """Return the `Option` of a field made by `opt`."""
     option = field.metadata[_KEY]
     if not isinstance(option, Option):
         raise TypeError(f"{field.name} was not declared with opt")

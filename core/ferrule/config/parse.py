@@ -1,6 +1,9 @@
 """Command line, configuration file, environment and keyword arguments → `Config`, with where each value came from.
 
 Precedence: command line > environment > file > default. Option strings match exactly, there are no abbreviations.
+
+argparse is not used: it matches prefixes, does not support dotted keys, and stops at the first error. Here all four
+sources follow one set of rules, and all errors are reported in one block. Exit status 2 means exactly that.
 """
 
 from __future__ import annotations
@@ -46,7 +49,7 @@ def config_sections() -> Mapping[str, type]:
 
 @cache
 def config_schema() -> Schema:
-    """The options of `Config`. A start asks for them several times."""
+    """Return the options of `Config`. The result is cached: a start asks for it several times."""
     return Schema(config_sections())
 
 
@@ -79,7 +82,7 @@ def parse(
 def parse_kwargs(
     env: Environment | None = None, sections: Mapping[str, type] | None = None, /, **kwargs: Any
 ) -> Parsed:
-    """The configuration of an offline `LLM`: options by their field names, without those of the HTTP server.
+    """Parse the options of an offline `LLM`, given by field names; options of the HTTP server are not among them.
 
     `sections`: as for `parse_command`. Raises ConfigError, also for an unknown name.
     """
@@ -102,7 +105,7 @@ def parse_command(
     sections: Mapping[str, type] | None = None,
     server: bool = True,
 ) -> Parsed | None:
-    """What a command calls first: print the help that was asked for and return None, or parse.
+    """Print the help that was asked for and return None, or parse; a command calls this first.
 
     `sections` are all sections of the command; None: those of `Config`. A command that runs an engine and has options
     of its own passes ``{**config_sections(), "bench": BenchConfig}``.
@@ -178,7 +181,7 @@ class _Scan:
         self.items.append(Item(match, raw, COMMAND_LINE, flag))
 
     def _following(self, match: Match) -> Any:
-        """The words behind an option that are its value; None where one is missing."""
+        """Return the words behind an option that are its value; None where one is missing."""
         spec = match.spec
         if spec.base is bool:
             word = self._argv[self._at] if match.positive and self._value_follows() else ""
@@ -197,7 +200,7 @@ class _Scan:
 
 
 def _is_flag(word: str) -> bool:
-    """A dash followed by anything but a number."""
+    """Return whether a word is a dash followed by anything but a number."""
     return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
 
 
@@ -250,7 +253,9 @@ class _Draft:
         self.places |= {".".join((name, *path)): place for path, place in item.places.items()}
 
     def _meant(self, item: Item) -> Iterator[Item]:
-        """The item without words behind a colon, which are options too; or what replaces it. Raises ValueError."""
+        """Yield the item without words behind a colon, which are options too; or the item that replaces it. Raises
+        ValueError.
+        """
         spec, option = item.match.spec, item.match.spec.option
         if option.suffixes and isinstance(item.raw, str):
             before, words = split_suffixes(item.raw, option.suffixes)
@@ -351,7 +356,9 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
 
 
 def _from_environment(schema: Schema, env: Environment) -> list[Item]:
-    """What variables say: as on the command line, the values of a list parted by spaces."""
+    """Return the options that environment variables set: as on the command line, with spaces between the values of a
+    list.
+    """
     items = []
     for spec in schema.specs:
         raw: Any

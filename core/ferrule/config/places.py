@@ -37,7 +37,9 @@ def _placed(line: str, places: Mapping[str, str]) -> str:
 
 
 def _places_of(name: str, line: str, places: Mapping[str, str]) -> Iterator[str]:
-    """The place of the deepest key of an option's value that the line names, else that of the option; or none."""
+    """Yield the place of the deepest key of an option's value that the line names, else that of the option; or
+    nothing.
+    """
     name = name if name in places else name.removeprefix("no_")
     inner = [path for path in places if path.startswith(f"{name}.") and _is_named(path, line)]
     deepest = max(inner, key=lambda path: (path.count("."), -_position(path, line)), default=name)

@@ -21,7 +21,7 @@ _CHOOSING = frozenset({"plugins_allow", "plugins_deny", "plugins_prefer", "plugi
 
 
 def configured(plugins: Plugins, options: PluginConfig, environment: Environment) -> Plugins:
-    """The same discovery under the user's options, without a second walk.
+    """Apply the user's options to a discovery, without a second walk.
 
     Raises ConfigError for a malformed option, PluginError for a file that cannot be read.
     """
@@ -31,17 +31,17 @@ def configured(plugins: Plugins, options: PluginConfig, environment: Environment
 
 @dataclass(frozen=True, kw_only=True)
 class _FileConfig:
-    """Where else options are written."""
+    """The option that names a file with more options."""
 
     config: str | None = opt(None, "YAML file with options.")
 
 
 def selection_options(argv: Sequence[str], environment: Environment) -> PluginConfig:
-    """What command line, environment and configuration file say about the choice of plugins, read before the command
-    itself is chosen.
+    """Read the options about the choice of plugins from command line, environment and configuration file, before the
+    command itself is chosen.
 
-    Raises ConfigError. A file that cannot be read is passed over: the command reads it again and says what is wrong,
-    or its --config is another option than that of `ferrule serve`.
+    Raises ConfigError. A file that cannot be read is passed over: the command reads it again and says what is wrong, or
+    its --config is another option than that of `ferrule serve`.
     """
     try:
         with_file = Schema({"plugins": PluginConfig, "file": _FileConfig}, partial=True)
@@ -53,7 +53,7 @@ def selection_options(argv: Sequence[str], environment: Environment) -> PluginCo
 
 
 def _words_of(argv: Sequence[str], schema: Schema, names: Collection[str]) -> list[str]:
-    """The words of a command line that are these options and their values."""
+    """Return the words of a command line that are these options and their values."""
     taken: list[str] = []
     chosen = False
     for word in argv:
@@ -84,7 +84,7 @@ def _files(options: PluginConfig) -> Iterator[PluginRef]:
 
 
 def _selection(options: PluginConfig, environment: Environment) -> Selection:
-    """--plugins-allow replaces the environment's list."""
+    """Return the selection of plugins. --plugins-allow replaces the environment's list."""
     prefer = []
     for wish in options.plugins_prefer:
         name, equals, distribution = wish.partition("=")

@@ -13,7 +13,7 @@ _HIDDEN = "(hidden)"
 
 
 def shown(config: Config) -> dict[str, Any]:
-    """The options of the resolved configuration by name, without the values of secrets."""
+    """Return the options of the resolved configuration by name, without the values of secrets."""
     found = {}
     for spec in config_schema().specs:
         section = getattr(config, spec.section, None)

@@ -42,12 +42,21 @@ def resolve(config: Config) -> Resolved:
     decoding = _decoding(config.decoding, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding}
+    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "parsers": _parsers(config)}
     return Resolved(**{**_fields(config), **filled})
 
 
+def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
+    """Pair the names of the parsers that the options choose with their kinds."""
+    chosen = (
+        ("reasoning_parser", config.frontend.reasoning_parser),
+        ("tool_parser", config.frontend.tool_call_parser),
+    )
+    return tuple((kind, name) for kind, name in chosen if name)
+
+
 def step_tokens(section: ResolvedScheduler, max_model_len: int, splits_prompts: bool = True) -> int:
-    """Most tokens in a step, for a model whose longest request has `max_model_len` tokens.
+    """Return the most tokens in a step, for a model whose longest request has `max_model_len` tokens.
 
     `splits_prompts` is the model's. Raises ConfigError where whole prompts cannot fit into the number that was set.
     """
@@ -86,7 +95,9 @@ def _fields(section: Any) -> dict[str, Any]:
 
 
 def _model(section: ModelConfig) -> ResolvedModel:
-    """The model answers under the name that the user gave, also after a hub id has become a folder."""
+    """Fill the model's section. The model answers under the name that the user gave, also after a hub id has become a
+    folder.
+    """
     same = section.tokenizer in (None, section.model)
     filled = {
         "served_model_name": section.served_model_name or ((section.model,) if section.model else ()),
@@ -98,7 +109,9 @@ def _model(section: ModelConfig) -> ResolvedModel:
 
 
 def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: list[str]) -> ResolvedScheduler:
-    """Where whole prompts must fit into a step, the longest may only be known once the model is loaded."""
+    """Fill the scheduler's section. Where whole prompts must fit into a step, the longest prompt may be known only once
+    the model is loaded.
+    """
     given = section.max_num_batched_tokens
     whole_prompts = not section.enable_chunked_prefill
     longest = (max_model_len or 0) if whole_prompts else 0
@@ -121,7 +134,9 @@ def _scheduler(section: SchedulerConfig, max_model_len: int | None, problems: li
 
 
 def _decoding(section: DecodingConfig, problems: list[str]) -> ResolvedDecoding:
-    """What --structured-outputs-config says, as the options that it stands for."""
+    """Fill the section of guided decoding, with --structured-outputs-config turned into the options that it stands
+    for.
+    """
     given, filled = section.structured_outputs_config, _fields(section)
     off = {name for name in BACKEND_SUFFIXES.values() if given.get(name) is True}
     found = _faults(given)
@@ -140,7 +155,7 @@ def _decoding(section: DecodingConfig, problems: list[str]) -> ResolvedDecoding:
 
 
 def _faults(given: dict[str, Any]) -> list[str]:
-    """What is wrong with a --structured-outputs-config, each as the end of a sentence that begins with the option."""
+    """Return the faults of a --structured-outputs-config, each as the end of a sentence that begins with the option."""
     faults, switches = [], tuple(BACKEND_SUFFIXES.values())
     for key, value in given.items():
         if key == "backend":
@@ -164,7 +179,7 @@ def _too_few_for_a_prompt(tokens: int, longest: int, splits_prompts: bool = True
 
 
 def remarks(config: Resolved, plugins: Plugins) -> list[str]:
-    """Sentences for the log on values that are accepted and do not do what they say."""
+    """Return sentences for the log about values that are accepted but have no effect, or another one than they say."""
     found = []
     if one_worker(config, plugins) is not config:
         found.append("--distributed-executor-backend mp: there is one worker, in the engine's process: uni is used.")
@@ -176,16 +191,17 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
 
 
 def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:
-    """The plugins with the scheduler that `--scheduler-cls` names by its import path, if it does."""
+    """Return the plugins with the scheduler that `--scheduler-cls` names by its import path, if it names one so."""
     name = config.scheduler.scheduler_cls
     ref = None if plugins.offers("scheduler", name) else path_ref("scheduler", name)
     return plugins if ref is None else dataclasses.replace(plugins, refs=(*plugins.refs, ref))
 
 
 def one_worker(config: Resolved, plugins: Plugins) -> Resolved:
-    """`mp`, which is documented, spreads work over processes; with one worker that is what `uni` does.
+    """Return the configuration with the executor `mp`, which spreads work over processes, replaced by `uni`: with one
+    worker they do the same.
 
-    A plugin of that name is taken, if there is one.
+    A plugin named `mp` is used, if there is one.
     """
     if config.parallel.distributed_executor_backend != "mp" or plugins.origin("executor", "mp"):
         return config

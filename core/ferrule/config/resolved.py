@@ -5,9 +5,22 @@ A field that stays None means something by it: no limit, no file, or what the ch
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from dataclasses import replace as replaced
 
-from ferrule.config.sections import Config, DecodingConfig, ModelConfig, SchedulerConfig
+from msgspec.structs import replace
+
+from ferrule.config.sections import (
+    CacheConfig,
+    Config,
+    DecodingConfig,
+    DeviceConfig,
+    LoadConfig,
+    ModelConfig,
+    ParallelConfig,
+    SchedulerConfig,
+)
+from ferrule.env import Environment
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +72,32 @@ class ResolvedDecoding(DecodingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Resolved(Config):
-    """All sections, resolved once, as every process and every component gets them."""
+class WorkerSettings:
+    """The sections that load a model and run its steps, wherever that happens: an executor is given no more.
 
-    model: ResolvedModel = field()
-    scheduler: ResolvedScheduler = field()
+    `Resolved` has them too, so a function that is typed with this class is also called where all sections are known.
+    """
+
+    model: ResolvedModel
+    load: LoadConfig
+    cache: CacheConfig
+    scheduler: ResolvedScheduler
+    parallel: ParallelConfig
+    device: DeviceConfig
+    env: Environment
+    parsers: tuple[tuple[str, str], ...]  # (kind, name) of those that read the output: their tags count as text
+
+    @classmethod
+    def of(cls, config: WorkerSettings) -> WorkerSettings:
+        """Copy these sections alone, without the keys of clients and of the hub: the model is a folder by now."""
+        values = {section.name: getattr(config, section.name) for section in fields(WorkerSettings)}
+        values["model"] = replaced(config.model, hf_token=None)
+        values["env"] = replace(config.env, api_key=None, admin_key=None)
+        return WorkerSettings(**values)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Resolved(WorkerSettings, Config):
+    """All sections, resolved once, as the server's own processes get them."""
+
     decoding: ResolvedDecoding = field()

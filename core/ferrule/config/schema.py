@@ -40,7 +40,7 @@ class Spec:
 
     @property
     def expects(self) -> str:
-        """What is valid, as it stands after "expected"."""
+        """The description of valid values, as it follows the word "expected"."""
         if self.option.choices:
             return "one of: " + ", ".join(str(c) for c in self.option.choices)
         nouns = {bool: "true or false", int: "a whole number", float: "a number", str: "a text", dict: "a JSON object"}
@@ -59,7 +59,7 @@ class Spec:
 
 @dataclass(frozen=True)
 class Match:
-    """What an option string stands for. `path` are the keys after the dots; `append` is a `+` behind the last."""
+    """The meaning of an option string. `path` are the keys after the dots; `append` is a `+` behind the last."""
 
     spec: Spec
     positive: bool = True  # False: --no-x
@@ -87,8 +87,11 @@ class Schema:
     """The options of some sections. Sections are frozen dataclasses whose fields were made with `opt`."""
 
     def __init__(self, sections: Mapping[str, type], *, server: bool = True, partial: bool = False) -> None:
-        """`server=False` leaves out the options that only mean something to an HTTP server. `partial`: a configuration
-        file may have other options too. Raises TypeError."""
+        """Collect the options of the sections. Raises TypeError.
+
+        `server=False` leaves out the options that only mean something to an HTTP server. `partial`: a configuration
+        file may have other options too.
+        """
         self.sections = dict(sections)
         self.partial = partial
         every = (spec for key, cls in self.sections.items() for spec in _specs(key, cls))
@@ -112,7 +115,7 @@ class Schema:
         return Match(known.spec, path=path, append=append)
 
     def suggest(self, written: str) -> str:
-        """ " Did you mean '--x'?" for an option string that `find` does not know."""
+        """Return a suggestion such as " Did you mean '--x'?" for an option string that `find` does not know."""
         head, dot, _ = written.partition(".")
         known = self.find(head)
         if known is not None and dot:
@@ -138,7 +141,7 @@ def _specs(key: str, cls: Any) -> Iterator[Spec]:
 
 
 def _shape(hint: Any) -> tuple[type, bool, bool]:
-    """(type of one element, is a tuple, takes None) of a field's type."""
+    """Return (type of one element, is a tuple, takes None) of a field's type."""
     optional = NoneType in get_args(hint)
     if optional:
         hint = next(arg for arg in get_args(hint) if arg is not NoneType)

@@ -17,7 +17,7 @@ from ferrule.env import Environment
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model runs, and what of it."""
+    """The model and what it is used for."""
 
     model: str = opt("", "Folder or hub id of the model; without one the embedded model is served.", common=True)
     task: str = opt(
@@ -119,7 +119,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are read."""
+    """Reading of weights."""
 
     load_format: str = opt(
         "auto", "Weight format plugin; auto takes the first that finds its files.", kind="load_format"
@@ -192,7 +192,7 @@ class CacheConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Who runs in a step."""
+    """The choice of requests for each step."""
 
     max_num_seqs: int | None = opt(None, "Most requests that run at once. Default: 256.", ge=1, le=1 << 16, common=True)
     max_num_batched_tokens: int | None = opt(
@@ -290,7 +290,7 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How work is spread."""
+    """Distribution of work over processes and devices."""
 
     distributed_executor_backend: str = opt("uni", "Executor plugin.", kind="executor", opens=("None",))
     watchdog_timeout: float = opt(120.0, "Seconds without progress, with work waiting, until the engine exits.", gt=0)
@@ -302,7 +302,7 @@ class ParallelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
-    """What it runs on."""
+    """The device that the model runs on."""
 
     device: str = opt(
         "auto",
@@ -431,7 +431,7 @@ class FrontendConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
-    """What it says about itself."""
+    """Logs, metrics and traces."""
 
     disable_log_stats: bool = opt(False, "No periodic figures in the log, no engine metrics.")
     show_hidden_metrics_for_version: str | None = opt(
@@ -452,7 +452,7 @@ class ObservabilityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class PluginConfig:
-    """Which plugins may be used."""
+    """The choice of plugins that may be used."""
 
     plugins_allow: tuple[str, ...] = opt((), "Only these: kind:name or a distribution.", nargs="+")
     plugins_deny: tuple[str, ...] = opt((), "Never these: kind:name or a distribution; wins over allow.", nargs="+")
@@ -476,7 +476,7 @@ class PluginConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LimitsConfig:
-    """What a client may ask for; one gate enforces all of it."""
+    """Limits on what a client may ask for, enforced by one gate."""
 
     max_body_bytes: int = opt(32 << 20, "Largest request body.", ge=1, human=True, server=True)
     max_header_bytes: int = opt(64 << 10, "Largest header block.", ge=1024, human=True, server=True)

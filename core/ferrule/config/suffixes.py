@@ -17,7 +17,7 @@ BACKEND_SUFFIXES = MappingProxyType(
 
 
 def split_suffixes(text: str, known: Iterable[str]) -> tuple[str, tuple[str, ...]]:
-    """The value itself and the words behind its colon. Raises ValueError for a word that is not known."""
+    """Split a value from the words behind its colon. Raises ValueError for a word that is not known."""
     value, _, listed = text.partition(":")
     words = tuple(filter(None, listed.split(",")))
     names = tuple(known)
@@ -28,7 +28,9 @@ def split_suffixes(text: str, known: Iterable[str]) -> tuple[str, tuple[str, ...
 
 
 def split_backend(text: str) -> tuple[str, frozenset[str]]:
-    """The name of a guided-decoding backend, and which of `BACKEND_SUFFIXES` it switches off. Raises ValueError."""
+    """Return the name of a guided-decoding backend, and which of `BACKEND_SUFFIXES` it switches off. Raises
+    ValueError.
+    """
     name, words = split_suffixes(text, BACKEND_SUFFIXES)
     if not name:
         raise ValueError("it must begin with the name of a backend")

@@ -56,7 +56,7 @@ class FrontendConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelConfig:
-    """Which model runs, and what of it."""
+    """The model and what it is used for."""
 
     runner: str = opt(
         "auto",
@@ -101,7 +101,7 @@ class ModelConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class LoadConfig:
-    """How weights are read."""
+    """Reading of weights."""
 
     qlora_adapter_name_or_path: str | None = opt(
         None, "Name or path of a QLoRA adapter.", inert="vLLM ignores it too since 0.9"
@@ -125,7 +125,7 @@ class DecodingConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
-    """How work is spread."""
+    """Distribution of work over processes and devices."""
 
     worker_use_ray: bool = opt(
         False,
@@ -333,7 +333,7 @@ class SpeculativeConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class ObservabilityConfig:
-    """What it says about itself."""
+    """Logs, metrics and traces."""
 
     otlp_traces_endpoint: str | None = opt(None, "URL that OpenTelemetry spans are sent to.", missing=_TRACES)
     collect_detailed_traces: tuple[str, ...] = opt(
@@ -348,7 +348,7 @@ class ObservabilityConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
-    """Who runs in a step."""
+    """The choice of requests for each step."""
 
     async_scheduling: bool | None = opt(
         None,
@@ -392,7 +392,7 @@ class SchedulerConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class VllmConfig:
-    """What concerns more than one part."""
+    """Options that concern more than one part of the server."""
 
     kv_transfer_config: dict[str, Any] = opt(
         {}, "Options of KV cache transfer.", json=True, missing="transfer of the KV cache", opens=("None",)
@@ -422,5 +422,7 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
 
 
 def engine_sections() -> Mapping[str, type]:
-    """Every option that a command which runs an engine understands: the sections of `Config`, and what is above."""
+    """Return every option that a command which runs an engine understands: the sections of `Config`, and those of this
+    module.
+    """
     return {**config_sections(), **UNSUPPORTED}

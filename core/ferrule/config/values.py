@@ -48,7 +48,8 @@ def is_boolean(text: str) -> bool:
 
 
 def convert(spec: Spec, raw: Any) -> Any:
-    """The field's value for a text, a list of texts, or a Python object of the right type; JSON objects: see `merge`.
+    """Return the field's value for a text, a list of texts, or a Python object of the right type; JSON objects: see
+    `merge`.
 
     Raises ValueError; its text, where there is one, says what is valid.
     """
@@ -66,14 +67,14 @@ def convert(spec: Spec, raw: Any) -> Any:
 
 
 def opens(spec: Spec, raw: Any) -> bool:
-    """Whether a value says that the option is left at its default."""
+    """Return whether a value says that the option is left at its default."""
     if isinstance(raw, list) and len(raw) == 1:
         raw = raw[0]
     return str(raw) in spec.option.opens or (spec.optional and str(raw) == "None")
 
 
 def problem(spec: Spec, label: str, raw: Any, why: str) -> str:
-    """One sentence that names the option, the value and what is valid."""
+    """Return one sentence that names the option, the value and what is valid."""
     shown = "the value" if spec.option.secret else _show(raw)
     choices = nearest(str(raw), (str(c) for c in spec.option.choices))
     reason = f": {why}" if why else ""
@@ -81,7 +82,7 @@ def problem(spec: Spec, label: str, raw: Any, why: str) -> str:
 
 
 def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
-    """`old` with a JSON text merged in, or with the value of one dotted key.
+    """Return `old` with a JSON text merged in, or with the value of one dotted key.
 
     A later key wins, and `notice` hears of it. Raises ValueError.
     """
@@ -110,7 +111,7 @@ def merge(old: Any, match: Match, raw: Any, notice: Notice) -> dict[str, Any]:
 
 
 def entry(spec: Spec, text: str) -> tuple[tuple[str, ...], Any]:
-    """(path, value) of one entry of a JSON object, KEY=JSON; the path is empty for the text of a whole object.
+    """Return (path, value) of one entry of a JSON object, KEY=JSON; the path is empty for the text of a whole object.
 
     Raises ValueError.
     """
@@ -123,7 +124,7 @@ def entry(spec: Spec, text: str) -> tuple[tuple[str, ...], Any]:
 
 
 def loose(text: str) -> Any:
-    """A dotted key's value: JSON if it is that, else a size such as 80g, else the text."""
+    """Return a dotted key's value: JSON if the text is that, else a size such as 80g, else the text."""
     for read in (_decode, human_size):
         try:
             return read(text)
@@ -179,7 +180,7 @@ def _number(raw: str | int | float) -> float:
 
 
 def _sendable(value: T) -> T:
-    """A copy of the value, if a message between processes can carry it. Raises ValueError."""
+    """Return a copy of the value, if a message between processes can carry it. Raises ValueError."""
     value = _copy(value)
     try:
         msgspec.msgpack.encode(value)
@@ -224,7 +225,7 @@ def _decode(text: str, notice: Notice | None = None) -> Any:
 
 
 def _as_json(spec: Spec, raw: Any, notice: Notice) -> dict[str, Any]:
-    """A JSON object from its text or short form, or from an object of plain values. Raises ValueError."""
+    """Return a JSON object from its text or short form, or from an object of plain values. Raises ValueError."""
     if spec.option.key_values and isinstance(raw, str) and "=" in raw and "{" not in raw:
         return {key.strip(): loose(text.strip()) for key, _, text in (part.partition("=") for part in raw.split(","))}
     value = _decode(raw, notice) if isinstance(raw, str) else _plain(raw)
@@ -236,7 +237,7 @@ def _as_json(spec: Spec, raw: Any, notice: Notice) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """The value as JSON would carry it, with texts as keys. Raises ValueError."""
+    """Return the value as JSON would carry it, with texts as keys. Raises ValueError."""
     try:
         text = json.dumps(value, allow_nan=False)
     except (TypeError, ValueError, RecursionError):
@@ -245,7 +246,7 @@ def _plain(value: Any) -> Any:
 
 
 def _copy(value: Any, levels: int = 64) -> Any:
-    """A copy of at most so many levels of objects and lists: Python's own limit is another in each release.
+    """Copy a value of at most so many levels of objects and lists: Python's own limit differs between releases.
 
     Raises ValueError.
     """

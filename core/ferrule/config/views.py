@@ -5,11 +5,23 @@ What a plugin wants to be told beside that is an option of its own.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
 
-from ferrule.config.resolved import Resolved, ResolvedScheduler
-from ferrule.config.sections import CacheConfig, Config, DeviceConfig, ObservabilityConfig
+from ferrule.config.chosen import chosen_plugins
+from ferrule.config.report import shown
+from ferrule.config.resolved import ResolvedScheduler, WorkerSettings
+from ferrule.config.sections import (
+    CacheConfig,
+    Config,
+    DeviceConfig,
+    FrontendConfig,
+    ObservabilityConfig,
+    SchedulerConfig,
+)
 from ferrule.env import Environment
+from ferrule.plugin import Plugins
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,7 +37,7 @@ class DeviceSettings:
     max_seq_len_to_capture: int
 
     @classmethod
-    def of(cls, config: Resolved) -> DeviceSettings:
+    def of(cls, config: WorkerSettings) -> DeviceSettings:
         return cls(
             device=config.device,
             cache=config.cache,
@@ -60,3 +72,30 @@ class StatSettings(ServerSettings):
     @classmethod
     def of(cls, config: Config) -> StatSettings:
         return cls(**vars(ServerSettings.of(config)), cache=config.cache)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RouterSettings:
+    """The settings of a router: the sections that requests meet, and what it may tell of the others."""
+
+    frontend: FrontendConfig  # without keys and the files of keys: these are always empty
+    scheduler: SchedulerConfig
+    task: str  # as it was asked for, such as "auto"
+    max_logprobs: int
+    skip_tokenizer_init: bool
+    server_dev_mode: bool
+    options: Mapping[str, Any]  # all options by name, to be told to an administrator: secrets are "(hidden)"
+    chosen: tuple[tuple[str, str], ...]  # (kind, name) of each plugin that the options choose, or that is on by default
+
+    @classmethod
+    def of(cls, config: Config, plugins: Plugins) -> RouterSettings:
+        return cls(
+            frontend=replace(config.frontend, api_key=(), api_key_file=None, admin_key=None, ssl_keyfile=None),
+            scheduler=config.scheduler,
+            task=config.model.task,
+            max_logprobs=config.model.max_logprobs,
+            skip_tokenizer_init=config.model.skip_tokenizer_init,
+            server_dev_mode=config.env.server_dev_mode,
+            options=shown(config),
+            chosen=tuple(chosen_plugins(config, plugins)),
+        )

@@ -20,7 +20,7 @@ import httptools
 from ferrule.api.origin import Hosts, host_of
 from ferrule.config import Resolved
 from ferrule.errors import PluginError, RequestError, UnavailableError
-from ferrule.frontend.admission.ledger import Loggers
+from ferrule.frontend.metrics import Loggers
 from ferrule.frontend.stat_loggers import open_followers
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Health

@@ -10,6 +10,11 @@ another request. So whoever computes positions from `start` on must not read bel
 A recurrent group has no blocks, and what it keeps can be entered only where it was saved. In a model that has one, a
 hit ends at a border of which there is a snapshot (`ferrule.engine.snapshots`); a snapshot goes with the blocks that
 end there. Without room for snapshots, no prefix is reused. A model without groups, such as an encoder, keeps nothing.
+
+All groups draw from one pool of ids. A block is one page of every layer of its group, and layer j of each group uses
+storage tensor j. Block 0 is the null block. Layers with chunks (Llama 4) release blocks like windows of the same
+length: a window that ends at the newest token covers the token's own chunk. Blocks would go sooner at a chunk's border,
+but the most that a request uses would be the same.
 """
 
 from __future__ import annotations

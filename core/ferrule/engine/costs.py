@@ -5,6 +5,9 @@ prompt, and for each pair of tokens of which one attends to the other. The four 
 that explain the last steps best: least squares of errors in proportion to a step's time, older steps counting less
 and less. A step that may have waited for something else counts only as far as Huber's rule lets it (P. J. Huber,
 "Robust estimation of a location parameter", 1964). Costs that the steps say nothing of stay near a first guess.
+
+The scheduler has no clock: `schedule` and `commit` are told the time, so that all of this works in the simulator as
+well. How much of a step prompts get was a constant before, which is right for one machine and one load.
 """
 
 from __future__ import annotations

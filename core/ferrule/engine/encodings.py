@@ -4,6 +4,10 @@ An output is kept under the digest of its item, for all requests that may see it
 adapter and salt are part of. A request holds the outputs of the items in which it is; others stay until there is no
 room. Plans name what to encode and what to forget, and run in order, so an output that a plan uses may be forgotten by
 the next one.
+
+Encoding is planned by the engine, so that it can end a chunk in front of an item, bound memory, and send data once.
+Outputs are kept for each adapter and salt, like prefixes: otherwise the time of an answer would tell one user what
+another has sent.
 """
 
 from __future__ import annotations
@@ -30,7 +34,7 @@ class Encodings:
         self._held: dict[str, set[bytes]] = {}  # by request
         self._passing: set[bytes] = set()  # kept while they are held: their requests have them ready
         self._done: list[tuple[str, bytes]] = []  # held by a request that needs it in the plan being made, and no more
-        self._left = 0  # of the budget of the plan that is being made
+        self._left = 0  # tokens that the plan being made may still encode
         self._encodes: dict[bytes, MediaItem] = {}  # of the next plan
         self._forgets: list[bytes] = []
 
@@ -49,16 +53,21 @@ class Encodings:
         self._left = self.budget - sum(item.count for item in self._encodes.values())  # of a plan that came to nothing
 
     def reach(self, request: Request, start: int, count: int) -> int:
-        """How many of `count` tokens from `start` on can be computed, up to an item that cannot be encoded now."""
-        left, room = self._left, self.room - sum(self._kept[digest] for digest in self._holders)
+        """Return how many of `count` tokens from `start` on can be computed, up to an item that must wait.
+
+        An item waits while its output has no room beside those that are held, and, unless prompts are computed whole,
+        when it would exceed what the plan may still encode. The first item of a plan never does.
+        """
+        budget = self._left
+        room = self.room - sum(self._kept[digest] for digest in self._holders)
         for item in _touched(request, start, start + count):
             if self._holders[item.digest]:
                 continue
-            fresh = item.digest not in self._kept
-            over = fresh and not self._whole and item.count > left < self.budget
-            if over or item.count > room:
+            is_new, is_first = item.digest not in self._kept, budget == self.budget
+            over_budget = is_new and not is_first and not self._whole and item.count > budget
+            if over_budget or item.count > room:
                 return 0 if self._whole else max(0, item.start - start)
-            left -= item.count if fresh else 0
+            budget -= item.count if is_new else 0
             room -= item.count
         return count
 

@@ -1,4 +1,13 @@
-"""`Guesses`: which guesses of next tokens go into a step."""
+"""`Guesses`: which guesses of next tokens go into a step.
+
+A row that computes guesses is planned again only when its result is known; all others overlap as ever. The guesses
+travel with results and plans, though the runner makes them: the row waits for its result in any case, a plan then says
+all that a step computes, and constraints are followed by ids that the host knows.
+
+A guess is right if it is the token that would have been sampled, with the same noise, so guesses change no output.
+Rejection sampling would accept a few more where a speculator knows its own probabilities, but the same seed would give
+another text with and without guesses; a sampler may still do so (`Sampler.verify`).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Digests of full blocks. Each covers all that its content depends on: every token before it, adapter, media, salt."""
+"""Digests of full blocks. Each covers all that its content depends on: every token before it, adapter, media, salt.
+
+The first digest's root is random, and drawn by whoever starts engines: those with the same root have the same digests
+for the same blocks, so they can be compared.
+"""
 
 from __future__ import annotations
 

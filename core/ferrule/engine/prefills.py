@@ -8,8 +8,9 @@ With fewer `max_long_partial_prefills` than that, shorter prompts pass long ones
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, takewhile
+from typing import NamedTuple
 
 from ferrule.engine.cache import KVCacheManager
 from ferrule.engine.encodings import Encodings
@@ -24,6 +25,18 @@ _ASKED = 2  # requests of which a step asks what is cached: that takes 25 ms for
 _LONG_PART = 25  # a prompt of more than 1/25 of the context is long, where no threshold is set
 
 
+class PromptOrder(NamedTuple):
+    """The prompts in progress, between the waiting ones that pass them and those that come later."""
+
+    passing: Sequence[Request]
+    in_progress: Sequence[Request]
+    behind: Sequence[Request]
+
+    @property
+    def prompts(self) -> list[Request]:
+        return [*self.passing, *self.in_progress, *self.behind]
+
+
 class Prefills:
     """The rules of which prompts are computed next. The only state is that of `pace`."""
 
@@ -36,25 +49,24 @@ class Prefills:
         self._threshold = limits.long_prefill_token_threshold or limits.max_model_len // _LONG_PART
 
     def order(
-        self, prefills: Sequence[Request], waiting: Iterable[Request], slots: int, cache: KVCacheManager, now: float
-    ) -> tuple[list[Request], int]:
-        """Order the prompts as the next steps compute them. Return them, and how many waiting ones pass the one in
-        progress.
+        self, begun: Sequence[Request], waiting: Iterable[Request], free_slots: int, cache: KVCacheManager, now: float
+    ) -> PromptOrder:
+        """Return the prompts in the order in which the next steps compute them: those `begun` and those that wait.
 
-        Those that pass are short, less what is cached of them, beside what is left of the prompt in progress, and that
-        prompt has neither waited for long nor is it more urgent. All other waiting prompts come after it. Of two
-        prompts in progress, the one that passed the other comes first. `slots` of the runner are free.
+        A waiting prompt passes the one in progress when it is short, less what is cached of it, beside what is left of
+        that one, which has neither waited for long nor is more urgent. Of two prompts in progress, the one that passed
+        the other comes first.
         """
-        heads = list(islice(waiting, min(slots, _LOOK_AHEAD)))
+        heads = list(islice(waiting, min(free_slots, _LOOK_AHEAD)))
         for request in islice((each for each in heads if each.found < 0), _ASKED * self.pace.active):
             request.found = cache.match(request.chain, request.ids, request.reads_cache).tokens
-        if self._most == 1:
-            prefills = prefills[::-1]
-        if self._most > 1 or not (prefills and all(self.pace.patient(each, now) for each in prefills)):
-            return [*prefills, *heads], 0
-        first, most = prefills[0], prefills[0].todo // _SHORT_PART
-        count = sum(1 for _ in takewhile(lambda r: r.left <= most and r.spec.priority <= first.spec.priority, heads))
-        return [*heads[:count], *prefills, *heads[count:]], count
+        in_progress = begun[::-1] if self._most == 1 else begun
+        if self._most > 1 or not (begun and all(self.pace.patient(each, now) for each in in_progress)):
+            return PromptOrder([], in_progress, heads)
+        first = in_progress[0]
+        short, priority = first.todo // _SHORT_PART, first.spec.priority
+        num_passing = sum(1 for _ in takewhile(lambda r: r.left <= short and r.spec.priority <= priority, heads))
+        return PromptOrder(heads[:num_passing], in_progress, heads[num_passing:])
 
     def turns(self, prefills: Iterable[Request], admitted: Iterable[Request]) -> Iterator[Request]:
         """Yield the prompts in progress that get tokens, one after the other.
@@ -80,16 +92,30 @@ class Prefills:
             count = request.borders.end(start, start + count, request.known) - start
         return self._encodings.reach(request, start, count) if request.media else count
 
-    def full(self, running: Iterable[Request], passes: bool) -> bool:
-        """Return whether no more prompts may be in progress. A prompt that `passes` another does not count."""
-        return sum(request.prefilling for request in running) >= self._most + passes
+    def first_piece(self, request: Request, budget: int, running: Iterable[Request], passes: bool) -> int:
+        """Return how many of a waiting prompt's tokens to compute behind those found in the cache; 0: it must wait.
 
-    def next(self, running: Iterable[Request], waiting: WaitingQueue, now: float) -> Request | None:
+        It must when the step cannot compute it whole and no more prompts may be in progress. The one that it `passes`
+        does not count: that one waits.
+        """
+        count = self.piece(request, request.found, budget)
+        whole = request.found + count >= request.borders.whole(request.known)
+        if whole or sum(each.prefilling for each in running) < self._most + passes:
+            return count
+        return 0
+
+    def next(self, running: Collection[Request], waiting: WaitingQueue, now: float) -> Request | None:
         """Return the request to admit next: the head of the queue, or one that passes those before it.
 
         Long prompts are passed while they wait for another one, and requests whose first token comes too late in any
-        case, if one behind them can be in time.
+        case, if one behind them can be in time. None may begin beside a request that runs alone.
         """
+        request = self._choose(running, waiting, now) if waiting else None
+        if request is None or not running:
+            return request
+        return None if request.exclusive or next(iter(running)).exclusive else request
+
+    def _choose(self, running: Iterable[Request], waiting: WaitingQueue, now: float) -> Request | None:
         long = self._most_long < self._most and (
             sum(request.prefilling and self._is_long(request) for request in running) >= self._most_long
         )

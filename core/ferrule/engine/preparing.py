@@ -3,6 +3,10 @@
 They are queued when it is there; other requests do not wait for them. An adapter has a slot of the device's bank while
 a request uses it, and keeps it after that until another adapter needs it. Where all slots are in use, a request waits
 until one is not.
+
+An adapter's slot never changes under a request, queued requests included. A request for which all slots are in use
+waits outside the queue, and others pass it: with more popular adapters than slots that may take long. The key of cached
+blocks contains the adapter's name.
 """
 
 from __future__ import annotations

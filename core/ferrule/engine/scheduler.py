@@ -13,10 +13,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from ferrule.engine.cache import BlockDelta, KVCacheManager, footprint
+from ferrule.engine.cache import BlockDelta, KVCacheManager, PrefixHit, footprint
 from ferrule.engine.encodings import Encodings
 from ferrule.engine.guesses import Guesses
-from ferrule.engine.prefills import Prefills
+from ferrule.engine.prefills import Prefills, PromptOrder
 from ferrule.engine.queue import WaitingQueue
 from ferrule.engine.request import Request
 from ferrule.engine.shares import Shares
@@ -38,18 +38,19 @@ from ferrule.types import (
 
 @dataclass(slots=True)
 class Draft:
-    """The plan that is being made. `owed` are blocks that running prompts will still need.
+    """The plan that is being made."""
 
-    `passing` is how many of those that wait may still pass the prompt in progress.
-    """
-
-    budget: int
-    share: int = 0  # of the budget, for each prompt
+    budget: int  # tokens that may still be added
+    most_per_prompt: int = 0  # tokens that one prompt may have
     chunks: dict[str, Chunk] = field(default_factory=dict)
     admits: list[Admit] = field(default_factory=list)
-    owed: int = 0
-    passing: int = 0
+    blocks_owed: int = 0  # to prompts that run, until they are computed: nobody is admitted into these
     preempted: bool = False
+
+    @property
+    def prompt_budget(self) -> int:
+        """Tokens that may still be added for one prompt."""
+        return min(self.budget, self.most_per_prompt)
 
     def plan(self, step: int, releases: tuple[int, ...], **media: Any) -> StepPlan:
         chunks, admits = tuple(self.chunks.values()), tuple(self.admits)
@@ -146,7 +147,7 @@ class DefaultScheduler(Scheduler):
         self._continue_running(draft, now)
         if not draft.preempted:
             self.waiting.refresh(now)
-            while self._admit_head(draft, now):
+            while self._admit_next(draft, now):
                 pass
         if not draft.chunks:
             return None
@@ -157,26 +158,33 @@ class DefaultScheduler(Scheduler):
         return plan
 
     def _continue_running(self, draft: Draft, now: float) -> None:
-        prefills = []
+        """Add the requests that decode, then the prompts in progress, behind the waiting ones that may pass them."""
+        begun = []
         for request in list(self.running.values()):
             todo = request.todo
             if todo > 1:
-                prefills.append(request)
+                begun.append(request)
             elif todo and draft.budget and request.running and not (request.guesses and self._guesses.wait(request)):
                 self._give(request, 1, draft, now)
-        rules, slots = self._prefills, 0 if draft.preempted else len(self._slots.free)
-        prompts, draft.passing = rules.order(prefills, self.waiting, slots, self.cache, now)
-        prefills = prompts[draft.passing : draft.passing + len(prefills)]
-        draft.budget = rules.pace.tokens((self.running[id] for id in draft.chunks), prompts, draft.budget, now)
-        draft.share = rules.share(prefills, self.waiting, draft.budget)
-        draft.owed = owed = sum(self.cache.owed(request.id, request.known) for request in prefills if draft.passing)
-        while draft.passing and self._admit_head(draft, now):
-            draft.passing -= 1
-        draft.passing, draft.owed = 0, draft.owed - owed
-        for request in rules.turns(prefills, [self.running[admit.id] for admit in draft.admits]):
-            if request.running and (count := rules.piece(request, request.sent, min(draft.budget, draft.share))):
+        free_slots = 0 if draft.preempted else len(self._slots.free)
+        order = self._prefills.order(begun, self.waiting, free_slots, self.cache, now)
+        decoding = (self.running[id] for id in draft.chunks)
+        draft.budget = self._prefills.pace.tokens(decoding, order.prompts, draft.budget, now)
+        draft.most_per_prompt = self._prefills.share(order.in_progress, self.waiting, draft.budget)
+        self._admit_passing(order, draft, now)
+        for request in self._prefills.turns(order.in_progress, [self.running[admit.id] for admit in draft.admits]):
+            if request.running and (count := self._prefills.piece(request, request.sent, draft.prompt_budget)):
                 self._give(request, count, draft, now)
-        draft.owed += sum(self.cache.owed(request.id, request.known) for request in prefills if request.running)
+        draft.blocks_owed += _blocks_owed(self.cache, order.in_progress)
+
+    def _admit_passing(self, order: PromptOrder, draft: Draft, now: float) -> None:
+        """Admit waiting prompts before those in progress, into blocks that the latter do not need."""
+        promised = _blocks_owed(self.cache, order.in_progress)
+        draft.blocks_owed += promised
+        for _ in order.passing:
+            if not self._admit_next(draft, now, passes=True):
+                break
+        draft.blocks_owed -= promised
 
     def _give(self, request: Request, count: int, draft: Draft, now: float) -> None:
         """Add a row for a running request, if blocks can be had."""
@@ -206,36 +214,36 @@ class DefaultScheduler(Scheduler):
         if request.media:
             self.encodings.send(request, start, end)
 
-    def _admit_head(self, draft: Draft, now: float) -> bool:
-        """Let the request run whose turn it is; False when there is none or it must wait."""
-        if not (self.waiting and draft.budget and self._slots.free):
-            return False
-        request = self._prefills.next(self.running.values(), self.waiting, now)
+    def _admit_next(self, draft: Draft, now: float, passes: bool = False) -> bool:
+        """Admit the request whose turn it is, with its first tokens; return False when there is none or it must wait.
+
+        One that `passes` the prompt in progress was chosen for what is cached of it, and does so only with that.
+        """
+        room = draft.budget and self._slots.free
+        request = self._prefills.next(self.running.values(), self.waiting, now) if room else None
         if request is None:
             return False
-        if self.running and (request.exclusive or next(iter(self.running.values())).exclusive):
-            return False
         hit = self.cache.match(request.chain, request.ids, request.reads_cache)
-        still_there, request.borders, request.found = hit.tokens >= request.found, hit.borders, hit.tokens
-        count = self._prefills.piece(request, hit.tokens, min(draft.budget, draft.share))
-        whole = hit.tokens + count >= hit.borders.whole(request.known)
-        if count and not whole and self._prefills.full(self.running.values(), still_there and draft.passing > 0):
-            return False
-        fits = count and self.cache.room_for(request.known, hit, draft.owed)
+        passes = passes and hit.tokens >= request.found
+        request.borders, request.found = hit.borders, hit.tokens
+        count = self._prefills.first_piece(request, draft.prompt_budget, self.running.values(), passes)
+        fits = count and self.cache.room_for(request.known, hit, draft.blocks_owed)
         blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain) if fits else None
         if blocks is None:
             return False
+        self._begin(request, hit, draft, now)
+        self._send(request, count, blocks, draft)
+        draft.blocks_owed += self.cache.owed(request.id, request.known)
+        return True
+
+    def _begin(self, request: Request, hit: PrefixHit, draft: Draft, now: float) -> None:
+        """Give a waiting request a slot, and a life that begins with what was found in the cache."""
         self.waiting.remove(request)
-        if request.cached < 0 and request.chain is not None and request.reads_cache:
-            self.counters.prefix_queries += request.num_prompt
-            self.counters.prefix_hits += hit.tokens
+        self.counters.count_lookup(request)
         self._epoch += 1
         request.begin(self._slots.free.pop(), self._epoch, hit.tokens, now)
         self.running[request.id] = request
         draft.admits.append(request.admit(hit.snapshot))
-        self._send(request, count, blocks, draft)
-        draft.owed += self.cache.owed(request.id, request.known)
-        return True
 
     def _victim(self) -> Request | None:
         """Whom to preempt, the one who asks for blocks included."""
@@ -280,8 +288,8 @@ class DefaultScheduler(Scheduler):
             error = _not_asked(chunk, row)
         if error is not None:
             self.counters.corrupted_requests += not row.invalid
-            delta = RequestDelta(id=request.id, error=error, invalid=row.invalid)
-            return self._end(request, delta, FinishReason.ERROR, now)
+            failed = RequestDelta(id=request.id, error=error, invalid=row.invalid)
+            return self._end(request, failed, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         request.guesses = row.drafts
         if chunk.drafts:
@@ -293,8 +301,7 @@ class DefaultScheduler(Scheduler):
             return RequestDelta(id=request.id, prompt_logprobs=prompt_logprobs) if prompt_logprobs else None
         if len(request.ids) == request.num_prompt:
             request.first_token = now
-            self.counters.prompt_tokens += request.num_prompt
-            self.counters.prompt_cached += max(0, request.cached)
+            self.counters.count_prompt(request)
         if vector is not None:
             self.cache.confirm(request.id, request.ids, request.confirmed)
             return self._end(request, RequestDelta(id=request.id, vector=vector), FinishReason.STOP, now)
@@ -318,13 +325,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        return EngineStats(
-            running=len(self.running),
-            waiting=len(self.waiting) + len(self.waiting.paused),
-            paused=len(self.waiting.paused),
-            **self.cache.usage(),
-            **asdict(self.counters),
-        )
+        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters)}
+        return EngineStats(running=len(self.running), waiting=len(self.waiting) + paused, paused=paused, **found)
 
     def reset_cache(self) -> bool:
         return self.cache.reset()
@@ -351,6 +353,10 @@ class DefaultScheduler(Scheduler):
 def _budget(limits: SchedulerLimits, policy: SchedulingPolicy, running: int, waiting: int) -> int:
     most = limits.max_num_batched_tokens
     return max(1, min(most, policy.budget(running, waiting, most))) if limits.chunked_prefill else most
+
+
+def _blocks_owed(cache: KVCacheManager, prompts: Iterable[Request]) -> int:
+    return sum(cache.owed(request.id, request.known) for request in prompts if request.running)
 
 
 def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, shares: Shares) -> Request | None:

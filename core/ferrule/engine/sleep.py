@@ -1,4 +1,8 @@
-"""Sleep: what the model occupies is given back between steps, and restored when it is wanted again."""
+"""Sleep: what the model occupies is given back between steps, and restored when it is wanted again.
+
+No copy of the weights is kept, waking reads the checkpoint again: on a CPU a copy would occupy the memory that sleep is
+meant to free. Requests that were running wait and are recomputed.
+"""
 
 from __future__ import annotations
 

@@ -3,6 +3,25 @@
 A prefix of a model with states can be reused up to a border at which its states were saved. A snapshot is a number
 from 1 on that stands for a place on the device. Plans name it: a chunk's states are saved there, an admission's are
 restored from there. Plans run in order, so a snapshot may be given away as soon as the host decides so.
+
+The runner stores a recurrent group's states by slot: it zeroes them at admission or copies a snapshot to them, and the
+model updates them in place. The engine only decides where they are saved (`Chunk.save`) and what an admission begins
+with (`Admit.restore`).
+
+States are saved where a step ends at a border of blocks: at the last full block of a prompt, where a prompt parts from
+one that is cached, and at intervals where a chunk or a token ends at a border anyway. Only the first two make a chunk
+end earlier, and only if at least four blocks lie before them, because a step costs more than a few tokens do. To save
+in the middle of a chunk would be a promise that every layer has to keep. Snapshots of every block would need more
+memory than the blocks, so the interval is such that the longest request fills half of the snapshots, and is at least
+four blocks.
+
+Snapshots get a quarter of the cache's memory beside running requests (all of it in a model of states alone), and are
+not more than blocks. If all are in use, the one that was unused for longest makes room. A prompt of which only the rest
+behind its last full block is missing does not count as in progress: otherwise prompts would be served one by one,
+because each ends in two steps.
+
+A state after a wrong guess cannot be undone, and a copy for each token would need support in every layer. So the copy
+from before the guesses is put back, and the few tokens that counted join the request's next chunk.
 """
 
 from __future__ import annotations

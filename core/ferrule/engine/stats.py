@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ferrule.engine.request import Request
+
 
 @dataclass(slots=True)
 class Counters:
@@ -17,3 +19,14 @@ class Counters:
     prompt_cached: int = 0  # of prompt_tokens, found in the prefix cache
     prompt_tokens: int = 0  # of requests that produced their first token
     steps: int = 0
+
+    def count_lookup(self, request: Request) -> None:
+        """Count a request that begins, if it is its first life and the cache was asked for its prompt."""
+        if request.cached < 0 and request.chain is not None and request.reads_cache:
+            self.prefix_queries += request.num_prompt
+            self.prefix_hits += request.found
+
+    def count_prompt(self, request: Request) -> None:
+        """Count the prompt of a request that produced its first token, or its vector."""
+        self.prompt_tokens += request.num_prompt
+        self.prompt_cached += max(0, request.cached)

@@ -1,8 +1,8 @@
 """A worker with profiles, and with calls of what users mix in.
 
 A class that `--worker-extension-cls` names is a base class of the worker, behind the worker's own. Its public methods
-can be called by name; in them, `self` is the worker: `self.model_runner.model` is the model, `self.config` the resolved
-configuration. Its `__init__` is not called.
+can be called by name; in them, `self` is the worker: `self.model_runner.model` is the model, `self.config` the
+`WorkerSettings`. Its `__init__` is not called.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 import msgspec
 
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.env import variable
 from ferrule.errors import ConfigError, RequestError
 from ferrule.execution.worker import Worker
@@ -35,7 +35,7 @@ class InspectedWorker(Worker):
     calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
     extension: type = object
 
-    def __init__(self, config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
+    def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
         super().__init__(config, plugins, adapters)
         self._profile: tuple[str, Callable[[], None]] | None = None  # the file's name, and what ends it
 
@@ -87,7 +87,7 @@ class InspectedWorker(Worker):
             raise RequestError(f"{name} failed: {type(error).__name__}: {error}") from error
 
 
-def open_worker(config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> Worker:
+def open_worker(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Worker:
     """Make a worker, not started, with the class of --worker-extension-cls mixed in. Raises ConfigError.
 
     The layers of its model are given their parts of the bank `adapters`.

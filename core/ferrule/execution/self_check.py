@@ -1,4 +1,9 @@
-"""Whether a model computes numbers at all: found at start, so that it is not found by every request."""
+"""Whether a model computes numbers at all: found at start, so that it is not found by every request.
+
+Weights are not searched for NaN at the start: the first step computes a token anyway, and only if its logits are not
+finite the weights are searched, then the layers. A token that overflows alone, as in float16, is only logged. Weights
+that a CPU quantizes are looked at while it does so, because their integers could not tell.
+"""
 
 from __future__ import annotations
 

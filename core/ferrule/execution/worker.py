@@ -1,4 +1,9 @@
-"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread."""
+"""A worker: it loads a model, sizes its cache, executes plans, and gives memory back, on a device's own thread.
+
+The worker is part of the core, because it chooses, loads, measures memory, survives a shortage of it and gives it back
+in the same way wherever it runs. An executor only says in which thread, process or machine that is: the built-in `uni`
+is a few lines around a `WorkerThread`, and `tests/downstream/acme_pipe` runs the same worker in a child over two pipes.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +23,7 @@ from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
-from ferrule.config import DeviceSettings, Resolved
+from ferrule.config import DeviceSettings, WorkerSettings
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
@@ -36,6 +41,7 @@ from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, sn
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
+from ferrule.slow_start import waiting
 from ferrule.types import (
     Admit,
     Chunk,
@@ -48,7 +54,6 @@ from ferrule.types import (
     TokenSampling,
     Work,
 )
-from ferrule.waiting import waiting
 
 _log = Log("worker")
 
@@ -58,7 +63,7 @@ class Worker:
 
     calls = frozenset({"check", "release", "restore"})
 
-    def __init__(self, config: Resolved, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
+    def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
         """`adapters` is the bank that the model's layers are to have parts of."""
         self.config = config
         self._plugins = plugins
@@ -310,7 +315,7 @@ class Worker:
         self.platform.memory().trim()
 
 
-def _limits(config: Resolved, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
+def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
     """Raises ConfigError."""
     context = loaded.context
     return RunnerLimits(
@@ -326,7 +331,7 @@ def _limits(config: Resolved, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
     )
 
 
-def _logprobs_mode(config: Resolved, sampler: Sampler | type[Sampler]) -> LogprobsMode:
+def _logprobs_mode(config: WorkerSettings, sampler: Sampler | type[Sampler]) -> LogprobsMode:
     """Raises ConfigError for one that the sampler does not know."""
     mode = LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
@@ -335,7 +340,7 @@ def _logprobs_mode(config: Resolved, sampler: Sampler | type[Sampler]) -> Logpro
     return mode
 
 
-def _num_slots(config: Resolved, loaded: Loaded) -> int:
+def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
     """Requests that may run at a time: as many as the option says.
 
     Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
@@ -399,7 +404,7 @@ def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count
     return bool(result.rows[0].error)
 
 
-def _usable(config: Resolved, info: ModelInfo) -> int:
+def _usable(config: WorkerSettings, info: ModelInfo) -> int:
     """The blocks that as many requests as may run can fill, each with the longest text, and the null block."""
     limits = scheduler_limits(config, info, info.max_blocks)
     return 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)

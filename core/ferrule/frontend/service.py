@@ -15,16 +15,17 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ferrule import log
+from ferrule.api_keys import CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
-from ferrule.callers import CALLER
 from ferrule.client.base import EngineClient
 from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
-from ferrule.frontend.admission.ledger import Account, Ledger, Loggers, Reservation
+from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.validate import Checked, Rules, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
+from ferrule.frontend.metrics import Loggers
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import Parsers

@@ -10,7 +10,7 @@ from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved, StatSettings
 from ferrule.errors import StartupError
-from ferrule.frontend.admission.ledger import Loggers
+from ferrule.frontend.metrics import Loggers
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import StatLogger
 from ferrule.types import ModelInfo

@@ -8,7 +8,7 @@ import struct
 import time
 from contextlib import aclosing
 
-from ferrule.callers import CALLER
+from ferrule.api_keys import CALLER
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed, UnavailableError
 from ferrule.frontend.admission.admit import PromptReader

@@ -2,6 +2,9 @@
 
 What runs a model on a device is core: `ferrule.execution.WorkerThread` has the methods of an executor. An executor says
 in which process or machine it is, and carries plans there and results back.
+
+`WorkerSettings` are the sections of the configuration that load and run a model. API keys and the hub's token are not
+among them, and msgspec encodes them for a worker elsewhere.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from ferrule.errors import RequestError
 from ferrule.types import CompiledGrammar, ModelInfo, Need, StepPlan, StepResult
 
 if TYPE_CHECKING:
-    from ferrule.config import Resolved
+    from ferrule.config import WorkerSettings
     from ferrule.interfaces.plugins import Plugins
 
 
@@ -35,14 +38,14 @@ class Executor(ABC):
 
     runs_model = True  # False: plugins of the device and the model (sampler, attention backend, …) are not imported
 
-    def check(self, config: Resolved, plugins: Plugins) -> None:
+    def check(self, config: WorkerSettings, plugins: Plugins) -> None:
         """Raise the StartupError that `start` would raise before it loads weights, as far as it can be known.
 
         For `--dry-run`; `start` is not called afterwards. The model is a local folder.
         """
 
     @abstractmethod
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         """Load the model. Raises StartupError."""
 
     @abstractmethod

@@ -27,7 +27,16 @@ class Description:
 
 
 class WeightSource(ABC):
-    """`patterns` are the file names that the format needs from a hub repository, when it is named and for `auto`.
+    """`forms` say which files of a hub repository the format needs, when it is named and for `auto`.
+
+    Each form is a pattern of file names, or a tuple of them. All files of the first form are fetched of which the
+    repository has one. Without forms no weights are fetched. None says nothing: a format that is named gets all files
+    then. `auto` goes through the forms of all formats by their `fetch_order`, the lowest first.
+
+    `reserves` are patterns of files that no other format is to get, although they may match its forms. `describes` says
+    that the files are a model without a ``config.json``: see `describe`. `streams_from` are beginnings of the names of
+    models whose weights the format reads from where they are: none are fetched. These five are literals of the class
+    itself, because they are read without an import.
 
     `place` is set by `tensors` before each tensor that it yields, to the file that holds it, and to the folder after
     the last one. Error messages about a tensor name it and this place.
@@ -41,7 +50,11 @@ class WeightSource(ABC):
     another is an error.
     """
 
-    patterns: tuple[str, ...] = ()
+    forms: ClassVar[tuple[str | tuple[str, ...], ...] | None] = None
+    fetch_order: ClassVar[int] = 0
+    reserves: ClassVar[tuple[str, ...]] = ()
+    describes: ClassVar[bool] = False
+    streams_from: ClassVar[tuple[str, ...]] = ()
     config_file: ClassVar[str | None] = None
     config_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     place: str = ""
@@ -59,7 +72,7 @@ class WeightSource(ABC):
     def describe(cls, place: Path) -> Description | None:
         """Read what the files of a model say beside weights, for formats whose files say it; None for all others.
 
-        `place` is one of these files, whose name matches `patterns`, or a folder that is not refused. Raises
+        `place` is one of these files, whose name matches `forms`, or a folder that is not refused. Raises
         CheckpointError. Called in the launcher: imports neither torch nor anything that takes as long.
         """
         return None

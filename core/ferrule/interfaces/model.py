@@ -287,13 +287,13 @@ class Model(ABC):
         return {}
 
     def prompt_border(self) -> PromptBorder | None:
-        """The length of a prompt from which on all of it is computed in another way; None where there is no such
+        """Return the length of a prompt from which on all of it is computed in another way; None where there is no such
         length.
         """
         return None
 
     def embed_size(self) -> int:
-        """The width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
+        """Return the width of the embeddings that `forward` accepts in the place of ids; 0 when it accepts only ids."""
         return 0
 
     def encode(self, items: Sequence[MediaItem]) -> Sequence[torch.Tensor]:

@@ -56,7 +56,7 @@ from ferrule.interfaces.dialect import OPENAI, Dialect, encode
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
 
-    from ferrule.config import Config
+    from ferrule.config import RouterSettings
     from ferrule.interfaces.plugins import Plugins
     from ferrule.interfaces.service import Service
 
@@ -189,7 +189,7 @@ class RouterContext:
     be used by handlers, not by `Router.router`.
     """
 
-    config: Config
+    config: RouterSettings
     plugins: Plugins
     service: Service
     load: Callable[[], int] = int  # requests with a body that are being served, in all API processes

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple
 
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.platform import Transfers
@@ -204,7 +204,13 @@ class LogitsProcessor(ABC):
     """Named by a request, within `--logits-processor-pattern`. One object serves one choice of one request.
 
     Another is made, and dropped, when the request is admitted: its constructor shows whether the arguments are right.
+
+    A plugin with `wraps_functions` makes a processor of the argument `function`, a function or its import path, and of
+    `args` and `kwargs` where the function makes the processor. The server calls it for the functions that requests
+    name; requests cannot name the plugin. It is a literal of the class itself, because it is read without an import.
     """
+
+    wraps_functions: ClassVar[bool] = False
 
     @abstractmethod
     def __init__(self, **kwargs: Any) -> None:

@@ -85,8 +85,8 @@ class StatLogger(ABC):
         """Note that an HTTP call was answered. Called also with --disable-log-stats, where nothing else is told."""
 
     def on_stall(self, seconds: float) -> None:
-        """The API process's event loop was late by so much: nothing else could be done meanwhile."""
+        """Note that the API process's event loop was late by `seconds`: nothing else could be done meanwhile."""
 
     def exposition(self) -> tuple[str, str] | None:
-        """(media type, text) for ``GET /metrics``, or None. Those of all loggers follow each other."""
+        """Return (media type, text) for ``GET /metrics``, or None. The texts of all loggers follow each other."""
         return None

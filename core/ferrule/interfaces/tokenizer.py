@@ -22,21 +22,21 @@ class Tokenizer(ABC):
 
     @abstractmethod
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Ids of a text. Special tokens written in the text are recognised."""
+        """Return the ids of a text. Special tokens written in the text are recognised."""
 
     @abstractmethod
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
-        """Text of ids; invalid UTF-8 becomes U+FFFD. Ids out of range are ignored."""
+        """Return the text of ids; invalid UTF-8 becomes U+FFFD. Ids out of range are ignored."""
 
     @abstractmethod
     def token(self, token_id: int) -> str | None:
-        """The vocabulary entry, or None when out of range."""
+        """Return the vocabulary entry of an id, or None when the id is out of range."""
 
     def piece(self, token_id: int, first: bool) -> bytes | None:
-        """The bytes that a token adds to a text, or None when its neighbours decide that.
+        """Return the bytes that a token adds to a text, or None when its neighbours decide that.
 
-        `first`: no token stands before it. An id out of range adds nothing. A tokenizer answers None for all ids or
-        for none; with None, text is decoded in windows by `decode`, which costs more.
+        `first`: no token stands before it. An id out of range adds nothing. A tokenizer answers None for all ids or for
+        none; with None, text is decoded in windows by `decode`, which costs more.
         """
         return None
 
@@ -50,7 +50,7 @@ class ChatTokenizer(Tokenizer):
     def encode_chat(
         self, messages: Sequence[Mapping[str, Any]], variables: Mapping[str, Any], *, continued: bool
     ) -> list[int]:
-        """Ids of a conversation, up to where the model's next message begins, or, if `continued`, goes on.
+        """Return the ids of a conversation, up to where the model's next message begins, or, if `continued`, goes on.
 
         `messages` and `variables` are as chat templates get them: content is a text or a list of text parts, arguments
         of calls are objects. Raises RequestError for what the model's format does not have.

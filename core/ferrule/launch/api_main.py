@@ -11,14 +11,13 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
-from ferrule import __version__, checkpoint, log
+from ferrule import __version__, log
 from ferrule.api.server import loop_factory, serve
 from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
 from ferrule.door.door import accepts
-from ferrule.frontend.families import find_family
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
@@ -113,7 +112,7 @@ async def _serve(
             if board.leads:
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
-                announce(config, plugins, client, listener, hooks)
+                announce(config, client, listener, hooks)
             asyncio.get_running_loop().call_soon(board.put, READY, 1.0)  # once the service that is returned is in use
             return service
 
@@ -130,21 +129,7 @@ async def _beat(board: Board) -> None:
         await asyncio.sleep(1.0)
 
 
-def suggestions(config: Resolved, plugins: Plugins) -> list[str]:
-    """Options for parsers that suit the model, where there are some and none was given."""
-    given = config.frontend.tool_call_parser or config.frontend.reasoning_parser
-    family = find_family(
-        checkpoint.configured(config.model, plugins),
-        (*config.model.served_model_name, config.model.model),
-    )
-    if given or family is None or not family.flags:
-        return []
-    return [f"this looks like a model of the family {family.title}, for which there are {' '.join(family.flags)}"]
-
-
-def announce(
-    config: Resolved, plugins: Plugins, client: EngineClient, listener: socket.socket, hooks: HookRunner
-) -> None:
+def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
     """The log's first screen: what runs, on what, with how much room, and where it answers."""
     info = client.info
     _logger.info(
@@ -172,7 +157,7 @@ def announce(
         _logger.warning(
             "%s is for %s, which no route gives yet: use LLM.embed", info.architecture, ", ".join(info.tasks)
         )
-    for line in (*suggestions(config, plugins), *hooks.report_header(config)):
+    for line in hooks.report_header(config):
         _logger.info("%s", line)
     if warning := exposure(listener, config):
         _logger.warning("%s", warning)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from ferrule import checkpoint, log
 from ferrule.api.server import Front, open_front
 from ferrule.assembly.engine import open_executor
-from ferrule.config import Resolved
+from ferrule.config import Resolved, WorkerSettings
 from ferrule.config.chosen import chosen_plugins
 from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import check_remote, is_path, localise
 from ferrule.plugin import Component, check_plugins
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 from ferrule.wire.board import Board
 
 _logger = log.get("launch")
@@ -46,7 +46,7 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
         local = localise(config, plugins)
         checkpoint.configured(local.model, plugins)
         open_api(local, plugins, hooks=hooks)
-        open_executor(local, plugins).check(local, plugins)
+        open_executor(local, plugins).check(WorkerSettings.of(local), plugins)
         return
     open_front(config, plugins, hooks=hooks)
     open_parsers(config, plugins)

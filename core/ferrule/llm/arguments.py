@@ -21,7 +21,7 @@ _ALONE = {  # there is no other client, whom a long queue or a template of this 
 
 
 def read_options(model: str, **options: Any) -> Parsed:
-    """Options by name, over those of the environment. Raises ConfigError that names each wrong one."""
+    """Read options by name, over those of the environment. Raises ConfigError that names each wrong one."""
     return parse_kwargs(env.read(), engine_sections(), model=model, **{**_ALONE, **options})
 
 

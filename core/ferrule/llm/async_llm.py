@@ -38,7 +38,7 @@ class AsyncLLM:
 
     @property
     def model(self) -> ModelInfo:
-        """What was loaded."""
+        """The description of the loaded model."""
         return self._backend.service.model
 
     # ------------------------------------------------------------------------------------ requests
@@ -52,7 +52,7 @@ class AsyncLLM:
         lora_request: None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
-        """Outputs of one prompt, until one is `finished`; what they have, `SamplingParams.output_kind` says.
+        """Yield outputs of one prompt, until one is `finished`; `SamplingParams.output_kind` decides what each has.
 
         Closing the generator, or cancelling the task that iterates over it, ends the request and frees its memory.
         Raises RequestError for whatever is wrong with the request, RequestFailed, EngineDead.
@@ -83,15 +83,15 @@ class AsyncLLM:
         return self._backend.service.tokenizer
 
     async def get_model_config(self) -> ModelConfig:
-        """The options of the model, with `dtype` and `max_model_len` of what was loaded."""
+        """Return the options of the model, with `dtype` and `max_model_len` of the loaded model."""
         return self._backend.model_config()
 
     async def get_metrics(self) -> list[Metric]:
-        """A snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``."""
+        """Return a snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``."""
         return await self._ask(self._backend.metrics())
 
     async def check_health(self) -> None:
-        """Raises EngineDead when the engine is gone, or makes no progress."""
+        """Check that the engine lives. Raises EngineDead when the engine is gone, or makes no progress."""
         self._backend.check_health()
 
     @property
@@ -109,7 +109,7 @@ class AsyncLLM:
 
     @property
     def dead_error(self) -> EngineDead:
-        """What calls raise when the engine has died."""
+        """The exception that calls raise when the engine has died."""
         return EngineDead(self._backend.client.health().detail or "The engine has ended.")
 
     async def reset_prefix_cache(self) -> bool:
@@ -167,7 +167,9 @@ AsyncLLMEngine = AsyncLLM  # its former name
 
 
 def _across(loop: asyncio.AbstractEventLoop, queue: asyncio.Queue[News]) -> Callable[[News], None]:
-    """Puts news into a queue of another event loop; when that is closed, nobody reads them."""
+    """Return a function that puts news into a queue of another event loop; when that loop is closed, nobody reads the
+    news.
+    """
 
     def deliver(news: News) -> None:
         if not loop.is_closed():

@@ -1,4 +1,9 @@
-"""`Backend`: a service and its engine on an event loop of their own, which callers of any thread or loop can use."""
+"""`Backend`: a service and its engine on an event loop of their own, which callers of any thread or loop can use.
+
+`LLM`, `LLMEngine` and `AsyncLLM` share it. `Progress` is the one place where the service's outputs become
+`RequestOutput`s. No thread or task refers to the `Backend`, so it is closed when the last reference to it is gone, or
+when the program ends.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +41,7 @@ _NAME = "llm"  # of this process, for log and hooks
 
 
 class Backend:
-    """Loads a model. The engine runs on a thread of this process, or in a child if the environment says so.
+    """A loaded model, whose engine runs on a thread of this process, or in a child if the environment says so.
 
     `wait`, `submit` and `post` are methods of its `LoopThread`. If `close` is never called, the engine is stopped when
     the last reference to this object is gone, or when the program ends. Raises StartupError.
@@ -92,12 +97,12 @@ class Backend:
     # ------------------------------------------------------------------------------------ calls
 
     def model_config(self) -> ModelConfig:
-        """The options of the model; `dtype` and `max_model_len` are those of the model that was loaded."""
+        """Return the options of the model; `dtype` and `max_model_len` are those of the loaded model."""
         info = self.service.model
         return replace(self.config.model, dtype=info.dtype, max_model_len=info.max_model_len)
 
     def check_health(self) -> None:
-        """Raises EngineDead."""
+        """Check that the engine is ready. Raises EngineDead."""
         health = self.client.health()
         if self.closed or health.state != "ready":
             raise EngineDead(health.detail or f"The engine is {health.state}.")
@@ -122,7 +127,7 @@ class Backend:
         return await self.collective_rpc(call_with_model, None, (found,), None)
 
     async def metrics(self) -> list[Metric]:
-        """Raises RequestError without figures."""
+        """Return a snapshot of all metrics. Raises RequestError where none are recorded."""
         if self.config.observability.disable_log_stats:
             raise RequestError("No figures are recorded. Pass disable_log_stats=False when the model is loaded.")
         return read_metrics(self.service.exposition()[1])
@@ -156,6 +161,6 @@ class Backend:
 
 
 def call_with_model(worker: Any, function: Callable[..., Any] | str) -> Any:
-    """What a function, or the one that an import path names, returns for the worker's model."""
+    """Call a function, or the one that an import path names, with the worker's model, and return its result."""
     called = find_function(function) if isinstance(function, str) else function
     return called(worker.model_runner.model)

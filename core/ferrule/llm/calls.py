@@ -18,7 +18,7 @@ class EngineCalls:
 
     @property
     def model(self) -> ModelInfo:
-        """What was loaded."""
+        """The description of the loaded model."""
         return self._backend.service.model
 
     def get_tokenizer(self) -> Tokenizer | None:
@@ -33,7 +33,9 @@ class EngineCalls:
         self._backend.wait(self._backend.set_tokenizer(tokenizer))
 
     def get_metrics(self) -> list[Metric]:
-        """A snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``, the default of `LLM`."""
+        """Return a snapshot of all metrics. Raises RequestError with ``disable_log_stats=True``, the default of
+        `LLM`.
+        """
         return self._backend.wait(self._backend.metrics())
 
     def reset_prefix_cache(self) -> bool:

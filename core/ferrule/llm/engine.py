@@ -23,7 +23,7 @@ from ferrule.sampling_params import SamplingParams
 def running_request(
     request_id: str, prompt: TextOrIds, params: SamplingParams, lora_request: None, priority: int
 ) -> Running:
-    """A request as callers of an engine describe it, whose news go nowhere yet. Raises RequestError."""
+    """Make a request as callers of an engine describe it, whose news go nowhere yet. Raises RequestError."""
     if not isinstance(request_id, str):
         raise RequestError("request_id must be a string.", "request_id")
     if lora_request is not None:
@@ -34,7 +34,9 @@ def running_request(
 
 
 def _while_there(deliver: Callable[[Running, News], None], running: Running) -> Callable[[News], None]:
-    """Calls a method for as long as others refer to its object: a request that runs does not keep its engine."""
+    """Return a function that calls a method for as long as others refer to its object: a running request does not keep
+    its engine alive.
+    """
     method = weakref.WeakMethod(deliver)
 
     def call(news: News) -> None:
@@ -114,14 +116,14 @@ class LLMEngine(EngineCalls):
             self._backend.post(self._backend.requests.drop, running)
 
     def has_unfinished_requests(self) -> bool:
-        """Whether `step` has something to return, now or later."""
+        """Return whether `step` has something to return, now or later."""
         return self.get_num_unfinished_requests() > 0
 
     def get_num_unfinished_requests(self) -> int:
         return len(self._running)
 
     def get_model_config(self) -> ModelConfig:
-        """The options of the model, with `dtype` and `max_model_len` of what was loaded."""
+        """Return the options of the model, with `dtype` and `max_model_len` of the loaded model."""
         return self._backend.model_config()
 
     @property
@@ -130,7 +132,7 @@ class LLMEngine(EngineCalls):
         return self._backend.config
 
     def check_health(self) -> None:
-        """Raises EngineDead when the engine is gone, or makes no progress."""
+        """Check that the engine lives. Raises EngineDead when the engine is gone, or makes no progress."""
         self._backend.check_health()
 
     def shutdown(self) -> None:
@@ -138,7 +140,7 @@ class LLMEngine(EngineCalls):
         self._backend.close()
 
     def _deliver(self, running: Running, news: News) -> None:
-        """On the event loop."""
+        """Store a request's news for `step`; called on the event loop."""
         with self._changed:
             if self._running.get(running.request_id) is running:
                 self._news.append((running, news))

@@ -41,7 +41,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, self._loop)
 
     def wait(self, work: Coroutine[Any, Any, T]) -> T:
-        """The result of a coroutine that runs on the loop, and ends when the wait for it is interrupted.
+        """Return the result of a coroutine that runs on the loop, and is cancelled when the wait for it is interrupted.
 
         Raises EngineDead after `close`, and when another thread closes while this one waits.
         """

@@ -46,7 +46,7 @@ class Histogram(Metric, frozen=True, kw_only=True):
 
 
 def read_metrics(text: str) -> list[Metric]:
-    """The series of a text in the format that Prometheus reads."""
+    """Read the series of a text in the format that Prometheus reads."""
     families = text_string_to_metric_families(text)
     return [metric for family in families if family.name.startswith(_PREFIX) for metric in _series(family)]
 
@@ -73,7 +73,7 @@ def _series(family: Any) -> Iterator[Metric]:
 
 
 def _grouped(family: Any, without: str) -> Iterator[tuple[dict[str, str], Sequence[Any]]]:
-    """Samples by their labels, one of which does not count."""
+    """Group samples by their labels, except the label `without`."""
     groups: dict[tuple[tuple[str, str], ...], list[Any]] = {}
     for sample in family.samples:
         labels = {name: value for name, value in sample.labels.items() if name != without}

@@ -46,7 +46,7 @@ Progressing = bool | Callable[..., Any]  # whether to show a bar, or what makes 
 
 def _needs(task: str) -> Callable[..., Any]:
     def refuse(self: LLM, *args: Any, **kwargs: Any) -> Any:
-        """Raises RequestError: no model that this version serves does this."""
+        """Raise RequestError: no model that this version serves does this."""
         tasks = ", ".join(self.model.tasks)
         raise RequestError(
             f"This model runs task {tasks} (LLM.generate and LLM.chat, or LLM.embed); this call needs task {task}, "
@@ -73,7 +73,7 @@ class LLM(EngineCalls):
 
     @classmethod
     def from_config(cls, config: Config, plugins: Plugins) -> LLM:
-        """An `LLM` from sections and discovered plugins, as commands have them."""
+        """Create an `LLM` from sections and discovered plugins, as commands have them."""
         llm = cls.__new__(cls)
         silent = replace(config.observability, disable_log_stats=True)
         limits = replace(config.limits, trust_request_chat_template=True)
@@ -129,9 +129,10 @@ class LLM(EngineCalls):
         chat_template_content_format: str = "auto",
         **template: Any,
     ) -> list[dict[str, Any]]:
-        """What `chat` would generate from, as prompts for `generate`: ``prompt_token_ids``, and the text as ``prompt``.
+        """Return what `chat` would generate from, as prompts for `generate`: ``prompt_token_ids``, and the text as
+        ``prompt``.
 
-        Takes what `chat` takes. Raises RequestError.
+        The arguments are those of `chat`. Raises RequestError.
         """
         fields = _chat_fields(tools, chat_template_content_format, template)
         read = [
@@ -142,7 +143,7 @@ class LLM(EngineCalls):
     def beam_search(
         self, prompts: TextOrIds | Sequence[TextOrIds], params: BeamSearchParams, *, use_tqdm: Progressing = False
     ) -> list[BeamSearchOutput]:
-        """The `beam_width` best continuations of each prompt. Raises RequestError."""
+        """Return the `beam_width` best continuations of each prompt. Raises RequestError."""
         sampling = SamplingParams(
             n=params.beam_width,
             max_tokens=params.max_tokens,
@@ -182,7 +183,7 @@ class LLM(EngineCalls):
     encode, classify, score = _needs("encode"), _needs("classify"), _needs("score")
 
     def get_default_sampling_params(self) -> SamplingParams:
-        """Defaults of the model's generation config."""
+        """Return the defaults of the model's generation config."""
         return SamplingParams(**self._backend.service.sampling_defaults())
 
     def close(self) -> None:
@@ -227,11 +228,11 @@ class LLM(EngineCalls):
         return self._generate(requests, use_tqdm)
 
     def _generate(self, requests: Sequence[tuple[Generate, str | None]], use_tqdm: Progressing) -> list[RequestOutput]:
-        """Each request comes with the text of its prompt, where the prompt is ids."""
+        """Generate for each request, which comes with the text of its prompt where the prompt is ids."""
         return self._run([partial(self._complete, *request) for request in requests], use_tqdm)
 
     def _run(self, calls: Sequence[Callable[[str], Awaitable[_Found]]], use_tqdm: Progressing) -> list[_Found]:
-        """What the calls return, each of which is given an id."""
+        """Run the calls, each of which is given an id, and return their results."""
         if self.is_sleeping():
             raise RequestError("The model sleeps: call LLM.wake_up first.")
         show = use_tqdm if callable(use_tqdm) else tqdm

@@ -11,7 +11,7 @@ from ferrule.schema import Arguments, Count, Number
 
 
 class BeamSearchParams(Arguments):
-    """How `LLM.beam_search` searches. Public: ``from ferrule import BeamSearchParams``.
+    """Parameters of `LLM.beam_search`. Public: ``from ferrule import BeamSearchParams``.
 
     A beam's score is its cumulative log-probability divided by its length to the power of `length_penalty`.
     """
@@ -60,7 +60,7 @@ class RequestOutput(Struct, frozen=True, kw_only=True):
 
 
 class PoolingParams(Arguments):
-    """What `LLM.embed` does with vectors. Public: ``from ferrule import PoolingParams``."""
+    """Parameters of `LLM.embed`. Public: ``from ferrule import PoolingParams``."""
 
     normalize: bool | None = None  # to a length of 1; None: as the checkpoint says, which is yes where it does not
 
@@ -72,7 +72,7 @@ class EmbeddingOutput(Struct, frozen=True, kw_only=True):
 
     @property
     def hidden_size(self) -> int:
-        """How many numbers it has."""
+        """The length of the embedding."""
         return len(self.embedding)
 
 
@@ -104,7 +104,7 @@ class BeamSearchOutput(Struct, frozen=True):
 
 
 def beam_output(found: RequestOutput, prompt_text: str) -> BeamSearchOutput:
-    """A beam search's choices as beams."""
+    """Return the choices of a beam search as beams."""
     return BeamSearchOutput(
         [
             BeamSearchSequence(

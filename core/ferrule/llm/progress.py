@@ -10,7 +10,7 @@ from ferrule.types import FinishReason, TokenLogprobs
 
 
 class Progress:
-    """What a request has brought so far. `text` is shown as the prompt's where the service was given ids."""
+    """The output of a request so far. `text` is shown as the prompt's where the service was given ids."""
 
     def __init__(
         self,
@@ -35,7 +35,9 @@ class Progress:
         return all(choice.finish_reason is not None for choice in self._choices)
 
     def take(self, output: Output) -> RequestOutput | None:
-        """What is to be told now; None before the end with FINAL_ONLY. Raises what a failed choice failed with."""
+        """Add news and return the output to report now; None before the end with FINAL_ONLY. Raises the error of a
+        failed choice.
+        """
         if output.finish is FinishReason.ERROR:
             raise output.failure()
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:
@@ -52,7 +54,7 @@ class Progress:
         return self._told([choice.whole() for choice in self._choices])
 
     def abort(self) -> RequestOutput:
-        """The last output of a request that its caller ends."""
+        """Return the last output of a request that its caller ends."""
         running = [choice for choice in self._choices if choice.finish_reason is None]
         for choice in running:
             choice.finish_reason = str(FinishReason.ABORT)
@@ -102,7 +104,7 @@ class _ChoiceSoFar:
         return self._made(self._text, list(self._ids), logprobs)
 
     def nothing(self) -> CompletionOutput:
-        """No news but its state."""
+        """Return an output with the choice's state and no new text."""
         return self._made("", [], None)
 
     def _made(self, text: str, ids: list[int], logprobs: list[PositionLogprobs] | None) -> CompletionOutput:

@@ -41,7 +41,7 @@ class PromptFields(Body):
 
 
 class ChatFields(TemplateFields, Arguments):
-    """What `LLM.chat` takes besides messages and sampling parameters."""
+    """The arguments of `LLM.chat` besides messages and sampling parameters."""
 
     chat_template_content_format: Annotated[
         Literal["auto", "string", "openai"], Field(description="As what the template sees content.")
@@ -60,7 +60,7 @@ _FIELDS: TypeAdapter[PromptFields] = TypeAdapter(PromptFields)
 
 
 def read_prompts(prompts: Any) -> list[Given]:
-    """One prompt or a list of them: one is a text, a mapping, or a list whose first element is an id.
+    """Read one prompt or a list of them: one is a text, a mapping, or a list whose first element is an id.
 
     Raises RequestError that names the prompt and its key.
     """
@@ -69,7 +69,7 @@ def read_prompts(prompts: Any) -> list[Given]:
 
 
 def read_prompt(prompt: Any, where: str) -> Given:
-    """One prompt, which errors call `where`. Raises RequestError."""
+    """Read one prompt, which errors call `where`. Raises RequestError."""
     if isinstance(prompt, str):
         return Given(Prompt(text=prompt))
     if not isinstance(prompt, Mapping):
@@ -89,7 +89,7 @@ def read_prompt(prompt: Any, where: str) -> Given:
 
 
 def read_conversations(messages: Conversation | Sequence[Conversation], fields: ChatFields) -> list[Given]:
-    """One conversation or a list of them. Messages are left to the gate."""
+    """Read one conversation or a list of them. The gate checks the messages."""
     many: Any = [messages] if messages and isinstance(messages[0], Mapping) else messages
     chats = [chat_prompt([_plain(message) for message in conversation], fields) for conversation in many]
     return [Given(replace(chat, content_format=fields.chat_template_content_format)) for chat in chats]
@@ -100,7 +100,7 @@ def _plain(message: Any) -> Any:
 
 
 def _embeds(tensor: Any) -> str:
-    """A tensor of torch or an array of numpy, as clients send it. Raises RequestError."""
+    """Encode a tensor of torch or an array of numpy as clients send embeddings. Raises RequestError."""
     import numpy as np
     from safetensors.numpy import save
 

@@ -2,6 +2,11 @@
 
 Everything behind it reads folders. The texts that such a file stands for are written to a folder in the user's cache,
 named by what is in them, with links to the files.
+
+A GGUF file is configuration, tokenizer, weights and quantization at once. The load format whose file it is gives the
+texts that a folder would have (`WeightSource.describe`). No other module knows of such files, and no text is made
+twice. A folder whose configuration alone has another form, such as Mistral's ``params.json``, stays as it is: a load
+format states that file's name and translates it (`WeightSource.configuration`).
 """
 
 from __future__ import annotations
@@ -52,7 +57,8 @@ def described(what: str, place: Path, load_format: str, plugins: Plugins) -> Pat
 def _takes(cls: type[WeightSource], place: Path) -> bool:
     if place.is_dir():
         return cls.refuses(place) is None
-    return any(fnmatch(place.name, pattern) for pattern in cls.patterns)
+    patterns = (pattern for form in cls.forms or () for pattern in ((form,) if isinstance(form, str) else form))
+    return any(fnmatch(place.name, pattern) for pattern in patterns)
 
 
 def _written(place: Path, found: Description) -> Path:

@@ -98,7 +98,7 @@ def _check_listing(repository: Repository, files: Sequence[str], config: Resolve
     wanted = weights.patterns(kept)
     found = len(without(kept, wanted)) < len(kept)
     named = any(name in files for name in (*configs, *wanted))  # weights with a name describe themselves
-    if not named and not (found and weights.describe):
+    if not named and not (found and weights.describes(kept)):
         raise CheckpointError(f"The repository {repository.name!r} has no {configs[0]}.", _MODEL_FOLDER)
     if wanted and not found:
         raise CheckpointError(

@@ -10,6 +10,7 @@ from pathlib import Path, PurePosixPath
 from ferrule.errors import CheckpointError
 
 _ENDING = ".gguf"
+FORM = (f"*{_ENDING}",)  # patterns of the form of weights in which repositories have several models
 _SHARD = re.compile(r"-\d{5}-of-\d{5}$")
 _KIND = re.compile(r"[A-Za-z0-9_]{2,20}")
 # Beside the model: encoders of images, and what a quantizer measured.

@@ -1,4 +1,10 @@
-"""Checking the plugins that are chosen, before anything that takes long: a wrong one must not be found by a request."""
+"""Checking the plugins that are chosen, before anything that takes long: a wrong one must not be found by a request.
+
+`Kind.used_in` says which component uses a kind. Engine, frontend and HTTP edge check theirs first: import, base class,
+signatures, options; the engine those of the device and the model only where its executor runs one
+(`Executor.runs_model`). The processes start at the same time, and the first that fails stops all. A dry run checks the
+third-party plugins of all.
+"""
 
 from __future__ import annotations
 

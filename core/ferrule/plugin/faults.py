@@ -1,4 +1,9 @@
-"""Faults of plugins while they run: all of them look alike in the log, whatever the kind."""
+"""Faults of plugins while they run: all of them look alike in the log, whatever the kind.
+
+Where the core knows which plugin it calls, for a request or an event, it says so. An engine calls many plugins in a
+step, some of them through objects that they made (a platform's memory, transfers, recorder); there the plugin is found
+from the modules in the traceback.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +30,7 @@ def log_fault(title: str, doing: str, note: str = "") -> None:
 
 
 class FaultCount:
-    """Counts the faults of one plugin in this process; after `MAX_FAULTS` it must not be called again."""
+    """A count of the faults of one plugin in this process; after `MAX_FAULTS` the plugin must not be called again."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -45,9 +50,9 @@ class FaultCount:
 
 @contextmanager
 def failing_request(title: str, doing: str, *allowed: type[Exception]) -> Iterator[None]:
-    """Around a plugin's work for one request: what it raises is logged, and becomes a RequestFailed.
+    """Wrap a plugin's work for one request: log an exception that it raises, and raise RequestFailed instead.
 
-    A FerruleError of its own passes through, and so do the `allowed` ones.
+    A FerruleError of the plugin's own passes through, and so do the `allowed` exceptions.
     """
     try:
         yield
@@ -62,8 +67,9 @@ def failing_request(title: str, doing: str, *allowed: type[Exception]) -> Iterat
 
 @contextmanager
 def naming_culprit(plugins: Plugins) -> Iterator[None]:
-    """Around the start of an engine, in which many plugins are called: an exception that comes out of the code of
-    another distribution names it. Raises PluginError, or the StartupError that was raised."""
+    """Wrap the start of an engine, in which many plugins are called, so that an exception out of another distribution's
+    code names its plugin. Raises PluginError, or the StartupError that was raised.
+    """
     try:
         yield
     except StartupError as error:
@@ -82,8 +88,11 @@ def naming_culprit(plugins: Plugins) -> Iterator[None]:
 
 
 def fault_logger(plugins: Plugins, otherwise: Callable[[str], None]) -> Callable[[str], None]:
-    """What logs the exception that is being handled as the fault of a plugin of another distribution; one that came out
-    of Ferrule's own code is logged by `otherwise`. The argument of both says what was going on."""
+    """Return a function that logs the exception being handled as the fault of a plugin of another distribution.
+
+    An exception that came out of Ferrule's own code is logged by `otherwise`. The argument of both functions says what
+    was going on.
+    """
 
     def write(doing: str) -> None:
         title = culprit(plugins, sys.exception())
@@ -96,7 +105,8 @@ def fault_logger(plugins: Plugins, otherwise: Callable[[str], None]) -> Callable
 
 
 def culprit(plugins: Plugins, error: BaseException | None, *, raiser: bool = False) -> str:
-    """The plugin of another distribution whose code an exception came out of, as logs and errors name it; "" for none.
+    """Return the plugin of another distribution whose code an exception came out of, as logs and errors name it; "" for
+    none.
 
     That is the plugin of the innermost frame that belongs to one; with `raiser`, of the innermost frame only. Several
     of one distribution are told apart by their modules and classes, where its frames name these.
@@ -111,7 +121,7 @@ def culprit(plugins: Plugins, error: BaseException | None, *, raiser: bool = Fal
 
 
 def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str]]:
-    """(module, qualified name) of each frame, the innermost first."""
+    """Return (module, qualified name) of each frame, the innermost first."""
     found = []
     while trace is not None:
         code = trace.tb_frame.f_code
@@ -121,12 +131,12 @@ def _frames(trace: TracebackType | None) -> Iterator[tuple[str, str]]:
 
 
 def _top(ref: PluginRef) -> str:
-    """The top-level package of a plugin, or the name under which its file runs."""
+    """Return the top-level package of a plugin, or the name under which its file runs."""
     return ref.module if ref.origin is Origin.FILE else ref.module.partition(".")[0]
 
 
 def _narrowed(family: list[PluginRef], frames: list[tuple[str, str]]) -> list[PluginRef]:
-    """Those whose class, or else whose module, the innermost frame that names one belongs to; else all."""
+    """Return the plugins whose class, or else whose module, the innermost frame that names one belongs to; else all."""
     for module, qualname in frames:
         attribute = qualname.partition(".")[0]
         if exact := [ref for ref in family if ref.module == module and ref.attribute == attribute]:

@@ -23,27 +23,29 @@ _ADAPTERS = MappingProxyType({"vllm": "ferrule_plugins.compat_vllm"})  # by the 
 
 
 class FileAdapter(Protocol):
-    """What a module has that makes plugins of files written for something else (--plugin-adapter)."""
+    """A module that makes plugins of files written for another server (--plugin-adapter)."""
 
     def names(self, kind: str, tree: ast.Module) -> Sequence[str]:
-        """Names of the plugins that a file offers, from its syntax; none when the file is not for this adapter."""
+        """Return the names of the plugins that a file offers, from its syntax; none when the file is not for this
+        adapter.
+        """
 
     def prepare(self, module: ModuleType) -> None:
-        """Called with the empty module before the file runs in it."""
+        """Prepare the empty module before the file runs in it."""
 
     def adapt(self, kind: str, name: str, module: ModuleType) -> type:
-        """The class of a plugin, from the module that has run. Raises PluginError."""
+        """Return the class of a plugin, from the module that has run. Raises PluginError."""
 
 
 def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
-    """References for one value of --plugin, ``kind=file.py`` or ``kind=package.module.Class``.
+    """Return the references for one value of --plugin, ``kind=file.py`` or ``kind=package.module.Class``.
 
     The file is parsed, not run, and the class is not imported.
 
     A class of the file that derives from something and sets ``name = "literal"`` is known under that name; when there
     is none, the file's stem is the name. `adapter` is a module that is asked first: see `FileAdapter`. Raises
-    ConfigError for a wrong value, PluginError for a module that is not there, and for a file that cannot be read or
-    parsed, or that needs an adapter of ours when none was named.
+    ConfigError for a wrong value, PluginError for a module that does not exist, and for a file that cannot be read or
+    parsed, or that needs one of Ferrule's adapters when none was named.
     """
     kind, equals, path = option.partition("=")
     kind = kind.strip()
@@ -85,7 +87,9 @@ def file_refs(option: str, adapter: str = "") -> list[PluginRef]:
 
 
 def path_ref(kind: str, path: str) -> PluginRef | None:
-    """A reference to a class by its import path, ``package.module.Class``; None for what is not one."""
+    """Return a reference to a class by its import path, ``package.module.Class``; None for a text that is not such a
+    path.
+    """
     module, _, name = path.rpartition(".")
     if not module or path.endswith(".py") or not all(part.isidentifier() for part in path.split(".")):
         return None
@@ -101,7 +105,7 @@ def path_ref(kind: str, path: str) -> PluginRef | None:
 
 
 def _is_here(module: str) -> bool:
-    """Whether a module that is in no package can be found. It is not imported."""
+    """Return whether a top-level module can be found. The module is not imported."""
     try:
         return importlib.util.find_spec(module) is not None
     except ValueError:  # one that was made by hand, as `__main__` is
@@ -125,7 +129,7 @@ def load_file(ref: PluginRef, base: type) -> object:
 
 
 def _check_foreign(kind: str, file: Path, content: bytes, tree: ast.Module) -> None:
-    """Raises PluginError for a file that one of our adapters makes plugins of."""
+    """Check that no adapter of Ferrule's makes plugins of a file. Raises PluginError if one does."""
     for package, adapter in _ADAPTERS.items():
         if package.encode() in content and _adapter(adapter).names(kind, tree):
             raise PluginError(f"Plugin file {file} is written for {package}. It needs --plugin-adapter {adapter}.")
@@ -164,7 +168,7 @@ def _declared_names(tree: ast.Module) -> list[str]:
 
 
 class _VerifiedLoader(ExecutionLoader):
-    """Runs the bytes that were hashed; what the file holds by then does not matter, and no bytecode is cached."""
+    """A loader that runs the bytes that were hashed, whatever the file holds by then; no bytecode is cached."""
 
     def __init__(self, path: str, content: bytes) -> None:
         self._path = path

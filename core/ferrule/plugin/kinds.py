@@ -1,4 +1,9 @@
-"""The table of plugin kinds: the one place that says what can be plugged in, and what chooses it."""
+"""The table of plugin kinds: the one place that says what can be plugged in, and what chooses it.
+
+When a base class changes in a new contract, the new one gets a new name and the old one stays. The kind's `Earlier`
+names the old class and a function that adapts it to the new one, and nothing else of the server knows of two versions.
+No kind has one yet; `tests/contracts/test_versions.py` proves the mechanism with an invented version.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +24,7 @@ _GROUP = re.compile(r"ferrule\.v([0-9]{1,6})\.([a-z_]{1,64})")
 
 
 class Earlier(Struct, frozen=True):
-    """How a kind's plugins of an earlier contract are read. Both are module:name.
+    """A way to read a kind's plugins of an earlier contract. Both fields are module:name.
 
     `base` is the class that they derive from: it stays where they import it, and the new one has a new name. `adapt` is
     a function that is given their class and returns one of this contract.
@@ -30,7 +35,7 @@ class Earlier(Struct, frozen=True):
 
 
 class Automatic(StrEnum):
-    """Which plugins are used, or tried by `auto`, where no option names one."""
+    """A choice of the plugins that are used, or tried by `auto`, where no option names one."""
 
     ALL = "every plugin"
     ALLOWED = "built-in plugins, and those that an allow-list or --plugin names"
@@ -82,7 +87,7 @@ class Kind(Struct, frozen=True):
         return f"ferrule_testkit.kits:{''.join(part.capitalize() for part in self.name.split('_'))}Kit"
 
     def make(self, plugin: Callable[..., Any], options: Any, /, *args: Any, **kwargs: Any) -> Any:
-        """An instance of a plugin's class; `options` is an instance of its `Options`, None where it has none.
+        """Make an instance of a plugin's class; `options` is an instance of its `Options`, None where it has none.
 
         Raises TypeError for arguments that are not those of the kind, ValueError where a client names ``options``.
         """
@@ -260,6 +265,6 @@ KINDS = _table(
 
 
 def parse_group(group: str) -> tuple[int, str] | None:
-    """(contract version, kind) of an entry-point group, or None when it is not one of ours."""
+    """Return (contract version, kind) of an entry-point group, or None when the group is not one of Ferrule's."""
     match = _GROUP.fullmatch(group)
     return (int(match[1]), match[2]) if match else None

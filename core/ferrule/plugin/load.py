@@ -10,7 +10,7 @@ from ferrule.plugin.files import load_file
 from ferrule.plugin.kinds import KINDS, load_object
 from ferrule.plugin.options import declared_options, describe_options
 from ferrule.plugin.refs import Origin, PluginRef
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 
 _TOO_LONG = "See --plugin-import-timeout; --plugins-deny leaves a plugin out."
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -56,9 +56,10 @@ def _checked(ref: PluginRef, found: object, base: type) -> type:
 
 
 def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
-    """What cannot be called as the server calls it: the constructor, or a method of the base class. None: all fits.
+    """Return what cannot be called as the server calls it: the constructor, or a method of the base class. None: all
+    fits.
 
-    Hooks may leave out parameters; what tells them checks that.
+    Hooks may leave out parameters; the code that calls hooks checks that.
     """
     made_with, options = KINDS[ref.kind].made_with, []
     if (declared := declared_options(found)) is not None:
@@ -90,7 +91,7 @@ def _misfit(ref: PluginRef, found: type, base: type) -> str | None:
 def _callable_with(
     function: Callable[..., object], given: Sequence[str], named: Sequence[str] = (), *, whole: bool = True
 ) -> bool:
-    """Whether it can be called with these arguments; without `whole`, with these and some others."""
+    """Return whether a function can be called with these arguments; without `whole`, with these and some others."""
     try:
         signature = inspect.signature(function)
         (signature.bind if whole else signature.bind_partial)(*given, **dict.fromkeys(named))
@@ -123,7 +124,9 @@ def _cause(error: BaseException) -> str:
 
 
 def _missing(ref: PluginRef, error: BaseException) -> str:
-    """What to install, where the plugin needs an extra of its distribution and a module is not there."""
+    """Return what to install, where the plugin needs an extra of its distribution and a module is missing; ""
+    elsewhere.
+    """
     if not ref.extras or not isinstance(error, ImportError):
         return ""
     return f". It needs an extra: pip install '{ref.distribution}[{ref.extras}]'"

@@ -3,6 +3,9 @@
 A class of any kind may have an attribute ``Options``: a dataclass, or a `msgspec.Struct`, with a field for each option.
 Types, bounds and descriptions are those that msgspec reads (``Annotated[int, Meta(ge=1, description="…")]``). The
 constructor is then given an instance of it, as the keyword argument ``options``, behind what its kind is made with.
+
+Every plugin is made by `Plugins.make`, so all kinds have options. msgspec, which messages need anyway, checks their
+values.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ _BOUNDS = {
 
 
 class PluginOption(msgspec.Struct, frozen=True, kw_only=True):
-    """What is told about an option. `default` is None for one that must be given, else the default as JSON."""
+    """The description of an option. `default` is None for an option that must be given, else the default as JSON."""
 
     name: str
     expects: str  # "a whole number >= 1"
@@ -47,7 +50,9 @@ def declared_options(plugin: Any) -> Any:
 
 
 def describe_options(declared: Any) -> tuple[PluginOption, ...]:
-    """The options in the order of the fields. Raises TypeError where `declared` is not a class as described above."""
+    """Return the options in the order of the fields. Raises TypeError where `declared` is not a class as described
+    above.
+    """
     info = msgspec.inspect.type_info(declared)
     if not isinstance(info, msgspec.inspect.DataclassType | msgspec.inspect.StructType):
         raise TypeError("it must be a dataclass or a msgspec.Struct")
@@ -68,7 +73,7 @@ def describe_options(declared: Any) -> tuple[PluginOption, ...]:
 
 
 def read_options(declared: Any, values: Mapping[str, Any]) -> Any:
-    """An instance of `declared` with these values. Raises ValueError with a line for each value that is wrong.
+    """Return an instance of `declared` with these values. Raises ValueError with a line for each value that is wrong.
 
     Wrong values are not repeated: they may be secret.
     """
@@ -96,14 +101,14 @@ def _default(info: Any, name: str) -> Any:
 
 
 def _resolved(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a JSON schema's reference stands for, with what stands beside the reference."""
+    """Return the schema that a JSON schema's reference stands for, merged with what stands beside the reference."""
     if "$ref" not in schema:
         return schema
     return {**definitions[schema["$ref"].removeprefix("#")], **schema}
 
 
 def _expects(schema: Mapping[str, Any], definitions: Mapping[str, Any]) -> str:
-    """A JSON schema in words."""
+    """Describe a JSON schema in words."""
     if "$ref" in schema:
         return "a JSON object"
     if "enum" in schema:

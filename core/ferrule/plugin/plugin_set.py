@@ -39,7 +39,9 @@ class Plugins:
     import_timeout: float = 0.0
 
     def names(self, kind: str) -> tuple[str, ...]:
-        """Names that can be chosen, built-ins first, broken ones included; so are names that two offer."""
+        """Return the names that can be chosen, built-ins first, broken ones included; so are names that two plugins
+        offer.
+        """
         return tuple(
             dict.fromkeys(ref.name for ref in self.refs if ref.kind == kind and self.verdict(ref).state in _USABLE)
         )
@@ -63,7 +65,9 @@ class Plugins:
         return partial(_made, KINDS[kind], self.title(kind, name), plugin, self._options(kind, name, plugin))
 
     def _options(self, kind: str, name: str, plugin: Any) -> Any:
-        """An instance of the plugin's `Options`; None for a plugin that takes none."""
+        """Return an instance of the plugin's `Options`; None for a plugin that takes none. Raises ConfigError for wrong
+        values.
+        """
         values = self.options.get(f"{kind}:{name}", {})
         declared = declared_options(plugin)
         where = f"--plugin-config {self.title(kind, name)}"
@@ -78,23 +82,27 @@ class Plugins:
             raise ConfigError(f"{where}:\n{error}", f"Its options: {names}.") from None
 
     def options_of(self, kind: str, name: str) -> tuple[PluginOption, ...]:
-        """The options that one plugin takes. It is imported. Raises PluginError: see `load`."""
+        """Return the options that one plugin takes. The plugin is imported. Raises PluginError: see `load`."""
         declared = declared_options(self.load(kind, name))
         return () if declared is None else describe_options(declared)
 
     def is_builtin(self, kind: str, name: str) -> bool:
-        """Whether the name can stand for a plugin that comes with the server."""
+        """Return whether the name can stand for a plugin that comes with the server."""
         return any(ref.builtin and self.verdict(ref).state in _USABLE for ref in self.offers(kind, name))
 
     def is_named(self, kind: str, name: str) -> bool:
-        """Whether the user has named this plugin: by an allow-list, --plugin, --plugins-prefer or --plugin-config."""
+        """Return whether the user has named this plugin: by an allow-list, --plugin, --plugins-prefer or
+        --plugin-config.
+        """
         offers = self.offers(kind, name)
         return f"{kind}:{name}" in self.options or any(
             self.selection.names(ref) or self.selection.prefers(ref) for ref in offers
         )
 
     def unused(self, kind: str) -> list[tuple[str, str]]:
-        """Names of built-in plugins that others offer too, and a sentence about each of these, which is not used."""
+        """Return the names of built-in plugins that other distributions offer too, each with a sentence about the other
+        plugin, which is not used.
+        """
         return [
             (ref.name, f"{ref.id} of {ref.source} is not used: {verdict.reason}")
             for ref in self.refs
@@ -103,7 +111,9 @@ class Plugins:
         ]
 
     def defaults(self, kind: str) -> tuple[str, ...]:
-        """Names that are used, or that `auto` tries in this order, where no option names one: see `Automatic`."""
+        """Return the names that are used, or that `auto` tries in this order, where no option names one: see
+        `Automatic`.
+        """
         names = tuple(name for name in self.names(kind) if self._automatic(kind, name))
         return tuple(sorted(names, key=lambda name: self._order(kind, name))) if KINDS[kind].ordered else names
 
@@ -112,12 +122,16 @@ class Plugins:
         return order if isinstance(order, int) else 0
 
     def stated(self, kind: str, name: str, attribute: str) -> Any:
-        """The literal that a plugin's class assigns to `attribute`, which is read and not imported; else None."""
+        """Return the literal that a plugin's class assigns to `attribute`, which is read without an import; else
+        None.
+        """
         usable = (ref for ref in self.offers(kind, name) if self.verdict(ref).state is State.AVAILABLE)
         return next((stated(ref.target, attribute) for ref in usable if ref.attribute), None)
 
     def chosen(self, kind: str, names: Sequence[str]) -> tuple[str, ...]:
-        """What an option of several names stands for: none are the defaults, and ``+name`` is added to those."""
+        """Return the names that an option of several names stands for: no plain name means the defaults, and ``+name``
+        is added.
+        """
         added = [name.removeprefix("+") for name in names if name.startswith("+")]
         plain = [name for name in names if not name.startswith("+")] or self.defaults(kind)
         return tuple(dict.fromkeys([*plain, *added]))
@@ -132,7 +146,9 @@ class Plugins:
 
     @contextmanager
     def blamed(self, kind: str, name: str) -> Iterator[None]:
-        """Errors that are raised within name the plugin. Raises PluginError, or the StartupError that was raised."""
+        """Wrap code so that errors raised within it name the plugin. Raises PluginError, or the StartupError that was
+        raised.
+        """
         try:
             yield
         except StartupError as error:
@@ -143,7 +159,7 @@ class Plugins:
             raise PluginError(f"Plugin {self.title(kind, name)} failed: {type(error).__name__}: {error}") from error
 
     def title(self, kind: str, name: str) -> str:
-        """How logs and errors name a plugin: kind:name of distribution and version."""
+        """Return a plugin's title in logs and errors: kind:name of distribution and version."""
         return f"{kind}:{name} of {self.origin(kind, name)}"
 
     def origin(self, kind: str, name: str) -> str:
@@ -153,7 +169,7 @@ class Plugins:
         return " and ".join(ref.source for ref in chosen or refs)
 
     def offers(self, kind: str, name: str) -> tuple[PluginRef, ...]:
-        """Every reference of this kind and name, usable or not."""
+        """Return every reference of this kind and name, usable or not."""
         return self._by_id.get((kind, name), ())
 
     @cached_property
@@ -164,7 +180,7 @@ class Plugins:
         return {key: tuple(refs) for key, refs in found.items()}
 
     def find(self, kind: str, name: str) -> PluginRef:
-        """The plugin that the name stands for. Raises PluginError when it is missing, denied, ambiguous …"""
+        """Return the plugin that the name stands for. Raises PluginError when it is missing, denied, ambiguous …"""
         if kind not in KINDS:
             raise PluginError(f"'{kind}' is not a kind of plugin.{nearest(kind, KINDS)}", f"Kinds: {', '.join(KINDS)}")
         judged = [(ref, self.verdict(ref)) for ref in self.offers(kind, name)]
@@ -178,7 +194,7 @@ class Plugins:
         raise PluginError(f"Plugin {kind}:{name} cannot be used. {reasons}.", self._menu(kind))
 
     def verdict(self, ref: PluginRef) -> Verdict:
-        """What becomes of a plugin of this set when its name is asked for."""
+        """Return what becomes of a plugin of this set when its name is asked for."""
         alone = self.selection.verdict(ref)
         if alone.state is not State.AVAILABLE:
             return alone
@@ -216,7 +232,9 @@ class Plugins:
         files: tuple[PluginRef, ...] = (),
         options: Mapping[str, dict[str, Any]] | None = None,
     ) -> Plugins:
-        """The same discovery under other wishes, with plugins from files, and with other options of plugins."""
+        """Return the same discovery under another selection, with plugins from files, and with other options of
+        plugins.
+        """
         installed = tuple(ref for ref in self.refs if ref.origin is Origin.DISTRIBUTION)
         refs = (*installed, *files)
         stale = self.selection.unmatched(self.refs)

@@ -11,7 +11,7 @@ BUILTIN = "ferrule"  # the distribution whose plugins are the built-in ones
 
 
 class Origin(StrEnum):
-    """Where a reference came from."""
+    """The origin of a reference."""
 
     DISTRIBUTION = "distribution"
     FILE = "file"
@@ -90,5 +90,5 @@ class Shadow(Struct, frozen=True, kw_only=True):
 
 
 def normalise(distribution: str) -> str:
-    """A distribution's name as packaging compares it (PEP 503)."""
+    """Return a distribution's name as packaging compares it (PEP 503)."""
     return re.sub(r"[-_.]+", "-", distribution).lower()

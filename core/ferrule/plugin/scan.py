@@ -26,7 +26,7 @@ _NOT_THERE = (FileNotFoundError, IsADirectoryError, KeyError, NotADirectoryError
 
 
 class Scan(Struct, frozen=True):
-    """What the walk found. `problems` are sentences about metadata that could not be used."""
+    """The findings of a walk. `problems` are sentences about metadata that could not be used."""
 
     refs: tuple[PluginRef, ...]
     shadowed: tuple[Shadow, ...]
@@ -61,7 +61,7 @@ class _Install:
         return version if version and version.isprintable() else "unknown"
 
     def _head(self, key: str) -> str:
-        """A header of the metadata; "" without one."""
+        """Return a header of the metadata; "" without one."""
         for file in ("METADATA", "PKG-INFO", ""):  # the last: an .egg-info that is a file
             if text := _read(self.dist, file, _HEAD_BYTES):
                 for line in text.decode(errors="replace").splitlines():
@@ -133,7 +133,7 @@ def _refs(install: _Install, problems: list[str]) -> Iterator[PluginRef]:
 
 
 def _read(dist: Distribution, name: str, limit: int) -> bytes:
-    """The first `limit` bytes of a file of a distribution's metadata; none where there is no such file.
+    """Read the first `limit` bytes of a file of a distribution's metadata; none where there is no such file.
 
     Raises OSError for a pipe or a device, which might never end. Opening one does not wait.
     """
@@ -154,7 +154,7 @@ def _read(dist: Distribution, name: str, limit: int) -> bytes:
 
 
 def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str, str, str]]:
-    """(group, name, target, extras) of each line of entry_points.txt in Ferrule's groups that is well formed."""
+    """Yield (group, name, target, extras) of each well-formed line of entry_points.txt in Ferrule's groups."""
     group = ""
     count = 0
     for line in install.text.splitlines():
@@ -177,7 +177,10 @@ def _entries(install: _Install, problems: list[str]) -> Iterator[tuple[str, str,
 
 
 def _shadow(known: _Install, hidden: _Install) -> Shadow | None:
-    """None when neither has plugins, and for equals: the same folder twice, or a source tree's own metadata."""
+    """Describe an installation that another one hides.
+
+    None when neither has plugins, and for equal ones: the same folder twice, or a source tree's own metadata.
+    """
     if not (known.text or hidden.text):
         return None
     if known.text == hidden.text and known.version == hidden.version:

@@ -17,7 +17,7 @@ from ferrule.plugin.refs import Origin, PluginRef, normalise
 
 
 class State(StrEnum):
-    """What becomes of a plugin when its name is asked for."""
+    """A plugin's state: what happens when its name is asked for."""
 
     AVAILABLE = "available"
     DENIED = "denied"
@@ -72,22 +72,24 @@ class Selection(Struct, frozen=True, omit_defaults=True):
         return Verdict(State.AVAILABLE)
 
     def names(self, ref: PluginRef) -> bool:
-        """Whether the user has named this plugin: by an item of the allow-list, or by its file."""
+        """Return whether the user has named this plugin: by an item of the allow-list, or by its file."""
         return ref.given or any(matches(item, ref) for item in self.allow or ())
 
     def among(self, refs: tuple[PluginRef, ...]) -> Selection:
-        """The same wishes, knowing what they are about: see `restricts`."""
+        """Return the same selection, knowing the plugins that it is about: see `restricts`."""
         if not self.allow:
             return self
         return replace(self, restricts=not all(_switches_on(item, refs) for item in self.allow))
 
     def prefers(self, ref: PluginRef) -> bool | None:
-        """Whether this plugin is to win its kind and name; None without a wish. The last wish counts."""
+        """Return whether this plugin is to win its kind and name; None where the user has no preference. The last
+        preference counts.
+        """
         wishes = [wish.distribution for wish in self.prefer if wish.id == ref.id]
         return _offers(wishes[-1], ref) if wishes else None
 
     def unmatched(self, refs: tuple[PluginRef, ...]) -> list[str]:
-        """Sentences about wishes that concern no plugin: most likely misspelt."""
+        """Return sentences about items of the user's lists that match no plugin: most likely misspelt."""
         lists = ((self.allow_source, self.allow or ()), ("--plugins-deny", self.deny))
         problems = [
             f"{source}: '{item.removeprefix('*:')}' matches no plugin"
@@ -104,18 +106,18 @@ class Selection(Struct, frozen=True, omit_defaults=True):
 
 
 def _offers(source: str, ref: PluginRef) -> bool:
-    """Whether a plugin is from this distribution, or this file: its name or its whole path."""
+    """Return whether a plugin is from this distribution, or from this file, given by its name or its whole path."""
     return normalise(source) == normalise(ref.distribution) or (ref.origin is Origin.FILE and source == ref.target)
 
 
 def _switches_on(item: str, refs: tuple[PluginRef, ...]) -> bool:
-    """Whether an item of an allow-list is about kinds only that are off until they are named."""
+    """Return whether an item of an allow-list is only about kinds that are off until they are named."""
     about = [ref.kind for ref in refs if matches(item, ref)]
     return bool(about) and all(kind in KINDS and KINDS[kind].off_until_named for kind in about)
 
 
 def matches(item: str, ref: PluginRef) -> bool:
-    """True when an item of a list is about this plugin. ``*:x`` of a bare name also matches the distribution x."""
+    """Return whether an item of a list is about this plugin. ``*:x`` of a bare name also matches the distribution x."""
     kind, colon, name = item.partition(":")
     if not colon:
         return normalise(item) == normalise(ref.distribution)

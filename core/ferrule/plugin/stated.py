@@ -1,9 +1,17 @@
-"""What plugins' classes state of themselves, read from source text: nothing is imported."""
+"""What plugins' classes state of themselves, read from source text: nothing is imported.
+
+Importing every candidate would load torch into processes that do without it, and metadata has no room for these facts.
+So they are literals of the class: the line of a command, the order in which `auto` asks, the name of a file with
+another form of configuration. The core names no built-in plugin; a rule checks that.
+"""
 
 from __future__ import annotations
 
 import ast
 import sys
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import lru_cache
 from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
@@ -19,37 +27,51 @@ def stated(target: str, attribute: str) -> Any:
     module, _, name = target.partition(":")
     try:
         source = _source(module)
-        if source is None or source.stat().st_size > _LARGEST_SOURCE:
+        if source is None or (found := source.stat()).st_size > _LARGEST_SOURCE:
             return None
-        tree = ast.parse(source.read_bytes())
+        handed_on, classes = _read(source, found.st_mtime_ns)
     except (ImportError, OSError, SyntaxError, ValueError, RecursionError):
         return None
-    for node in tree.body:
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            own = next((each.name for each in node.names if (each.asname or each.name) == name), None)
-            if own is not None:  # a package that hands on the class of one of its modules
-                return stated(f"{node.module}:{own}", attribute)
-    body = next((node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == name), [])
-    values = (value for statement in body if (value := _assigned(statement, attribute)) is not None)
-    try:
-        return ast.literal_eval(next(values))
-    except (StopIteration, ValueError):  # none, or an expression
-        return None
+    if name in handed_on:
+        return stated(handed_on[name], attribute)
+    return classes.get(name, {}).get(attribute)
 
 
-def _assigned(statement: ast.stmt, attribute: str) -> ast.expr | None:
-    """The value that a statement gives to `attribute`."""
-    if isinstance(statement, ast.Assign):
-        target = statement.targets[0]
-    elif isinstance(statement, ast.AnnAssign):
-        target = statement.target
-    else:
-        return None
-    return statement.value if isinstance(target, ast.Name) and target.id == attribute else None
+@lru_cache(maxsize=256)
+def _read(source: Path, changed: int) -> tuple[Mapping[str, str], Mapping[str, Mapping[str, Any]]]:
+    """Read a source as it was `changed` last: the classes that it only hands on, and the literals of its own classes.
+
+    Raises what reading and parsing raise.
+    """
+    tree = ast.parse(source.read_bytes())
+    handed_on = {
+        each.asname or each.name: f"{node.module}:{each.name}"
+        for node in tree.body
+        if isinstance(node, ast.ImportFrom) and node.module and not node.level
+        for each in node.names
+    }
+    classes = {node.name: dict(_literals(node)) for node in reversed(tree.body) if isinstance(node, ast.ClassDef)}
+    return handed_on, classes
+
+
+def _literals(node: ast.ClassDef) -> Iterator[tuple[str, Any]]:
+    """Pair the names that the body of a class assigns literals to with these."""
+    for statement in reversed(node.body):  # the first of several counts
+        if isinstance(statement, ast.Assign):
+            target = statement.targets[0]
+        elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
+            target = statement.target
+        else:
+            continue
+        if isinstance(target, ast.Name) and statement.value is not None:
+            with suppress(ValueError, TypeError, SyntaxError):  # an expression
+                yield target.id, ast.literal_eval(statement.value)
 
 
 def _source(module: str) -> Path | None:
-    """The file of a module. Only the finders of the top-level name are asked: below it, they would import packages."""
+    """Return the file of a module. Only the finders of the top-level name are asked: below it, they would import
+    packages.
+    """
     parts = module.split(".")
     if not all(parts):
         return None

@@ -1,5 +1,5 @@
-"""What layers keep. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot, and
-snapshots of them.
+"""The memory of layers. KV cache tensors: one storage per layer position, shared by the groups. States: one per slot,
+and snapshots of them.
 
 A block id means one page of every layer of *one* group, and layer j of each group lives in storage j: a block that
 leaves one group may serve another. Where the layers' pages differ in size the storage has the largest.
@@ -25,7 +25,7 @@ Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]  # on the device
 
 @dataclass(frozen=True)
 class LayerPlace:
-    """Where a layer's cache is: its group, and which storage."""
+    """The place of a layer's cache: its group and its storage."""
 
     group: int
     storage: int
@@ -34,7 +34,7 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class CacheMap:
-    """How a model's layers share storage. `page_elements[j]` is one block's size in storage j."""
+    """The assignment of a model's layers to shared storages. `page_elements[j]` is one block's size in storage j."""
 
     groups: tuple[CacheGroup, ...]
     places: Mapping[str, LayerPlace]
@@ -57,7 +57,7 @@ class CacheMap:
         zeros: Zeros,
         shape_of: Callable[[LayerCache, int], tuple[int, ...]],
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Zeroed storages [num_blocks, page], and each layer's view of its own in the shape that attention wants."""
+        """Allocate zeroed storages [num_blocks, page], and make each layer's view in the shape that attention wants."""
         storages = [zeros((num_blocks, size), dtype) for size in self.page_elements]
         views = {}
         for name, place in self.places.items():
@@ -94,7 +94,7 @@ class StateStore:
 
     @property
     def request_bytes(self) -> int:
-        """Of one request's states, and of a snapshot."""
+        """Bytes of one request's states, and of a snapshot."""
         return sum(math.prod(shape) * dtype.itemsize for shape, dtype in self._specs.values())
 
     @property
@@ -114,7 +114,7 @@ class StateStore:
         self.tensors, self._saved, self._before = {}, {}, {}
 
     def begin(self, admits: Sequence[Admit], stage: Stage) -> None:
-        """States of admitted requests are zeros, whatever was there, or those behind the prefix that was found."""
+        """Set the states of admitted requests to zeros, or to those after the cached prefix that was found."""
         if not self.tensors:
             return
         for admit in admits:
@@ -131,7 +131,7 @@ class StateStore:
                 tensor.index_copy_(0, slots, self._saved[name].index_select(0, snapshots))
 
     def rewind(self, plan: StepPlan) -> StepPlan:
-        """The plan as it must be computed: a chunk begins where the one before did, if that had a wrong guess.
+        """Return the plan to compute, in which a chunk begins where the one before did if that had a wrong guess.
 
         States are put back to there, so the tokens that counted are computed again. Their keys and values are written
         once more: nobody shares these blocks, because there is no snapshot behind them yet.
@@ -152,7 +152,7 @@ class StateStore:
         return chunk
 
     def save(self, chunks: Sequence[Chunk], stage: Stage) -> None:
-        """Copy the states after those chunks that say where to."""
+        """Copy the states after those chunks that say where to save them."""
         saved = [(chunk.slot, chunk.save - 1) for chunk in chunks if chunk.save]
         if saved:
             slots, snapshots = stage([torch.tensor(each) for each in zip(*saved, strict=True)])
@@ -160,7 +160,7 @@ class StateStore:
                 self._saved[name].index_copy_(0, snapshots, tensor.index_select(0, slots))
 
     def keep(self, rows: np.ndarray[Any, np.dtype[np.int64]]) -> Callable[[], None]:
-        """Copy the states of the slots `rows`; what is returned puts them back."""
+        """Copy the states of the slots `rows`, and return the function that puts them back."""
         slots = torch.from_numpy(rows).to(self._device)
         kept = {name: tensor.index_select(0, slots) for name, tensor in self.tensors.items()}
 
@@ -172,9 +172,10 @@ class StateStore:
 
 
 def snapshots_in(room: int, each: int, page_bytes: int) -> int:
-    """How many states of `each` bytes to keep for cached prefixes, in the `room` that running requests leave.
+    """Return how many states of `each` bytes to keep for cached prefixes, in the `room` that running requests leave.
 
-    A quarter of it beside blocks of `page_bytes`, and not more of them than blocks; all of it where there are none.
+    They get a quarter of it beside blocks of `page_bytes`, and are not more than blocks; all of it where there are
+    none.
     """
     if not each:
         return 0
@@ -187,9 +188,9 @@ def map_layers(
     num_states: int = 0,
     block_size: int = 1,
 ) -> CacheMap:
-    """Group a model's layers by what the engine must know of them; states are the last group.
+    """Group a model's layers by the properties that the engine must know; states are the last group.
 
-    `block_size` is that of a model of states alone: where its prefixes may end.
+    `block_size` is that of a model with states alone: its prefixes may end at multiples of it.
     """
     groups: dict[tuple[str, int, int], list[str]] = {}
     for name, spec in specs.items():
@@ -214,7 +215,10 @@ def map_layers(
 def shape_for(
     attended: Callable[[LayerCache, int], tuple[int, ...]],
 ) -> Callable[[LayerCache, int], tuple[int, ...]]:
-    """The shape of a layer's cache: what the attention backend says; tokens first where a model reads it itself."""
+    """Return the function for a layer's cache shape.
+
+    The attention backend decides the shape, unless the model reads the cache itself: then tokens come first.
+    """
 
     def shape(spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
         if spec.attended:
@@ -225,10 +229,10 @@ def shape_for(
 
 
 def _view(storage: torch.Tensor, shape: tuple[int, ...], block_size: int) -> torch.Tensor:
-    """A layer's part of storage [num_blocks, page].
+    """Return a layer's part of storage [num_blocks, page].
 
-    Where its entries are smaller than the page's, and a page is tokens first, what is left over lies after each token's
-    entry: so [num_blocks, block_size, …] flattens to [slots, …] without a copy.
+    Where its entries are smaller than the page's, and a page is tokens first, the rest lies after each token's entry:
+    so [num_blocks, block_size, …] flattens to [slots, …] without a copy.
     """
     page = math.prod(shape[1:])
     if shape[1] != block_size:

@@ -1,4 +1,9 @@
-"""Which tokens of a step are sampled. Of a row with guesses these are several, and not all of what is drawn counts."""
+"""The tokens that a step samples: several for a row with guesses, of which not all count.
+
+A sample needs one uniform number for each row: a hash of the request's seed, the token's position, and a counter for
+the draws of one position. There is no generator state, so preemption, another batch, or another number of steps in
+flight give the same samples.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from ferrule.types import Chunk
 
 @dataclass(frozen=True)
 class Draws:
-    """The draws of a step, row by row. A row is drawn from once, and once more behind each of its guesses."""
+    """The draws of a step, row by row: one for a row, and one more after each of its guesses."""
 
     rows: list[int]
     ahead: list[int]  # guesses of its row before each draw
@@ -33,7 +38,7 @@ class Draws:
     def lengths(
         self, positions: LongArray, tokens: torch.Tensor, stage: Callable[[list[torch.Tensor]], list[torch.Tensor]]
     ) -> torch.Tensor:
-        """How many tokens of each row are known [rows] int64, when `tokens` [draws] were drawn for these positions.
+        """Return how many tokens of each row are known, int64 [rows], given the `tokens` [draws] for these positions.
 
         Does not wait for the device that has the tokens.
         """
@@ -50,5 +55,5 @@ class Draws:
 
 
 def guesses_of(chunk: Chunk) -> tuple[int, ...]:
-    """The ids of a chunk that are guesses."""
+    """Return the ids of a chunk that are guesses."""
     return chunk.new_ids[len(chunk.new_ids) - chunk.drafts :]

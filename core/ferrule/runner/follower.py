@@ -18,7 +18,7 @@ Item = tuple[bytes, Callable[[], None]]
 
 
 class _Worker:
-    """One thread on a queue. `key` and `began` are of the piece of work that it does, guarded by `lock`."""
+    """One thread on a queue. `key` and `began`, guarded by `lock`, describe the work that it is doing."""
 
     def __init__(self, items: SimpleQueue[Item | None], ended: Callable[[], None]) -> None:
         self._items = items
@@ -47,11 +47,11 @@ class _Worker:
 
 
 class Follower:
-    """Work in order on one thread. One thread submits and leaves behind.
+    """A thread that does work in order. One thread submits work and abandons it.
 
     Work that runs for too long cannot be stopped, since it is in a library: `leave` lets its thread finish it, with the
     lowest priority, and another thread goes on with what comes after it. While several such threads work, `wait_room`
-    keeps back what may become one more.
+    blocks work that may become one more.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class Follower:
         self._items.put((key, work))
 
     def overdue(self, seconds: float) -> bytes | None:
-        """The key of the work that has used the processor for longer than that; None when there is none."""
+        """Return the key of the work that has used the processor for longer than `seconds`, or None."""
         worker = self._worker
         with worker.lock:
             if worker.key is None or worker.thread.ident is None:
@@ -74,7 +74,7 @@ class Follower:
             return worker.key if used - worker.began > seconds else None
 
     def leave(self, key: bytes) -> bool:
-        """Go on without the thread that does the work of this key; False when it has just been done."""
+        """Abandon the thread that does the work of this key. Returns False when that has just been done."""
         worker = self._worker
         with worker.lock:
             if worker.key != key:
@@ -91,7 +91,7 @@ class Follower:
         return True
 
     def wait_room(self) -> None:
-        """Return once few threads that were left behind still work, or at the end. From any thread."""
+        """Wait until few abandoned threads still work, or the follower is closed. Any thread may call this."""
         with self._room:
             if not self._has_room():
                 _log.warning("new constraints wait: others take too long to follow", threads=self._left)

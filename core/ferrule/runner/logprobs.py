@@ -14,11 +14,12 @@ CHUNK_ELEMENTS = 1 << 23
 
 
 def rank(logprobs: torch.Tensor, chosen: torch.Tensor, tops: Sequence[int]) -> list[torch.Tensor]:
-    """What `describe` reads, from logprobs or logits [rows, vocab] float32, on their device and without waiting for it.
+    """Return the tensors that `describe` reads, from logprobs or logits [rows, vocab] float32, on their device.
 
-    `chosen` [rows] int64 are the tokens in question; `tops[r]` is how many of the most likely ones row r lists, and a
-    negative number is all of them. Returns chosen [rows], their logprobs and ranks [rows], and the most likely ones'
-    logprobs and ids [rows, most]. Rank 1 is the most likely token; equal ones share a rank.
+    Does not wait for the device. `chosen` [rows] int64 are the tokens in question; `tops[r]` is how many of the most
+    likely ones row r lists, and a negative number is all of them. Returns chosen [rows], their logprobs and ranks
+    [rows], and the most likely ones' logprobs and ids [rows, most]. Rank 1 is the most likely token; equal ones share a
+    rank.
     """
     vocab = logprobs.shape[1]
     most = max((vocab if top < 0 else min(top, vocab) for top in tops), default=0)
@@ -35,10 +36,10 @@ def rank_prompt(
     mode: LogprobsMode,
     width: int,
 ) -> Iterator[tuple[torch.Tensor, list[torch.Tensor]]]:
-    """Rank tokens `chosen` [n] behind the hidden states [n, hidden] of a prompt, some of them at a time.
+    """Rank tokens `chosen` [n], which follow the hidden states [n, hidden] of a prompt, in parts.
 
-    So few that their logits, of `width` each, stay within a bound of memory. Gives whether all logits are finite,
-    [] bool, and what `rank` makes of them, or of their logprobs.
+    A part is so small that its logits, of `width` each, stay within a bound of memory. Yields whether its logits are
+    all finite, [] bool, and the result of `rank` for these, or for their logprobs.
     """
     size = max(1, CHUNK_ELEMENTS // width)
     for piece, tokens in zip(torch.split(hidden, size), torch.split(chosen, size), strict=True):
@@ -48,7 +49,7 @@ def rank_prompt(
 
 
 def describe(ranked: Sequence[torch.Tensor], tops: Sequence[int]) -> list[TokenLogprobs]:
-    """One entry per row of what `rank` made, on the host."""
+    """Return one entry per row of the result of `rank`, once it is on the host."""
     return [
         TokenLogprobs(token, logprob, rank, tuple(zip(ids[:count], values[:count], strict=True)))
         for token, logprob, rank, values, ids, count in zip(

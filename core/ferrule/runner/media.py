@@ -18,7 +18,7 @@ _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, 
 
 
 class MediaStore:
-    """What plans say of media, followed in their order."""
+    """The media of running requests, as plans bring, use and drop them."""
 
     def __init__(self, limits: RunnerLimits) -> None:
         self._size = limits.embed_size
@@ -40,7 +40,7 @@ class MediaStore:
             self._outputs.pop(digest, None)
 
     def encode(self, items: Sequence[MediaItem], model: Model) -> None:
-        """Have the embeddings of these items. A step that is computed once more has them already."""
+        """Compute the embeddings of these items, unless they are there already, as in a step that is computed again."""
         fresh = [item for item in items if item.digest not in self._outputs]
         self._outputs |= {item.digest: self._opened(item) for item in fresh if item.kind == "embeds"}
         others = [item for item in fresh if item.kind != "embeds"]
@@ -52,7 +52,10 @@ class MediaStore:
             self._outputs |= {item.digest: output for item, output in zip(others, found, strict=True)}
 
     def embeds(self, rows: Rows, stage: Stage, faults: dict[int, str]) -> InputEmbeds | None:
-        """The embeddings of a step's tokens; None in a step without. Slots whose items are unfit go to `faults`."""
+        """Return the embeddings of a step's tokens, or None without media.
+
+        Slots whose items are unfit go to `faults`.
+        """
         tokens, parts = [], []
         if self._items:
             columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
@@ -80,7 +83,7 @@ class MediaStore:
 
 
 class Positions:
-    """Where tokens are in the eyes of the model: at their index, unless it says otherwise of a prompt with media."""
+    """The positions of tokens as the model sees them: their index, unless it chooses others for a prompt with media."""
 
     def __init__(self, slots: int, numbers: int) -> None:
         self._numbers = numbers  # of a token
@@ -98,7 +101,7 @@ class Positions:
                 self._shifts[admit.slot] = int(found.max()) + 1 - admit.num_prompt
 
     def of(self, rows: Rows) -> LongArray:
-        """[tokens], or [tokens, numbers] of a model with several."""
+        """Return positions [tokens], or [tokens, numbers] for a model with several per token."""
         if self._numbers == 1 and not self._prompts:
             return rows.positions
         found: LongArray = np.repeat(rows.positions[:, None], self._numbers, 1)

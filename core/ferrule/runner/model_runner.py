@@ -31,7 +31,7 @@ from ferrule.types import Chunk, StepPlan, StepResult
 
 @dataclass(frozen=True)
 class Forwarded:
-    """A step between forward and finish: hidden states [tokens, hidden], and where each row's are."""
+    """A step between forward and finish: its hidden states [tokens, hidden], and where each row's are."""
 
     plan: StepPlan
     rows: Rows
@@ -41,8 +41,11 @@ class Forwarded:
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerParts:
-    """Parts that a runner is made of. Without a recorder every step is launched; without grammars there are no
-    constraints. `tokenizer` opens the model's, and is called when a logits processor asks for it."""
+    """The parts that a runner is made of.
+
+    Without a recorder every step is launched; without grammars there are no constraints. `tokenizer` opens the model's,
+    and is called when a logits processor asks for it.
+    """
 
     model: Model
     attention: AttentionBackend
@@ -59,7 +62,7 @@ class RunnerParts:
 
 
 class ModelRunner:
-    """Runs plans in order. State of a request is keyed by its slot, never by its row in a batch.
+    """The runner, which executes plans in order. State of a request is keyed by its slot, never by its row in a batch.
 
     A step is `apply`, then `compute`, which queues its launches (forward, finish) and waits for nothing that the device
     computes. Not thread-safe: one thread runs all steps.
@@ -94,12 +97,12 @@ class ModelRunner:
         return self._model
 
     def use(self, model: Model | None) -> None:
-        """Go on with another copy of the same model; None lets go of the one that is there."""
+        """Continue with another copy of the same model; None drops the present one."""
         self._forget()
         self._model = model
 
     def release_cache(self) -> None:
-        """Let go of cache and states; forget every request."""
+        """Free cache and states; forget every request."""
         self._forget()
         self._storages = []
         self.recurrent.release()
@@ -132,7 +135,7 @@ class ModelRunner:
         self._bound = Bindings(self._attention, self.cache.paged, self.cache.places, views, self.recurrent.tensors)
 
     def _forget(self) -> None:
-        """What was recorded reads weights and cache where they are now."""
+        """Drop the recordings, which read weights and cache at their present addresses."""
         if self._recorder is not None:
             self._recorder.forget()
 
@@ -219,7 +222,7 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------ forward
 
     def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
-        """Masks depend on tokens of the step before: they are made while this one computes."""
+        """Begin to make masks, which depend on tokens of the step before: this is done while the step computes."""
         if self._grammars is None:
             return None
         words = -(-self._limits.vocab_size // 32)
@@ -229,13 +232,13 @@ class ModelRunner:
         return self._transfers.stage(tensors, self._limits.device)
 
     def _compute(self, ctx: StepContext) -> torch.Tensor:
-        """Ids are read on the device: the newest may not be known to the host."""
+        """Run the model. Ids are read on the device, because the host may not know the newest."""
         if self._adapters is not None:
             self._adapters.token_slots = ctx.adapter_slots
         return self.model.forward(self._state.ids.view(-1).index_select(0, ctx.places).long(), ctx)
 
     def _replay(self, rows: Rows) -> torch.Tensor | None:
-        """The hidden states of rows of one token each, where such a step is recorded."""
+        """Return the hidden states of rows of one token each, or None where no such step is recorded."""
         recorder = self._recorder
         if recorder is None or len(rows.positions) != len(rows.slots):
             return None
@@ -307,7 +310,7 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------ prompt logprobs
 
     def _add_prompt_logprobs(self, step: Forwarded, row: int, chunk: Chunk, outcome: Outcome) -> None:
-        """An entry for each position p in (start, start + count] that is in the prompt."""
+        """Add an entry for each position p in (start, start + count] that is in the prompt."""
         stop = min(chunk.start + chunk.count, int(self._state.num_prompt[chunk.slot]) - 1)
         if stop <= chunk.start:
             return

@@ -1,4 +1,4 @@
-"""What a step brings back from the device: small tensors, and what they say."""
+"""The result of a step: small tensors from the device, and how they are read."""
 
 from __future__ import annotations
 
@@ -43,17 +43,20 @@ class Outcome(Step):
     _guessed: Sequence[int] = ()  # rows of which the last of `tensors` has guesses
 
     def add_prompt(self, row: int, finite: torch.Tensor, ranked: list[torch.Tensor], top: int) -> None:
-        """Entries of some of a row's prompt positions; `finite` [] bool says whether they can be told."""
+        """Add entries for some of a row's prompt positions; `finite` [] bool says whether they can be reported."""
         self._prompts.append((row, [top] * len(ranked[0])))
         self.tensors += finite, *ranked
 
     def add_vectors(self, rows: list[int], vectors: torch.Tensor) -> None:
-        """The vectors [rows, size] float32 that `rows` are pooled to. Comes behind the prompts."""
+        """Add the vectors [rows, size] float32 that `rows` are pooled to. Comes after `add_prompt`."""
         self._pooled = {row: place for place, row in enumerate(rows)}
         self.tensors.append(vectors)
 
     def add_tokens(self, rows: Sequence[int], sampled: Sampled) -> None:
-        """Take a token for each of `rows`; one with guesses comes several times. Comes behind prompts and vectors."""
+        """Add a token for each of `rows`, in which one with guesses comes several times.
+
+        Comes after prompts and vectors.
+        """
         places = range(len(rows) - 1, -1, -1)
         self._places, self._errors = dict(zip(reversed(rows), places, strict=True)), dict(sampled.errors)
         self._tokens = len(self.tensors)
@@ -63,21 +66,24 @@ class Outcome(Step):
             self.tensors.append(sampled.barred)
 
     def add_logprobs(self, asking: dict[int, int], ranked: list[torch.Tensor]) -> None:
-        """Of the tokens at some places. Comes behind them."""
+        """Add logprobs of the tokens at some places. Comes after `add_tokens`."""
         self._asking = asking
         self.tensors += ranked
 
     def add_guesses(self, rows: Sequence[int], guesses: torch.Tensor, vocab_size: int) -> None:
-        """What may follow the tokens of `rows`: [rows, most] int64, up to the first that is not an id. Comes last."""
+        """Add guesses at what follows the tokens of `rows`: [rows, most] int64, up to the first that is not an id.
+
+        Comes last.
+        """
         self._guessed = rows
         self.tensors.append(guesses.masked_fill(guesses >= vocab_size, -1))
 
     def fetch(self, transfers: Transfers) -> None:
-        """All tensors were added: begin to copy them to the host."""
+        """Begin to copy the tensors to the host, once all are added."""
         self._copies = transfers.fetch(self.tensors)
 
     def token_ids(self, row: int) -> Sequence[int]:
-        """The tokens of a row of the plan that count. Waits for the step; from any thread."""
+        """Return the tokens of a row of the plan that count. Waits for the step; may be called on any thread."""
         place = self._places.get(row)
         if place is None or self._copies is None:
             return ()
@@ -85,7 +91,10 @@ class Outcome(Step):
         return self._counting(self.plan.chunks[row], place, *told)
 
     def _counting(self, chunk: Chunk, place: int, tokens: list[int], finite: list[bool]) -> tuple[int, ...]:
-        """A row's token, and those behind it while guesses are right. The next step meets an error behind the first."""
+        """Return a row's token, and those after it while guesses are right.
+
+        The next step meets an error after the first.
+        """
         last = place
         for guess in guesses_of(chunk):
             if tokens[last] != guess or last + 1 in self._errors or not finite[last + 1]:

@@ -1,4 +1,4 @@
-"""What the runner keeps per slot: ids, parameters, block tables. A plan changes only what it names.
+"""The runner's state of each slot: ids, parameters, block tables. A plan changes only what it names.
 
 Ids live on the device, because a sampled token is an input of the next step before the host has seen it. Everything
 that the host decides (lengths, tables) has a host copy, so that no device needs to be asked.
@@ -21,7 +21,10 @@ LongArray = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True, kw_only=True)
 class RunnerLimits:
-    """`vocab_size` is the logits' width; `max_model_len` is in tokens; `embed_size` is told by the model."""
+    """The limits of a runner.
+
+    `vocab_size` is the width of logits; `max_model_len` is in tokens; `embed_size` is told by the model.
+    """
 
     slots: int
     max_model_len: int
@@ -74,21 +77,30 @@ class SlotState:
             self._append(chunk)
 
     def work_of(self, slot: int) -> Work:
-        """What the slot's request asks for. Raises RuntimeError for a slot without one: the plan is broken."""
+        """Return the work that the slot's request asks for.
+
+        Raises RuntimeError for a slot without one: the plan is broken.
+        """
         work = self.work[slot]
         if work is None:
             raise RuntimeError(f"a plan runs slot {slot}, to which no request was admitted")
         return work
 
     def sampling_of(self, slot: int) -> TokenSampling:
-        """The same, of a request that is sampled; as fatal for another one."""
+        """Return the sampling of the slot's request.
+
+        Raises RuntimeError for a slot without one, or a request to be pooled.
+        """
         work = self.work_of(slot)
         if not isinstance(work, TokenSampling):
             raise RuntimeError(f"a plan samples slot {slot}, whose request is to be pooled")
         return work
 
     def take_written(self) -> list[torch.Tensor]:
-        """Flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since; empty without any."""
+        """Return flat places [n] int64 and values [n] int32 for `ids`, from the plans applied since the last call.
+
+        Returns no tensors where there are none.
+        """
         written, self._written = self._written, []
         if not written:
             return []

@@ -56,7 +56,7 @@ def step_inputs(
     positions: np.ndarray[Any, Any] | None = None,
     longest: int | None = None,
 ) -> list[StepInput]:
-    """All that the device must be told of a step, in the order in which `StepContext` takes it.
+    """Return everything that the device needs to know of a step, in the order in which `StepContext` takes it.
 
     `positions` are those that the model sees, where they are not the tokens' indices. Block tables are wide enough for
     contexts of `longest` tokens, or of as many as there are. What pads the rows of a step with one token each has no
@@ -86,7 +86,7 @@ def step_inputs(
 
 @dataclass(frozen=True)
 class Bindings:
-    """What stays from step to step: who attends, and where caches and states are."""
+    """The things that stay from step to step: the attention backend, caches and states."""
 
     attention: AttentionBackend
     groups: tuple[CacheGroup, ...]  # that have block tables

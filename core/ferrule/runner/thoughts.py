@@ -8,7 +8,7 @@ from ferrule.types import ThoughtLimit
 
 
 class ThoughtCounter:
-    """Follows the output of one request. `piece` gives the bytes that a token adds to a text.
+    """A counter of thoughts in the output of one request. `piece` gives the bytes that a token adds to a text.
 
     The tokens behind the one that completes an opening tag count, those of a closing tag included.
     """
@@ -33,7 +33,7 @@ class ThoughtCounter:
         return None
 
     def accept(self, ids: Sequence[int]) -> None:
-        """Follow the output by these tokens."""
+        """Follow these tokens of the output."""
         for id in ids:
             if self.forced is not None:
                 self._end()
@@ -52,7 +52,7 @@ class ThoughtCounter:
         self._over = not self._limit.again
 
     def _read(self, piece: bytes) -> None:
-        """Tags are looked for in the new text and so much of the text before as a tag may begin in."""
+        """Look for tags in the new text and as much of the text before as a tag may begin in."""
         text = self._tail + piece
         while not self._over:
             behind = _behind_first(text, self._closes if self._inside else self._opens)
@@ -67,7 +67,7 @@ class ThoughtCounter:
 
 
 def _behind_first(text: bytes, tags: tuple[bytes, ...]) -> int | None:
-    """Where the first of the tags ends that the text holds."""
+    """Return where the first of the tags in the text ends, or None."""
     places = [(text.find(tag), len(tag)) for tag in tags]
     found = min((place for place in places if place[0] >= 0), default=None)
     return None if found is None else sum(found)

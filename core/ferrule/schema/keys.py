@@ -11,7 +11,9 @@ from pydantic import TypeAdapter
 
 @lru_cache(maxsize=256)
 def known_names(model: Any) -> frozenset[str]:
-    """All names of fields of a model or a union of models, at any depth: what a misspelt one may be meant to be."""
+    """Return all names of fields of a model or a union of models, at any depth: candidates for what a misspelt name was
+    meant to be.
+    """
     return frozenset(_names(TypeAdapter(model).json_schema()))
 
 
@@ -26,5 +28,5 @@ def _names(schema: Any) -> Iterator[str]:
 
 
 def printable(name: str, length: int = 64) -> str:
-    """Text from a client, fit for an error, a log line or a header."""
+    """Return a client's text, made fit for an error, a log line or a header."""
     return "".join(char if char.isascii() and char.isprintable() else "?" for char in name[:length])

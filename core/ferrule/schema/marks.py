@@ -26,7 +26,7 @@ class Mark:
     harmless: tuple[Any, ...]
 
     def asks(self, value: Any) -> bool:
-        """Whether a value asks for what is not there. 0 is not false."""
+        """Return whether a value asks for the marked feature. 0 is not the same as false."""
         return value is not None and not any(type(value) is type(idle) and value == idle for idle in self.harmless)
 
     def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
@@ -38,12 +38,12 @@ class Mark:
 
 
 def not_here(feature: str, *harmless: Any) -> Mark:
-    """Of a field whose feature this build does not have."""
+    """Mark a field whose feature this build does not have."""
     return Mark(feature, True, harmless)
 
 
 def no_effect(reason: str, *harmless: Any) -> Mark:
-    """Of a field that is known and changes nothing here."""
+    """Mark a field that is known and changes nothing here."""
     return Mark(reason, False, harmless)
 
 
@@ -59,7 +59,9 @@ def marks_of(model: type[BaseModel]) -> Mapping[str, Mark]:
 
 
 def check_marks(body: BaseModel) -> list[tuple[str, str]]:
-    """(field, reason) of each given field that has no effect. Raises RequestError for one whose feature is not here."""
+    """Return (field, reason) of each given field that has no effect. Raises RequestError for a field whose feature is
+    missing.
+    """
     given = body.model_fields_set
     marks = marks_of(type(body)).items()
     asked = [(name, mark) for name, mark in marks if name in given and mark.asks(getattr(body, name))]

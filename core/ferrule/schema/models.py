@@ -37,14 +37,18 @@ class Strict(BaseModel):
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """A million wrong items are one error, not a million."""
+        """Make validation stop at the first wrong item of a list: a million wrong items are one error, not a
+        million.
+        """
         schema = handler(source)
         _fail_fast(schema)
         return schema
 
     @classmethod
     def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> JsonSchemaValue:
-        """Without titles, and without defaults: descriptions tell those, for a model's own may hold instead."""
+        """Return the schema without titles, and without defaults: descriptions state defaults, for a model's own may
+        hold instead.
+        """
         told = handler.resolve_ref_schema(handler(schema))
         for field in told.get("properties", {}).values():
             field.pop("title", None)
@@ -84,13 +88,13 @@ def _or_null(field: JsonSchemaValue) -> JsonSchemaValue:
 
 
 class Arguments(Strict):
-    """What a Python caller builds by keywords. A wrong or unknown one is a RequestError that names it."""
+    """An object that a Python caller builds by keywords. A wrong or unknown one is a RequestError that names it."""
 
     model_config = ConfigDict(extra="forbid")
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        """Around all validators of the model, those of its subclasses and other bases too."""
+        """Wrap all validators of the model, those of its subclasses and other bases too, to raise RequestError."""
 
         def refuse(value: Any, check: Callable[[Any], Any]) -> Any:
             try:
@@ -103,6 +107,6 @@ class Arguments(Strict):
         )
 
     def model_copy(self, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> Self:
-        """A copy, with changes that are checked like the rest. Raises RequestError."""
+        """Return a copy, with changes that are checked like the rest. Raises RequestError."""
         given = {type(self).model_fields[name].alias or name: getattr(self, name) for name in self.model_fields_set}
         return type(self)(**{**given, **(update or {})})

@@ -52,7 +52,7 @@ _TAG = re.compile("<([^>]*)>")
 def refusal_of(
     error: ValidationError | Sequence[Mapping[str, Any]], model: Any = None, *, under: str = "", given: Any = None
 ) -> RequestError:
-    """The first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
+    """Return the first problem as a RequestError whose `param` is the field's path, such as ``messages[0].content``.
 
     `error` may also be what FastAPI lists; the first step of each path, "body" or "query", is left out. `model` is what
     was to be made, for suggestions. Paths begin with `under`, the name of the value that was checked; a body has none.
@@ -77,7 +77,7 @@ def refusal_of(
 
 
 def _at_one_place(problems: Sequence[Mapping[str, Any]], given: Any) -> Sequence[Mapping[str, Any]]:
-    """The problems of the first field at fault at their deepest place: each member of a union has its own.
+    """Return the problems of the first field at fault at their deepest place: each member of a union has its own.
 
     Their paths lose the names of union members, which pydantic puts between the fields.
     """
@@ -88,7 +88,7 @@ def _at_one_place(problems: Sequence[Mapping[str, Any]], given: Any) -> Sequence
 
 
 def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
-    """The steps of a path that lead somewhere in the value; a missing field is the last one."""
+    """Return the steps of a path that lead somewhere in the value; a missing field is the last one."""
     path: list[str | int] = []
     *_, last = problem["loc"] or [None]
     for step in problem["loc"]:
@@ -102,7 +102,7 @@ def _walked(problem: Mapping[str, Any], value: Any) -> tuple[str | int, ...]:
 
 
 def path_of(steps: Sequence[int | str], under: str = "") -> str:
-    """``("a", "<a list>", 2, "b")`` → ``a[2].b``."""
+    """Write the steps of a path as text: ``("a", "<a list>", 2, "b")`` → ``a[2].b``."""
     path = under
     for step in steps:
         if isinstance(step, int):
@@ -113,7 +113,7 @@ def path_of(steps: Sequence[int | str], under: str = "") -> str:
 
 
 def _rule(problem: Mapping[str, Any]) -> str:
-    """What goes on where the path ends: "must be …"."""
+    """Return the rest of the sentence that begins with the path: "must be …"."""
     kind, context = problem["type"], problem.get("ctx", {})
     if kind == RULE:
         return f"{context['must']}."
@@ -151,7 +151,9 @@ def _bound(kind: str, context: Mapping[str, Any]) -> str:
 
 
 def checked(adapter: TypeAdapter[Any], value: Any, name: str, model: Any = None) -> Any:
-    """A value that goes by `name`, as `adapter` makes it; `model` is its type, for suggestions. Raises RequestError."""
+    """Return a value that goes by `name`, as `adapter` makes it; `model` is its type, for suggestions. Raises
+    RequestError.
+    """
     try:
         return adapter.validate_python(value)
     except ValidationError as error:

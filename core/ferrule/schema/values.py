@@ -17,13 +17,15 @@ RULE = "rule"  # type of the problems that are worded here
 
 
 def problem(must: str, field: str = "") -> PydanticCustomError:
-    """To be raised by a validator. `must` continues the path: "must be …". `field`: of an object, the one meant."""
+    """Make an error for a validator to raise. `must` continues the path: "must be …". `field`: the field at fault, of
+    an object.
+    """
     return PydanticCustomError(RULE, "{must}", {"must": must, "field": field})
 
 
 @dataclass(frozen=True)
 class rule:
-    """Of a type whose own refusal says too little: `must` is said instead, behind the path."""
+    """An annotation of a type whose own refusal says too little: `must` is said instead, behind the path."""
 
     must: str
 
@@ -40,7 +42,7 @@ class rule:
 
 
 def _integral(value: Any) -> Any:
-    """5.0 is 5, as clients in languages without integers send it."""
+    """Turn a float such as 5.0 into an integer, as clients in languages without integers send it."""
     return int(value) if type(value) is float and value.is_integer() and abs(value) <= INT_MAX else value
 
 
@@ -100,9 +102,10 @@ by_type = Discriminator(_tag)
 
 @dataclass(frozen=True)
 class by_field:
-    """Of a union of objects whose members carry Tag("<value>"): the text in the field `name` decides which it must be.
+    """An annotation of a union of objects whose members carry Tag("<value>"): the text in the field `name` decides
+    which one a value must be.
 
-    `values` are all texts that it may be.
+    `values` are all texts that the field may have.
     """
 
     name: str
@@ -127,7 +130,9 @@ class by_field:
 
 @dataclass(frozen=True)
 class shaped:
-    """Of a value that must be a valid `kind` and stays as it came, key order and all: templates show it to models."""
+    """An annotation of a value that must be a valid `kind` and stays as it came, key order and all: templates show it
+    to models.
+    """
 
     kind: Any
 

@@ -19,10 +19,11 @@ class EnforcedFunction(Struct, frozen=True):
 
 
 def enforced(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any]) -> tuple[EnforcedFunction, ...]:
-    """The functions that a constraint must know; none when there is nothing to enforce.
+    """Return the functions that a constraint must know; none when there is nothing to enforce.
 
-    "required": all; an object that names one: that; "auto": all, if one is strict, and of those that are not, the
-    arguments may be any object. Tools without a schema take no arguments when a call is enforced.
+    The choice "required": all functions; an object that names one: that function; "auto": all, if one is strict, and
+    the arguments of those that are not strict may be any object. Tools without a schema take no arguments when a call
+    is enforced.
     """
     functions = [tool.get("function") or {} for tool in tools]
     if isinstance(choice, dict):
@@ -36,7 +37,7 @@ def enforced(tools: Sequence[dict[str, Any]], choice: str | dict[str, Any]) -> t
 
 
 def _object(schema: dict[str, Any] | None) -> dict[str, Any]:
-    """The values of a schema that are objects."""
+    """Return a schema of those values of `schema` that are objects."""
     if not schema:
         return {"type": "object", "properties": {}, "additionalProperties": False}
     types = schema.get("type", "object")

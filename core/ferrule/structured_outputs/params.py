@@ -38,7 +38,7 @@ _WHITESPACE = "Regular expression of the white space between the parts of JSON."
 
 
 class Constraint(Strict):
-    """What the output looks like, said in one of six ways, and options of JSON."""
+    """The form of the output, said in one of six ways, and options of JSON."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -75,7 +75,7 @@ class Constraint(Strict):
         return _forms({"json": self.json_, **{name: getattr(self, name) for name in _FORMS if name != "json"}})
 
     def spec(self) -> GrammarSpec:
-        """The constraint as the service takes it."""
+        """Return the constraint as the grammar service takes it."""
         (form,) = self._forms().values()
         return GrammarSpec(
             form=form,
@@ -166,7 +166,7 @@ ResponseFormat = Annotated[
 
 
 class ConstraintFields(Strict):
-    """What a body says about the form of its output. One of the fields may say it; `grammar_of` reads them."""
+    """The fields of a body that say which form its output has. At most one may be given; `grammar_of` reads them."""
 
     response_format: Annotated[
         ResponseFormat | None,
@@ -196,12 +196,12 @@ class ConstraintFields(Strict):
 
 
 def constraint_of(fields: ConstraintFields) -> str:
-    """The field that says what the output looks like; empty where none does."""
+    """Return the field that says what the output looks like; empty where none does."""
     return next(iter(_stated(fields)), "")
 
 
 def grammar_of(fields: ConstraintFields) -> GrammarSpec | None:
-    """The constraint of a body, or None."""
+    """Return the constraint of a body, or None."""
     own, pattern = fields.structured_outputs, fields.guided_whitespace_pattern
     for form in _stated(fields).values():
         spec = GrammarSpec(form=form) if own is None else own.spec()
@@ -229,7 +229,7 @@ def _forms(given: Mapping[str, Any]) -> dict[str, Form]:
 
 
 def _only_one(forms: Mapping[str, Form]) -> bool:
-    """Whether there is a form. Raises the problem for more than one."""
+    """Return whether there is a form. Raises the problem for more than one."""
     if len(forms) > 1:
         first, second, *_ = forms
         raise problem(f"cannot be combined with {first}: both say what the output looks like", second)
@@ -237,7 +237,7 @@ def _only_one(forms: Mapping[str, Form]) -> bool:
 
 
 def _under_backend(spec: GrammarSpec, backend: str | None) -> GrammarSpec:
-    """The constraint for a backend that may have suffixes, as in ``xgrammar:no-fallback``."""
+    """Return the constraint for a backend that may have suffixes, as in ``xgrammar:no-fallback``."""
     if backend is None:
         return spec
     name, off = split_backend(backend)

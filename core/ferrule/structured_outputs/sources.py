@@ -22,7 +22,7 @@ _BRACKETS = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]?|[()]", re.DOTALL)
 
 
 def plain_json(value: Any) -> Any:
-    """What a JSON text says, or a value as JSON has it, within the bounds. Raises the problem."""
+    """Return the value of a JSON text, or a Python value as JSON has it, within the bounds. Raises the problem."""
     if isinstance(value, str):
         text = encoded(value)
     else:
@@ -45,7 +45,7 @@ def plain_json(value: Any) -> Any:
 
 
 def encoded(text: str) -> bytes:
-    """A text within the bounds, as UTF-8. Raises the problem."""
+    """Return a text within the bounds, as UTF-8. Raises the problem."""
     _check_size(len(text))
     try:
         data = text.encode()
@@ -87,7 +87,7 @@ def _schema(value: Any) -> dict[str, Any] | bool:
 
 
 def _schema_of(kind: type) -> dict[str, Any]:
-    """The schema of a pydantic class, or of another class that pydantic can describe."""
+    """Return the schema of a pydantic class, or of another class that pydantic can describe. Raises the problem."""
     try:
         return TypeAdapter(kind).json_schema()
     except (PydanticSchemaGenerationError, PydanticInvalidForJsonSchema):

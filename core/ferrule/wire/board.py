@@ -7,7 +7,7 @@ import threading
 import time
 from pathlib import Path
 
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 
 BEAT = 0  # monotonic seconds, one clock for the machine: when the process last showed that it is alive
 STALLED = 1  # engine: seconds for which work has waited without a step's end
@@ -26,7 +26,7 @@ GENERATION_TOKENS = 12  # API process: tokens that the engine generated for its 
 STATES = ("starting", "ready", "draining", "dead")
 _SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
 
-# Of each API key, for the process that writes them: see `ferrule.callers`.
+# Of each API key, for the process that writes them: see `ferrule.api_keys`.
 MAX_CALLERS = 1024
 OPEN = 0  # requests in progress
 SPENT_IN = 1  # number of the minute

@@ -1,6 +1,11 @@
 """What llama.cpp calls architectures, as our models: a table, and how metadata becomes a ``config.json``.
 
 Keys and names of tensors: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
+
+llama.cpp's names of tensors are the same for all architectures, and so are those of our layers: one list of names
+serves all, and a row of the table says what an architecture has of its own. Only rows of matrices are moved, so
+quantized tensors are moved as they are. All quantized types become integers with a scale and an offset for each 16
+inputs.
 """
 
 from __future__ import annotations

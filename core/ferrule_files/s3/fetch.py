@@ -37,7 +37,7 @@ _SPARE = 64 << 20  # bytes of free space that are left
 
 
 def fetch(store: Store, objects: Mapping[str, Object], names: Iterable[str], root: Path | None = None) -> Path:
-    """The folder that belongs to a listing, with the files of these names.
+    """Fetch the files of these names into the folder that belongs to a listing, and return the folder.
 
     `root` is for all downloads; None is the user's cache. Raises CheckpointError, before anything is written, for a
     name that leads out of the folder.
@@ -73,7 +73,7 @@ def _folder(at: Place, objects: Mapping[str, Object], root: Path | None) -> Path
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process at a time writes to a folder; others wait."""
+    """Hold the lock by which one process at a time writes to a folder; others wait."""
     with (folder / _LOCK).open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -95,17 +95,17 @@ def _write_listing(folder: Path, at: Place, objects: Mapping[str, Object]) -> No
 
 @dataclass(frozen=True)
 class Remote:
-    """What a folder's listing says: where it comes from, and all that is there."""
+    """A folder's listing: where the folder comes from, and all objects that exist there."""
 
     at: Place
     objects: Mapping[str, Object]
 
 
 def remote(folder: Path) -> Remote | None:
-    """Where a folder was fetched from; None for any other. Raises CheckpointError for a damaged listing.
+    """Return where a folder was fetched from; None for any other folder. Raises CheckpointError for a damaged listing.
 
-    A folder's name has the hash of its listing. One that has not got it was not fetched here: a model from elsewhere
-    may have such a file too, and would name a bucket that is then asked with the user's credentials.
+    A folder's name has the hash of its listing. A folder without it was not fetched here: a model from elsewhere may
+    have such a file too, and would name a bucket that is then asked with the user's credentials.
     """
     file = folder / LISTING
     if not file.is_file():
@@ -165,7 +165,7 @@ def _download_all(store: Store, objects: Mapping[str, Object], names: list[str],
 
 
 def _download(store: Store, name: str, wanted: Object, file: Path, bar: Any) -> None:
-    """One object, in several attempts if it comes short. Raises CheckpointError, OSError."""
+    """Download one object, in several attempts if it comes short. Raises CheckpointError, OSError."""
     file.parent.mkdir(parents=True, exist_ok=True)
     state = hashlib.sha256(f"{wanted.etag}\0{wanted.size}".encode()).hexdigest()[:16]
     part = file.parent / f".{hashlib.sha256(file.name.encode()).hexdigest()[:16]}.{state}.part"
@@ -199,7 +199,9 @@ def _append(store: Store, name: str, wanted: Object, output: Any, bar: Any) -> N
 
 
 def fetch_one(address: str, access: Access) -> Path:
-    """The file of one object, ``s3://BUCKET/FOLDER/NAME``, in the user's cache. Raises CheckpointError."""
+    """Fetch one object, ``s3://BUCKET/FOLDER/NAME``, into the user's cache, and return its file. Raises
+    CheckpointError.
+    """
     folder, _, name = address.rpartition("/")
     reason = refusal(folder)
     if reason is not None or not name:

@@ -37,7 +37,7 @@ class Place:
         return f"{SCHEME}{self.bucket}/{self.prefix}".rstrip("/")
 
     def key(self, name: str) -> str:
-        """The key of the object that this folder has under a name."""
+        """Return the key of the object that this folder has under a name."""
         return f"{self.prefix}/{name}" if self.prefix else name
 
 
@@ -49,7 +49,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Access:
-    """What was said of the store; None is for what variables and boto3's own settings say."""
+    """The access that the caller states; None leaves a field to environment variables and boto3's own settings."""
 
     endpoint: str | None = None
     key_id: str | None = field(default=None, repr=False)
@@ -57,7 +57,7 @@ class Access:
 
 
 def refusal(name: str) -> str | None:
-    """Why a name is not a folder of a bucket, or None."""
+    """Return why a name is not a folder of a bucket, or None."""
     if not name.startswith(SCHEME):
         return f"does not accept this name: expected {SCHEME}BUCKET/FOLDER"
     bucket, _, prefix = name.removeprefix(SCHEME).partition("/")
@@ -69,13 +69,15 @@ def refusal(name: str) -> str | None:
 
 
 def place(name: str) -> Place:
-    """The folder of a name that has no `refusal`."""
+    """Return the folder of a name that has no `refusal`."""
     bucket, _, prefix = name.removeprefix(SCHEME).partition("/")
     return Place(bucket, prefix.strip("/"))
 
 
 def is_relative(name: str) -> bool:
-    """Whether a name with slashes leads to a file within a folder, on every file system, and cannot lead out of it."""
+    """Return whether a name with slashes leads to a file within a folder, on every file system, and cannot lead out of
+    it.
+    """
     if not name.isprintable() or "\\" in name or len(name.encode("utf-8", "replace")) > _MAX_KEY:
         return False
     return all(part not in ("", ".", "..") and len(part.encode()) <= _MAX_PART for part in name.split("/"))
@@ -103,7 +105,7 @@ class Store:
             self._client = self._connect()
 
     def objects(self) -> Mapping[str, Object]:
-        """Everything under the folder by its name within, without what only marks a folder.
+        """Return every object under the folder by its name within, without objects that only mark a folder.
 
         A name may be anything: see `is_relative`.
         """
@@ -128,14 +130,14 @@ class Store:
         )
 
     def object(self, name: str) -> Object:
-        """One object of the folder."""
+        """Return one object of the folder."""
         with self._explained(name):
             found = self._client.head_object(Bucket=self.at.bucket, Key=self.at.key(name))
         return Object(int(found["ContentLength"]), str(found["ETag"]))
 
     @contextmanager
     def reading(self, name: str, wanted: Object, start: int = 0, stop: int | None = None) -> Iterator[Stream]:
-        """A stream of bytes [start, stop) of an object, if it is still the one that was listed."""
+        """Open a stream of bytes [start, stop) of an object, if it is still the one that was listed."""
         asked: dict[str, Any] = {"Bucket": self.at.bucket, "Key": self.at.key(name), "IfMatch": wanted.etag}
         if start or stop is not None:
             asked["Range"] = f"bytes={start}-{'' if stop is None else stop - 1}"
@@ -154,7 +156,7 @@ class Store:
         return CheckpointError(f"{self.at}/{name} was changed while it was read.", "Start again.")
 
     def read(self, name: str, stream: Any, size: int) -> bytes:
-        """The next bytes of a stream, up to `size`."""
+        """Return the next bytes of a stream, up to `size`."""
         with self._explained(name):
             return bytes(stream.read(size))
 
@@ -188,7 +190,9 @@ class Store:
 
     @contextmanager
     def _explained(self, name: str = "") -> Iterator[None]:
-        """Errors of the library as one sentence about the place. What a store writes is not repeated, except codes."""
+        """Turn errors of the library into one sentence about the place. A store's own words are not repeated, except
+        codes.
+        """
         what = f"{self.at}/{name}" if name else str(self.at)
         try:
             yield

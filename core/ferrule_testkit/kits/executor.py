@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ferrule.config import Config, LoadConfig, ModelConfig, Resolved, SchedulerConfig
+from ferrule.config import Config, LoadConfig, ModelConfig, SchedulerConfig, WorkerSettings
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import EngineDead, StartupError
@@ -149,17 +149,16 @@ class ExecutorKit(Kit):
 
     # ------------------------------------------------------------------------------------ parts
 
-    def config(self) -> Resolved:
+    def config(self) -> WorkerSettings:
         from ferrule_testkit.kits.model_run import recipe_folder
 
-        return resolve(
-            Config(
-                model=ModelConfig(model=str(recipe_folder(self.recipe)), dtype="float32"),
-                load=LoadConfig(use_tqdm_on_load=False),
-                scheduler=SchedulerConfig(max_num_seqs=2),
-                env=Environment(cpu_kvcache_space=0.01),
-            )
+        config = Config(
+            model=ModelConfig(model=str(recipe_folder(self.recipe)), dtype="float32"),
+            load=LoadConfig(use_tqdm_on_load=False),
+            scheduler=SchedulerConfig(max_num_seqs=2),
+            env=Environment(cpu_kvcache_space=0.01),
         )
+        return WorkerSettings.of(resolve(config))
 
     def plugins(self) -> Plugins:
         return discover()

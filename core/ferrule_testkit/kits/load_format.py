@@ -150,14 +150,22 @@ class LoadFormatKit(Kit):
             told = reason is None or (isinstance(reason, str) and bool(reason))
             promise(told, f"refuses({folder and folder.name}) gives {shown(reason)}")
 
-    def test_patterns_are_file_names(self) -> None:
-        """`patterns` are names with wildcards, none with a folder, so that nothing else is downloaded."""
-        for pattern in self.plugin.patterns:
-            promise(isinstance(pattern, str) and "/" not in pattern and bool(pattern), f"pattern {pattern!r}")
+    def test_what_is_fetched_is_stated(self) -> None:
+        """What says which files are fetched stands in the class itself: `forms` and `reserves` are patterns of file
+        names, none with a folder, and a format that has `describe` says that it `describes`."""
+        cls: type[WeightSource] = self.plugin
+        for name in ("forms", "reserves", "describes", "streams_from"):
+            usual = getattr(cls, name) == getattr(WeightSource, name)
+            promise(usual or name in vars(cls), f"{name} is inherited, and read without an import")
+        for form in (*(cls.forms or ()), cls.reserves):
+            for pattern in (form,) if isinstance(form, str) else form:
+                promise(isinstance(pattern, str) and "/" not in pattern and bool(pattern), f"pattern {pattern!r}")
+        has = cls.describe.__func__ is not WeightSource.describe.__func__  # type: ignore[attr-defined]
+        promise(has == cls.describes, f"describes is {cls.describes}, and {'a' if has else 'no'} describe is there")
 
     def test_what_needs_no_files_fills_the_model(self) -> None:
         """A format without files gives each parameter of the model once, in its shape and type, the same each time."""
-        if self.plugin.patterns or any(True for _ in self._checkpoints(skip=False)):
+        if self.plugin.forms or any(True for _ in self._checkpoints(skip=False)):
             does_not_apply("this format reads files")
         model = _model()
         wanted = {name: (tensor.shape, tensor.dtype) for name, tensor in model.named_parameters()}

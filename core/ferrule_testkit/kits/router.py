@@ -12,7 +12,7 @@ from ferrule.api.auth import PUBLIC
 from ferrule.api.errors import failure_of
 from ferrule.api.paths import Entry
 from ferrule.api.routes import application, entries_of
-from ferrule.config import Config, LimitsConfig
+from ferrule.config import Config, LimitsConfig, RouterSettings
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
 from ferrule.interfaces.dialect import Failure, encode
 from ferrule.interfaces.router import Access, RouterContext
@@ -99,7 +99,7 @@ class RouterKit(Kit):
         for name in installed.names("router"):
             cls = installed.load("router", name)
             if installed.origin("router", name).split(" ")[0] == "ferrule" and cls is not self.plugin:
-                context = RouterContext(Config(), installed, ScriptedService())
+                context = RouterContext(RouterSettings.of(Config(), installed), installed, ScriptedService())
                 taken = mine & {(entry.method, entry.path) for entry in entries_of(cls().router(context))}
                 promise(not taken, f"{shown(sorted(taken))} belongs to the router {name}")
 

@@ -32,7 +32,7 @@ class _Batch(ctypes.Structure):
 
 
 class Rows:
-    """Where a step's tokens are; made once per step and group of layers.
+    """The places of a step's tokens in the KV cache, made once per step and group of layers.
 
     `table` int32 [rows, blocks]; `query_start` int32 [rows + 1]; `context_lens` int32 [rows]; `slots` int64 [tokens].
     """
@@ -54,7 +54,10 @@ class Rows:
 
 
 def cache_shape(num_blocks: int, block_size: int, kv_heads: int, dim: int, latent: bool = False) -> tuple[int, ...]:
-    """Keys at [:, 0] and values, unless they are a part of the keys, at [:, 1]; the order in a head is the kernel's."""
+    """Return the shape of a KV cache: keys at [:, 0] and values at [:, 1]; `latent` values are a part of the keys.
+
+    The order of the numbers within a head is private to the kernel.
+    """
     return (num_blocks, 1 if latent else 2, kv_heads, block_size * dim)
 
 
@@ -98,7 +101,7 @@ def attend(
 
 
 def _rows_of_heads(x: torch.Tensor) -> torch.Tensor:
-    """The kernel walks from token to token by a stride of any size, but not from head to head."""
+    """Return x, copied unless its heads lie side by side: the kernel has a stride for tokens, but none for heads."""
     _, between, within = x.stride()
     return x if within == 1 and between == x.shape[2] else x.contiguous()
 

@@ -25,7 +25,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded, at, count, kind = library.load(), ctypes.c_void_p, ctypes.c_int64, ctypes.c_int32
     kernels = _Kernels(loaded.ferrule_dense_bank, loaded.ferrule_multiply_bank, loaded.ferrule_multiply_many)
     kernels.dense.argtypes = (at, at, count, at, at, kind, kind)
@@ -36,7 +36,7 @@ def _kernels() -> _Kernels:
 
 
 def alike(a: DenseMatrix | PackedMatrix, b: DenseMatrix | PackedMatrix) -> bool:
-    """Whether both can be in one bank."""
+    """Return whether both matrices can be in one bank."""
     if (a.outputs, a.inputs) != (b.outputs, b.inputs):
         return False
     if isinstance(a, PackedMatrix) and isinstance(b, PackedMatrix):
@@ -54,18 +54,18 @@ class MatrixBank:
 
     @classmethod
     def of(cls, matrices: Sequence[DenseMatrix | PackedMatrix | None]) -> MatrixBank | None:
-        """None where there is nothing packed, or where they differ."""
+        """Make a bank of these matrices, or return None if there are none, any is None, or they are not alike."""
         packed = [matrix for matrix in matrices if matrix is not None]
         if not packed or len(packed) < len(matrices) or not all(alike(packed[0], matrix) for matrix in packed):
             return None
         return cls(packed)
 
     def multiply(self, x: torch.Tensor, counts: torch.Tensor, results: int, shared: bool = False) -> torch.Tensor:
-        """Rows of x times the transposed matrices, of which each has the next `counts`: [results, outputs].
+        """Multiply rows of x by the transposed matrices, each of which gets the next `counts` rows: [results, outputs].
 
-        `counts` int64 [matrices] are read when the kernel is called, also when it is called again by a recording; their
-        sum is `results`. With `shared`, x has one row, which is each of those that a matrix has. Results have x's
-        type, or bfloat16 where that is all that the kernel makes.
+        `counts` int64 [matrices] are read when the kernel runs, also in each replay of a recording; their sum is
+        `results`. With `shared`, x has a single row, which stands for every row of every matrix. Results have x's type,
+        or bfloat16 where the kernel produces nothing else.
         """
         first, dtype = self._first, x.dtype
         dense = isinstance(first, DenseMatrix)
@@ -94,7 +94,7 @@ class Abreast:
         self._outputs = sum(matrix.outputs for matrix in matrices)
 
     def multiply(self, x: torch.Tensor) -> torch.Tensor:
-        """x [m, inputs] times each transposed matrix: [m, all outputs], of x's type."""
+        """Multiply x [m, inputs] by each transposed matrix: [m, all outputs], of x's type."""
         dtype = x.dtype
         x = (x if dtype in _TYPES else x.float()).contiguous()
         y = torch.empty((x.shape[0], self._outputs), dtype=x.dtype)

@@ -36,7 +36,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded = library.load()
     shape, read, widened = loaded.ferrule_block_shape, loaded.ferrule_blocks_read, loaded.ferrule_blocks_widen
     rows = (ctypes.c_int32, _AT, _INT, _INT, _INT)
@@ -49,9 +49,9 @@ def _kernels() -> _Kernels:
 
 
 def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | None]:
-    """Blocks uint8 [n, bytes] → numbers or codes int8 [n, k], their scales, and offsets where the type has them.
+    """Read blocks uint8 [n, bytes] as numbers or codes int8 [n, k], their scales, and offsets where the type has them.
 
-    Raises ValueError for a type that is not known, and for rows that are not whole blocks; KernelsUnavailableError.
+    Raises ValueError for an unknown type and for rows that are not whole blocks; KernelsUnavailableError.
     """
     shape, n, blocks, told = given(kind, rows)
     numbers = torch.empty((n, blocks * shape.numbers), dtype=torch.int8)
@@ -69,10 +69,10 @@ def read(kind: int, rows: torch.Tensor) -> tuple[torch.Tensor, Levels, Levels | 
 
 
 def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...] = ()) -> None:
-    """Blocks uint8 [n, bytes] as floats, in `to` [n, k], contiguous and of a type in `WIDENED`.
+    """Write the values of blocks uint8 [n, bytes] as floats to `to` [n, k], contiguous and of a type in `WIDENED`.
 
-    `table` has what codes stand for. Raises ValueError and KernelsUnavailableError, as `read`, and ValueError for
-    another shape or type of `to`.
+    `table` holds the numbers that codes stand for. Raises ValueError and KernelsUnavailableError as `read` does, and
+    ValueError for another shape or type of `to`.
     """
     shape, n, blocks, told = given(kind, rows)
     if to.shape != (n, blocks * shape.numbers) or to.dtype not in WIDENED or not to.is_contiguous():
@@ -84,15 +84,15 @@ def widen(kind: int, rows: torch.Tensor, to: torch.Tensor, table: tuple[int, ...
 
 
 def takes(rows: torch.Tensor) -> bool:
-    """Whether the kernels are compiled, and can read this tensor's memory."""
+    """Return whether the kernels are compiled and can read this tensor's memory."""
     return rows.is_cpu and library.available()
 
 
 def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch.Tensor:
-    """The numbers of `bits` bits, lowest first, that words int32 [n, words] hold: uint8 [n, numbers].
+    """Unpack the numbers of `bits` bits, lowest first, in words int32 [n, words]: uint8 [n, numbers].
 
-    With an `order`, the number i of each eight belongs at the place order[i]. Raises ValueError for rows that do not
-    consist of whole groups of eight, and for an `order` that is not a permutation; KernelsUnavailableError.
+    With an `order`, number i of each group of eight belongs at place order[i]. Raises ValueError for rows that are not
+    whole groups of eight, and for an `order` that is not a permutation; KernelsUnavailableError.
     """
     if order and sorted(order) != list(range(8)):
         raise ValueError(f"{order} is not a permutation of the places 0 to 7")
@@ -105,9 +105,9 @@ def unpack(words: torch.Tensor, bits: int, order: tuple[int, ...] = ()) -> torch
 
 
 def given(kind: int, rows: torch.Tensor) -> tuple[Shape, int, int, tuple[int, ...]]:
-    """What a block has, how many rows and blocks of a row there are, and what the kernels are told of them.
+    """Return the shape of a block, the number of rows and of blocks in a row, and the arguments for the kernels.
 
-    Raises what `read` raises.
+    Raises the same errors as `read`.
     """
     shape = Shape()
     if not _kernels().shape(kind, ctypes.addressof(shape)):

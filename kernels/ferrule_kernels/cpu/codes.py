@@ -16,15 +16,16 @@ _CONVERTED = 1 << 22  # weights that are converted at a time
 
 @functools.cache
 def _kernels() -> dict[torch.dtype, Any]:
-    """Raises KernelsUnavailableError."""
+    """Load the kernel for each type. Raises KernelsUnavailableError."""
     return functions("ferrule_encode", _AT, _INT, _INT, _INT, _AT, _INT, _AT, _AT)
 
 
 def encode(weight: torch.Tensor, table: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight [n, k] → codes uint8 [n, k] and scales float32 [n, k / group]. Raises KernelsUnavailableError.
+    """Encode weight [n, k] as codes uint8 [n, k] and scales float32 [n, k / group]. Raises KernelsUnavailableError.
 
-    A scale is the largest magnitude of a group, and NaN where there is one; a code is the place in the sorted `table`
-    of the number that is nearest to a weight by its scale, and the lower of two that are as near.
+    A group's scale is its largest magnitude, or NaN if the group holds one. A code is the index in the sorted `table`
+    of the number nearest to weight / scale; of two equally near, the lower. Raises ValueError if k is not a multiple of
+    `group`.
     """
     n, k = weight.shape
     if k % group:

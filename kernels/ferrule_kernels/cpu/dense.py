@@ -38,7 +38,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
     loaded.ferrule_dense_pack.argtypes = (at, at, count)
     loaded.ferrule_dense.argtypes = (at, at, at, count, ctypes.c_int32)
@@ -51,7 +51,10 @@ def _kernels() -> _Kernels:
 
 
 def unit() -> str | None:
-    """The instructions that multiply here: "amx", "avx512_bf16", "fma" (AVX2 or AVX-512 on widened floats), or None."""
+    """Return the instructions that multiply here, "amx", "avx512_bf16" or "fma", or None.
+
+    "fma" is AVX2 or AVX-512 on widened floats.
+    """
     try:
         return (None, "fma", "avx512_bf16", "amx")[_kernels().unit]
     except library.KernelsUnavailableError:
@@ -82,9 +85,10 @@ class DenseMatrix:
     def of_packed(
         cls, packed: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None = None, turn: bool = False
     ) -> DenseMatrix:
-        """A weight of `shape` whose bytes are in the kernel's order: what `packed` of such a matrix was.
+        """Make a matrix of `shape` from bytes in the kernel's order: the `packed` of an earlier matrix.
 
-        With `turn` that was on a processor of the other of `ferrule_kernels.cpu.packed.LAYOUTS`: `packed` is changed.
+        With `turn`, that matrix was packed on a processor with the other of `ferrule_kernels.cpu.packed.LAYOUTS`;
+        `packed` is then converted in place. Raises ValueError for another type or size.
         """
         wanted = cls.packed_count(*shape)
         if packed.dtype != torch.bfloat16 or tuple(packed.shape) != (wanted,):
@@ -107,16 +111,16 @@ class DenseMatrix:
 
     @property
     def address(self) -> int:
-        """Of the kernel's structure, for as long as this lives."""
+        """Address of the kernel's structure, valid as long as this matrix lives."""
         return self._address
 
     @staticmethod
     def packed_count(outputs: int, inputs: int) -> int:
-        """How many numbers a packed weight has, those included that pad it."""
+        """Return how many numbers a packed weight has, including padding."""
         return (outputs + -outputs % LANES) * (inputs + -inputs % STEP)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that the kernel reads."""
+        """Return every tensor that the kernel reads."""
         return (self.packed,) if self._bias is None else (self.packed, self._bias)
 
     @property
@@ -124,7 +128,7 @@ class DenseMatrix:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
-        """x [m, k], rounded to bfloat16 → [m, n] of `dtype`: bfloat16 or float32."""
+        """Multiply x [m, k], rounded to bfloat16, by the transposed weight: [m, n] of `dtype`, bfloat16 or float32."""
         if x.dtype != torch.bfloat16:
             x = x.bfloat16()
         x = F.pad(x, (0, self._padding)) if self._padding else x.contiguous()
@@ -134,7 +138,7 @@ class DenseMatrix:
         return y
 
     def rows(self, ids: torch.Tensor) -> torch.Tensor:
-        """ids [tokens] → those rows of the weight, [tokens, k], as they were. Raises IndexError."""
+        """Return the rows `ids` [tokens] of the weight, [tokens, k], with their original values. Raises IndexError."""
         ids = ids.long().contiguous()
         y = torch.empty((*ids.shape, self.inputs), dtype=torch.bfloat16)
         check_rows(ids, self._rows(self._address, ids.data_ptr(), ids.numel(), y.data_ptr(), self.inputs), self.outputs)
@@ -142,6 +146,6 @@ class DenseMatrix:
 
 
 def check_rows(ids: torch.Tensor, read: int, count: int) -> None:
-    """Raises IndexError where a kernel has read fewer rows than `ids` asked for, of a matrix with `count` rows."""
+    """Check that a kernel has read all rows that `ids` asked for of a matrix with `count` rows. Raises IndexError."""
     if read < ids.numel():
         raise IndexError(f"row {ids.flatten()[read].item()} does not exist: the matrix has {count} rows")

@@ -49,7 +49,7 @@ class _GatedNorm(ctypes.Structure):
 
 
 def functions(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
-    """The kernel for each type, named after it. Raises KernelsUnavailableError."""
+    """Return the kernel for each type, whose name is `name` and the type's suffix. Raises KernelsUnavailableError."""
     kernels, found = library.load(), {}
     for dtype, suffix in _SUFFIXES.items():
         found[dtype] = function = getattr(kernels, f"{name}_{suffix}")
@@ -58,7 +58,7 @@ def functions(name: str, *arguments: Any) -> dict[torch.dtype, Any]:
 
 
 class RMSNorm:
-    """x / rms(x) * (weight + offset), of rows that have the weight's size and type."""
+    """The norm x / rms(x) * (weight + offset), of rows that have the weight's size and type."""
 
     def __init__(self, weight: torch.Tensor, eps: float, offset: float) -> None:
         self.dtype, self.size = weight.dtype, weight.numel()
@@ -77,7 +77,7 @@ class RMSNorm:
         return out
 
     def after(self, x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + scale * y, and the norm of that."""
+        """Return x + scale * y and its norm."""
         x, y = x.contiguous(), y.contiguous()
         total, out = torch.empty_like(x), torch.empty_like(x)
         rows = x.numel() // self.constants.size
@@ -91,7 +91,7 @@ class Heads:
     def __init__(
         self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
     ) -> None:
-        """`norms`: of queries and keys, or none."""
+        """Prepare the kernels. `norms` are those of queries and of keys, or empty."""
         self._norms = norms  # their memory must outlive the calls
         pointers = [ctypes.pointer(norm.constants) for norm in norms] or 2 * [ctypes.POINTER(_Norm)()]
         self._constants = _Heads(*pointers, *heads, dim, turned, interleaved)
@@ -103,14 +103,17 @@ class Heads:
         return x.is_cpu and x.dtype in self._calls
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+        """Normalise and rotate x [tokens, at least query and key heads, dim] in place.
+
+        `rotation` is cos and sin, each [tokens, 1, turned / 2] of x's type.
+        """
         cos, sin = rotation if rotation is not None else (None, None)
         places = (None, None) if cos is None or sin is None else (cos.data_ptr(), sin.data_ptr())
         self._calls[x.dtype](self._at, x.data_ptr(), x.stride(0), *places, x.shape[0])
 
 
 class Gate:
-    """act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
+    """The product act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
 
     def __init__(self, activation: str, size: int) -> None:
         self._constants = _Gate(size, *GATES[activation])
@@ -146,7 +149,7 @@ class GatedNorm:
         return x.is_cpu and x.dtype is torch.float32 and z.dtype in self._calls
 
     def __call__(self, x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
-        """x and z [tokens, parts * size] → the same of z's type."""
+        """Normalise x, gated by z; both are [tokens, parts * size]. Returns the same shape, of z's type."""
         x, z = x.contiguous(), z if z.stride(1) == 1 else z.contiguous()
         out = torch.empty(z.shape, dtype=z.dtype)
         self._calls[z.dtype](self._at, x.data_ptr(), z.data_ptr(), z.stride(0), out.data_ptr(), z.shape[0])

@@ -20,6 +20,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 HERE = Path(__file__).parent
+# A name is written here and nowhere else: `ferrule_kernels.building` reads these lists when a wheel is built.
 SOURCES = (
     "attention.cpp",
     "blocks.cpp",
@@ -62,20 +63,22 @@ FLAGS = (*_NOT_TUNED, *_FLOATS, "-std=gnu++17", "-fPIC", "-fopenmp")
 _V4 = {"avx512f", "avx512bw", "avx512vl", "avx512dq"}
 _TILES = {"amx_tile", "amx_bf16", "amx_int8"}
 _NO_TILES = ("-mno-amx-tile", "-mno-amx-bf16", "-mno-amx-int8")
-# What is built into a wheel for x86-64, best first: file name, and what the processor must have.
+_BF16 = ("-mavx512vnni", "-mavx512bf16")
+_AMX = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+# What is built into a wheel for x86-64, best first: file name, what the processor must have, options of the compiler.
 VARIANTS = (
-    ("_v4_amx", {*_V4, "avx512_vnni", "avx512_bf16", *_TILES}),
-    ("_v4_bf16", {*_V4, "avx512_vnni", "avx512_bf16"}),
-    ("_v4_vnni", {*_V4, "avx512_vnni"}),
-    ("_v4", _V4),
-    ("_v3", {"avx2", "fma", "f16c", "bmi2"}),
+    ("_v4_amx", {*_V4, "avx512_vnni", "avx512_bf16", *_TILES}, ("-march=x86-64-v4", *_BF16, *_AMX)),
+    ("_v4_bf16", {*_V4, "avx512_vnni", "avx512_bf16"}, ("-march=x86-64-v4", *_BF16)),
+    ("_v4_vnni", {*_V4, "avx512_vnni"}, ("-march=x86-64-v4", "-mavx512vnni")),
+    ("_v4", _V4, ("-march=x86-64-v4",)),
+    ("_v3", {"avx2", "fma", "f16c", "bmi2"}, ("-march=x86-64-v3",)),
 )
 _BUILD_SECONDS = 120
 _STALE_SECONDS = 60  # a source that is newer than a library by this much was changed after it was built
 
 
 class KernelsUnavailableError(Exception):
-    """There are no compiled kernels for this machine; the text says why."""
+    """An error where this machine has no compiled kernels; the text says why."""
 
 
 @functools.cache
@@ -97,7 +100,7 @@ def load() -> ctypes.CDLL:
 
 @functools.cache
 def available() -> bool:
-    """Whether the library can be loaded. Tried once: what fails may be a compiler that runs for a minute."""
+    """Return whether the library can be loaded. A failure is final: another try may run a compiler for a minute."""
     try:
         load()
     except KernelsUnavailableError:
@@ -127,7 +130,7 @@ def _open(here: frozenset[str]) -> ctypes.CDLL:
 
 
 def features() -> frozenset[str]:
-    """What the processor can do, as Linux calls it; empty where that is not told."""
+    """Return the processor's features under Linux's names; empty where the system does not report them."""
     try:
         text = Path("/proc/cpuinfo").read_text(errors="replace")
     except OSError:
@@ -139,11 +142,11 @@ def features() -> frozenset[str]:
 
 
 def _installed(here: frozenset[str]) -> Path | None:
-    """The best of the variants beside this file that a processor with these features can run."""
+    """Return the best variant beside this file that a processor with these features can run."""
     if platform.machine() not in ("x86_64", "AMD64"):
         return None
     newest = max((HERE / name).stat().st_mtime for name in (*SOURCES, *HEADERS))
-    for name, needed in VARIANTS:
+    for name, needed, _ in VARIANTS:
         found = sorted(HERE.glob(f"{name}.*so"))
         if found and needed <= here and newest < found[0].stat().st_mtime + _STALE_SECONDS:
             return found[0]
@@ -173,7 +176,7 @@ def _build(here: frozenset[str]) -> Path:
 
 
 def _cache_folder() -> Path:
-    """A folder that nobody else may write to. Raises OSError; RuntimeError without a home."""
+    """Return a folder that nobody else may write to. Raises OSError; RuntimeError without a home directory."""
     folder = Path.home() / ".cache" / "ferrule" / "kernels"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     owner = folder.stat()
@@ -183,7 +186,7 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Build beside the target and rename: a build that was cut off, or two at a time, leave no half file."""
+    """Build beside the target and rename, so that interrupted or concurrent builds leave no partial file."""
     with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
         objects = []
         for name in SOURCES:

@@ -1,4 +1,4 @@
-"""What this machine can do at most, measured in a second: `python -m ferrule_kernels.cpu.machine` prints it as JSON.
+"""The limits of this machine, measured in a second: `python -m ferrule_kernels.cpu.machine` prints it as JSON.
 
 Rates are those of the processor's units with operands in registers, on all threads that torch would take. No product of
 matrices is as fast; bandwidth is what decoding is held against.
@@ -32,7 +32,10 @@ _SECONDS = 0.15  # of the measurement of a unit; memory, which others use too, i
 
 @dataclass(frozen=True)
 class Limits:
-    """Bytes and operations per second; a multiply-add is two operations. 0.0: there is no way to measure it here."""
+    """Bytes and operations per second; a multiply-add is two operations.
+
+    0.0 means that there is no way to measure it here.
+    """
 
     threads: int
     read_bytes: float
@@ -41,7 +44,7 @@ class Limits:
 
 
 def measure() -> Limits:
-    """Raises KernelsUnavailableError."""
+    """Measure this machine's limits. Raises KernelsUnavailableError."""
     kernels: Any = library.load()
     kernels.ferrule_rate.restype = ctypes.c_double
     kernels.ferrule_rate.argtypes = (ctypes.c_int, ctypes.c_int64)
@@ -63,7 +66,10 @@ def measure() -> Limits:
 
 
 def _best(work: Callable[[int], float], seconds: float = _SECONDS) -> float:
-    """What `work` does of n rounds, per second: the best of several runs, that last long enough to be timed."""
+    """Return how much `work` does per second, the best of several runs that last long enough to be timed.
+
+    `work` takes a number of rounds and returns how much it did.
+    """
     rounds = 1
     while min(_timed(work, rounds) for _ in range(3)) < seconds / 10:  # the least: threads start late, others run
         rounds *= 2
@@ -76,7 +82,7 @@ def _best(work: Callable[[int], float], seconds: float = _SECONDS) -> float:
 
 
 def _timed(work: Callable[[int], float], rounds: int) -> float:
-    """Seconds."""
+    """Return how many seconds so many rounds of `work` take."""
     began = time.perf_counter()
     work(rounds)
     return time.perf_counter() - began

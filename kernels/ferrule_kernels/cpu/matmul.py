@@ -49,7 +49,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded, at = library.load(), ctypes.c_void_p
     loaded.ferrule_pack.argtypes = (at, at, ctypes.c_int32, at, at, at, at)
     loaded.ferrule_multiply.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int32, ctypes.c_int32, at)
@@ -70,31 +70,31 @@ def _kernels() -> _Kernels:
 
 
 class Workspace:
-    """Where rows are quantized: it grows to the largest step and is used again. One for all layers of a model."""
+    """Memory for quantized rows, which grows to the largest step and is reused. All layers of a model share one."""
 
     def __init__(self) -> None:
         self._memory = torch.empty(0, dtype=torch.uint8)
 
     def at(self, size: int) -> int:
-        """The address of that many bytes, until the next call."""
+        """Return the address of `size` bytes, valid until the next call."""
         if size > self._memory.numel():
             self._memory = torch.empty(size, dtype=torch.uint8)
         return self._memory.data_ptr()
 
 
 class UnfitWeightError(ValueError):
-    """A weight has a number that cannot be quantized."""
+    """An error for a weight with a number that cannot be quantized."""
 
 
 class PackedMatrix:
     """A weight [n, k] in the kernel's order. Raises KernelsUnavailableError.
 
     With `scales` [n, groups], or of the two levels of the form's blocks, the weight was quantized before and holds the
-    form's numbers or codes. Scales are kept in the form's 16 bits; where a channel has one, what the rounding took from
-    it is given back to the result: those are the `factors`. `offsets` are as the scales, and are added to each weight
-    of a group. Raises ValueError for what the form does not go with, and UnfitWeightError.
+    form's numbers or codes. Scales are stored in the form's 16 bits; where a channel has one scale, the part lost in
+    rounding is given back to the result: those are the `factors`. `offsets` are like the scales, and are added to each
+    weight of a group. Raises ValueError for arguments that do not agree with the form, and UnfitWeightError.
 
-    `packed` and `factors` are all there is of it: see ``ferrule_kernels.cpu.packed`` for files of them.
+    `packed` and `factors` are the matrix's whole content: see ``ferrule_kernels.cpu.packed`` for files of them.
     """
 
     form: Form
@@ -125,7 +125,7 @@ class PackedMatrix:
             self._pack(weight[first : first + rows].detach(), first, *given)
 
     def _pack(self, part: torch.Tensor, first: int, scales: Levels | None, offsets: Levels | None) -> None:
-        """Pack the outputs from `first` on, behind all before them. So weights are not converted as a whole."""
+        """Pack the outputs from `first` on, after all before them, so that weights are never converted as a whole."""
         if self._type(part, scales) is None:  # numbers of 8 bits are exact in bfloat16
             part = part.to(torch.bfloat16 if part.dtype in (torch.int8, torch.uint8) else torch.float32)
         part = part.contiguous()
@@ -137,14 +137,14 @@ class PackedMatrix:
             raise UnfitWeightError(_UNFIT)
 
     def _type(self, weight: torch.Tensor, scales: Levels | None) -> int | None:
-        """The kernel's number for what it packs as it is: floats, and whole words of bytes that have scales."""
+        """Return the kernel's number for a type that it packs as it is, or None: floats, whole words of scaled int8."""
         if weight.dtype == torch.int8 and scales is not None and self.inputs % 4 == 0:
             return _BYTES
         return _TYPES.get(weight.dtype)
 
     @classmethod
     def empty(cls, outputs: int, inputs: int, form: Form, workspace: Workspace) -> PackedMatrix:
-        """A weight [outputs, inputs] whose rows come by `put` or `put_blocks`."""
+        """Make a weight [outputs, inputs] whose rows are filled in later by `put` or `put_blocks`."""
         made = cls.__new__(cls)
         packed = weight_memory((form.packed_bytes(outputs, inputs),), torch.uint8)
         made._set_up(packed, None, (outputs, inputs), form, None, workspace)
@@ -191,7 +191,10 @@ class PackedMatrix:
             raise UnfitWeightError(_UNFIT)
 
     def _part(self, first: int, count: int) -> _Matrix:
-        """The kernel's structure of so many outputs from `first` on. Raises ValueError for those that there are not."""
+        """Return the kernel's structure for `count` outputs from `first` on.
+
+        Raises ValueError where `first` does not begin a panel or the outputs do not exist.
+        """
         if first < 0 or first % PANEL or first + count > self.outputs:
             raise ValueError(f"{count} outputs from {first} on are not whole panels of {self.outputs}")
         matrix = _Matrix.from_buffer_copy(self._matrix)
@@ -199,7 +202,7 @@ class PackedMatrix:
         return matrix
 
     def add_bias(self, bias: torch.Tensor | None) -> None:
-        """Take a bias [n], which products add, or none."""
+        """Set the bias [n] that products add, or none."""
         self._bias = None if bias is None else _channels(bias)
         self._matrix.bias = _at(self._bias)
 
@@ -214,9 +217,10 @@ class PackedMatrix:
         workspace: Workspace,
         turn: bool = False,
     ) -> PackedMatrix:
-        """A weight of `shape` of which `packed` and `factors` are what those of such a matrix were.
+        """Make a matrix of `shape` from the `packed` and `factors` of an earlier matrix.
 
-        With `turn` that was on a processor of the other of `ferrule_kernels.cpu.packed.LAYOUTS`: `packed` is changed.
+        With `turn`, that matrix was packed on a processor with the other of `ferrule_kernels.cpu.packed.LAYOUTS`;
+        `packed` is then converted in place. Raises ValueError for another type or size.
         """
         for given, dtype, count in (
             (packed, torch.uint8, form.packed_bytes(*shape)),
@@ -258,20 +262,20 @@ class PackedMatrix:
 
     @property
     def address(self) -> int:
-        """Of the kernel's structure, for as long as this lives."""
+        """Address of the kernel's structure, valid as long as this matrix lives."""
         return self._address
 
     def memory(self, rows: int, products: int = 1) -> int:
-        """The address of memory for so many rows in so many products with such matrices, until the next call."""
+        """Return the address of memory for `rows` rows in each of `products` products, valid until the next call."""
         return self._workspace.at(self._memory(self._address, rows, products))
 
     @staticmethod
     def memory_of(matrices: Sequence[PackedMatrix], rows: int) -> int:
-        """The address of memory for so many rows in a product with each of these, until the next call."""
+        """Return the address of memory for `rows` rows in a product with each matrix, valid until the next call."""
         return matrices[0]._workspace.at(sum(each._memory(each._address, rows, 1) for each in matrices))
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that the kernel reads."""
+        """Return every tensor that the kernel reads."""
         return tuple(tensor for tensor in (self.packed, self._bias, self.factors) if tensor is not None)
 
     @property
@@ -279,7 +283,7 @@ class PackedMatrix:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [m, k] → [m, n] of `dtype`, by default that of x."""
+        """Multiply x [m, k] by the transposed weight: [m, n] of `dtype`, by default x's."""
         wanted = dtype or x.dtype
         if x.dtype not in _TYPES:
             x = x.float()
@@ -292,7 +296,7 @@ class PackedMatrix:
         return y if made == wanted else y.to(wanted)
 
     def rows(self, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """ids [tokens] → what those rows of the weight stand for, [tokens, k] of `dtype`. Raises IndexError."""
+        """Return the values of the rows `ids` [tokens] of the weight, [tokens, k] of `dtype`. Raises IndexError."""
         ids = ids.long().contiguous()
         made = dtype if dtype in _TYPES else torch.float32
         y = torch.empty((*ids.shape, self.inputs), dtype=made)
@@ -302,7 +306,10 @@ class PackedMatrix:
 
 
 def _kept(values: torch.Tensor | Levels, form: Form) -> Levels:
-    """Floats that 16 bits can hold, and steps, as the kernel reads them."""
+    """Round levels to 16-bit floats and int8 steps, as the kernel reads them.
+
+    Raises ValueError where steps are given for a form without them, or missing.
+    """
     given = values if isinstance(values, Levels) else Levels(values)
     if bool(form.steps) != (given.steps is not None):
         raise ValueError("groups have steps where their form says so")
@@ -315,7 +322,10 @@ def _channels(values: torch.Tensor) -> torch.Tensor:
 
 
 def _lost(scales: torch.Tensor, kept: Levels) -> torch.Tensor | None:
-    """What rounding took from scales [n, groups], a factor for each channel; None where it is nothing, or not one."""
+    """Return the factor of each channel by which rounding changed scales [n, groups].
+
+    Returns None if no scale changed, or if channels have several groups.
+    """
     scales, rounded = scales.detach().float(), kept.floats
     if scales.shape[1] > 1 or torch.equal(scales, rounded):
         return None

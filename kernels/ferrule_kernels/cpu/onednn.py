@@ -19,7 +19,7 @@ class Packed:
 
     @classmethod
     def of(cls, weight: torch.Tensor) -> Packed | None:
-        """None for a type that the library does not pack, for no values, and for a torch without the library."""
+        """Pack a weight. Returns None if it is empty, its type is not supported, or torch lacks oneDNN."""
         library = torch.ops.mkldnn
         if not weight.is_cpu or not weight.numel() or not torch._C._has_mkldnn:
             return None
@@ -28,11 +28,11 @@ class Packed:
         return None
 
     def plain(self) -> torch.Tensor:
-        """The matrix [out, in] in the order of torch."""
+        """Return the matrix [out, in] in torch's order."""
         return self.matrix.to_dense()
 
     def matmul(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        """x [tokens, in] → [tokens, out]."""
+        """Multiply x [tokens, in] by the transposed weight: [tokens, out]."""
         alone = x.shape[0] == 1 and x.dtype == torch.float32
         rows = x.expand(2, -1) if alone else x
         y: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, self.matrix, bias, "none", [], "")

@@ -1,4 +1,4 @@
-"""Packed matrices in files: which order their bytes have."""
+"""Packed matrices in files: the order of their bytes."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ LAYOUTS = (1, 2)
 
 
 def layout() -> int:
-    """What is packed in here."""
+    """Return the layout that weights are packed in on this processor."""
     return LAYOUTS[dense.unit() == "amx"]

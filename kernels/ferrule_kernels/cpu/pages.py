@@ -1,4 +1,4 @@
-"""Memory for weights, in huge pages, and what else the system is told about pages."""
+"""Memory for weights, in huge pages, and other advice to the system about pages."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def _library() -> Any:
 
 
 class _Pieces:
-    """Memory cut from large pieces, each of which lives for as long as something that was cut from it."""
+    """Memory cut from large pieces, each of which lives as long as anything cut from it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -71,11 +71,11 @@ def _map(size: int) -> memoryview:
 
 
 def weight_memory(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """An uninitialised tensor for weights, in huge pages where the system has them. Raises MemoryError.
+    """Make an uninitialised tensor for weights, in huge pages where the system has them. Raises MemoryError.
 
     Every step reads all weights. Huge pages make it faster, because the processor translates fewer addresses: one row
-    takes 0.91 to 0.96 of the time on a Zen 5. The system gives them when memory is first written, for whole ranges of
-    2 MB, so several tensors share a larger piece of new memory.
+    takes 0.91 to 0.96 of the time on a Zen 5. The system provides them when memory is first written, for whole ranges
+    of 2 MB, so several tensors share a larger piece of new memory.
     """
     count = prod(shape)
     if count * dtype.itemsize < _LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
@@ -96,7 +96,7 @@ def drop_file_pages(tensor: torch.Tensor) -> None:
 
 
 def memory_nodes(sys: Path = Path("/sys/devices/system/node")) -> tuple[int, ...]:
-    """The NUMA nodes that have memory; none where the system does not tell."""
+    """Return the NUMA nodes that have memory; empty where the system does not report them."""
     try:
         text = (sys / "has_memory").read_text().strip()
     except OSError:
@@ -132,7 +132,7 @@ def _copy() -> Any | None:
 
 
 def copy_to_new(to: torch.Tensor, source: torch.Tensor) -> None:
-    """As `to.copy_(source)`, and sooner if the memory of `to` was allocated and not written yet."""
+    """Copy like `to.copy_(source)`, but faster if the memory of `to` is allocated and not yet written."""
     plain = to.dtype == source.dtype and to.shape == source.shape and not (source.is_neg() or source.is_conj())
     both = to.is_cpu and source.is_cpu and to.is_contiguous() and source.is_contiguous()
     copy = _copy() if plain and both and to.nbytes >= _LARGE else None

@@ -36,7 +36,7 @@ Function = Callable[[list[torch.Tensor]], torch.Tensor]
 
 
 class NotRecordableError(Exception):
-    """The function reads values of tensors in Python; the text says with what."""
+    """An error for a function that reads values of tensors in Python; the text says with what."""
 
 
 class _Kernels(NamedTuple):
@@ -49,7 +49,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded, at, count = library.load(), ctypes.c_void_p, ctypes.c_int64
     made = _Kernels(*(getattr(loaded, f"ferrule_recording_{name}") for name in _Kernels._fields))
     made.new.restype, made.length.restype = at, count
@@ -75,14 +75,14 @@ class Arena:
             chunk.fill(byte)
 
     def chunk(self, number: int, size: int) -> np.ndarray[Any, np.dtype[np.uint8]]:
-        """A part of the memory. Parts are made when they are first asked for, of `size` bytes at least."""
+        """Return a part of the memory; it is made when first asked for, with at least `size` bytes."""
         if number == len(self._chunks):
             self._chunks.append(np.empty(max(_CHUNK, size), np.uint8))
         return self._chunks[number]
 
 
 class _Places:
-    """What one recording has of an arena. Memory whose tensors are gone is given out again, as in a replay."""
+    """The memory of an arena that one recording uses. Memory of tensors that are gone is reused, as replays will do."""
 
     def __init__(self, arena: Arena) -> None:
         self._arena = arena
@@ -96,7 +96,7 @@ class _Places:
         return storage in self._places
 
     def like(self, x: torch.Tensor) -> torch.Tensor:
-        """A tensor with the type, shape and strides of x."""
+        """Make a tensor with the type, shape and strides of x."""
         size = x.untyped_storage().nbytes()
         if not size:
             return x
@@ -109,7 +109,10 @@ class _Places:
         return made
 
     def alias(self, x: Any) -> Any:
-        """The same memory, for one who does not keep it from being given out again. What is not from here stays."""
+        """Return a view of the memory of x that does not keep it from being reused.
+
+        Anything that is not from the arena is returned as it is.
+        """
         place = self._places.get(_storage(x)) if isinstance(x, torch.Tensor) else None
         return x if place is None else _view(x, *place)[0]
 
@@ -129,18 +132,21 @@ class _Places:
 
 
 def _view(x: torch.Tensor, chunk: Any, at: int) -> tuple[torch.Tensor, Any]:
-    """A tensor like x in a part of the chunk, and the object that lives as long as its memory is in use."""
+    """Make a tensor like x in a part of the chunk.
+
+    Also returns the object that lives as long as the tensor's memory is used.
+    """
     memory = (ctypes.c_uint8 * x.untyped_storage().nbytes()).from_buffer(chunk, at)  # it keeps the chunk
     return torch.frombuffer(memory, dtype=x.dtype).as_strided(x.shape, x.stride(), x.storage_offset()), memory
 
 
 class Recording:
-    """What `function` did with `inputs` of its own, which are like those given.
+    """A recording of what `function` did with copies of `inputs` of its own.
 
-    `inputs` and `output` are in the arena: they are valid until another recording of it is made or replayed. Whatever
-    else the function makes must be gone when it returns: it should have been called before, so that what it prepares
-    once is there. Raises what `function` raises, NotRecordableError, KernelsUnavailableError. After an error the arena
-    must not be used again: what the function has kept may be in it.
+    `inputs` and `output` are in the arena: they are valid until another recording in it is made or replayed. Everything
+    else that the function makes must be gone when it returns, so it should have been called before, to make what it
+    prepares only once. Raises what `function` raises, NotRecordableError, KernelsUnavailableError. After an error the
+    arena must not be used again, because the function may have kept tensors in it.
     """
 
     def __init__(self, arena: Arena, inputs: Sequence[torch.Tensor], function: Function) -> None:
@@ -168,19 +174,19 @@ class Recording:
             mine.copy_(values)
 
     def replay(self) -> torch.Tensor:
-        """The output for what the inputs are now."""
+        """Run the recording again and return the output for the present values of the inputs."""
         for step in self._steps:
             step()
         return self.output
 
     def keep(self, x: torch.Tensor) -> None:
-        """A kernel reads or writes x: its memory must outlive the recording."""
+        """Keep the memory of x alive as long as the recording, because a kernel reads or writes it."""
         storage = x.untyped_storage().data_ptr()
         if not self._places.owns(storage):
             self._kept.setdefault(storage, x)
 
     def operate(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Do an operation of torch, and keep it unless it only looks at tensors in another way."""
+        """Run an operation of torch, and record it unless it only makes views."""
         if func.overloadpacket.__name__ in _ALLOCATING:
             return self._places.like(func(*args, **kwargs))
         if _BY_VALUE & set(func.tags):
@@ -212,7 +218,7 @@ class Recording:
             raise NotRecordableError("a tensor that it made is still in use")
 
     def _add_calls(self) -> None:
-        """The kernels that were called since the last step are the next."""
+        """Add the kernels that were called since the last step as the next step."""
         first, self._recorded = self._recorded, int(self._kernels.length(self._calls))
         if first < self._recorded:
             self._steps.append(functools.partial(self._kernels.replay, self._calls, first, self._recorded))
@@ -223,12 +229,12 @@ def _copy(to: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:
 
 
 def _storage(x: torch.Tensor) -> int:
-    """Where it is; 0 for weights that a library of torch's has packed, of which nothing is a view."""
+    """Return the address of a tensor's storage; 0 for weights packed by a library of torch's, which have no views."""
     return x.untyped_storage().data_ptr() if x.layout is torch.strided else 0
 
 
 class _Functions(TorchFunctionMode):
-    """Sees what is asked of a tensor without an operation."""
+    """A mode that intercepts uses of tensors that are not operations, such as reading a value or an address."""
 
     def __init__(self, recording: Recording) -> None:
         super().__init__()
@@ -244,11 +250,11 @@ class _Functions(TorchFunctionMode):
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees the operations."""
+    """A mode that intercepts torch's operations."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's compiler need not leave this alone: to be told so it is imported, which takes seconds."""
+        """Return False: to be told to skip this mode, torch's compiler must be imported first, which takes seconds."""
         return False
 
     def __init__(self, recording: Recording) -> None:

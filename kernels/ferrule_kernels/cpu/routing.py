@@ -54,7 +54,7 @@ def _constants(r: moe.Routing) -> _Routing:
 def route(
     logits: torch.Tensor, routing: moe.Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `ferrule_kernels.moe.route`, for scores that are a softmax or sigmoids."""
+    """Choose experts like `ferrule_kernels.moe.route`, for scores that are a softmax or sigmoids."""
     logits = logits.float().contiguous()
     bias = None if bias is None else bias.float().contiguous()
     tokens, experts = logits.shape
@@ -67,7 +67,10 @@ def route(
 
 
 def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
-    """The same as `ferrule_kernels.moe.arrange`. Raises IndexError for an id without an expert, but not in a replay."""
+    """Arrange rows by expert like `ferrule_kernels.moe.arrange`.
+
+    Raises IndexError for an id without an expert, but not in a replay.
+    """
     ids = ids.int().contiguous()
     made = moe.Arranged(*(torch.empty(count, dtype=torch.int64) for count in (ids.numel(), ids.numel(), num_experts)))
     if not _arrange()(ids.data_ptr(), ids.numel(), ids.shape[1], num_experts, *(each.data_ptr() for each in made)):
@@ -76,7 +79,7 @@ def arrange(ids: torch.Tensor, num_experts: int) -> moe.Arranged:
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None) -> torch.Tensor:
-    """As `ferrule_kernels.moe.combine`, which computes rows of types that the kernel does not support."""
+    """Combine rows like `ferrule_kernels.moe.combine`, which is called for types that the kernel does not support."""
     call = _combine().get(rows.dtype)
     if call is None:
         return moe.combine(rows, weights, places)

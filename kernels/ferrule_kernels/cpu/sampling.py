@@ -13,7 +13,7 @@ _INT, _AT = ctypes.c_int64, ctypes.c_void_p
 
 
 class Sampling:
-    """Raises KernelsUnavailableError. All logits are float32, contiguous and on the CPU."""
+    """The sampling kernels. All logits are float32, contiguous and on the CPU. Raises KernelsUnavailableError."""
 
     def __init__(self) -> None:
         kernels: Any = library.load()
@@ -24,9 +24,9 @@ class Sampling:
         self._best.restype = self._draw.restype = self._mask.restype = None
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Each row's best token [rows] int64; its logit [rows] float32, NaN for a row that holds one; and [rows] bool.
+        """Return each row's best token, int64, its logit, float32, and whether that logit is finite: three of [rows].
 
-        That says whether this logit is finite. Rows where it is not become zeros.
+        A row that holds NaN has NaN as its logit. Rows whose logit is not finite are overwritten with zeros.
         """
         rows, vocab = logits.shape
         tokens, most = torch.empty(rows, dtype=torch.long), torch.empty(rows)
@@ -35,9 +35,10 @@ class Sampling:
         return tokens, most, finite
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
-        """A token [draws] int64 for each row of `draws`, whose rows of logits are overwritten.
+        """Draw a token [draws] int64 for each row of `draws`, overwriting its row of logits.
 
-        Those are [draws, 6] float64, row after row: row, top_k (0: all), noise in [0, 1), top_p, temperature, min_p.
+        `draws` is [draws, 6] float64, in the order of the rows: row, top_k (0: all), noise in [0, 1), top_p,
+        temperature, min_p.
         """
         tokens = torch.empty(len(draws), dtype=torch.long)
         self._draw(draws.data_ptr(), len(draws), logits.data_ptr(), logits.shape[1], tokens.data_ptr())

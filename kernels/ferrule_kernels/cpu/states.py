@@ -22,7 +22,7 @@ _INT, _FLOAT, _AT = ctypes.c_int64, ctypes.c_float, ctypes.c_void_p
 
 
 class Rows(Protocol):
-    """Whose tokens are in a step. Ferrule's `StateRows` has it."""
+    """The requests whose tokens are in a step, and their slots. Ferrule's `StateRows` provides them."""
 
     @property
     def data(self) -> torch.Tensor: ...  # [all slots, *shape]
@@ -132,7 +132,10 @@ class Selective:
         return mixed.is_cpu and mixed.dtype in self._calls
 
     def __call__(self, mixed: torch.Tensor, width: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """mixed [tokens, h and B and C], width [tokens, heads] → float32 [tokens, heads, dim]."""
+        """Compute a step: mixed [tokens, h and B and C], width [tokens, heads].
+
+        Returns float32 [tokens, heads, dim].
+        """
         mixed, width = mixed.contiguous(), width if width.stride(1) == 1 else width.contiguous()
         y = torch.empty((mixed.shape[0], *self._shape), dtype=torch.float32)
         call = self._calls[mixed.dtype]
@@ -161,7 +164,10 @@ class Delta:
         return mixed.is_cpu and mixed.dtype in self._calls
 
     def __call__(self, mixed: torch.Tensor, strength: torch.Tensor, width: torch.Tensor, rows: Rows) -> torch.Tensor:
-        """mixed [tokens, q and k and v]; strength and width [tokens, heads] → float32 [tokens, heads, values]."""
+        """Compute a step: mixed [tokens, q and k and v], strength and width [tokens, heads].
+
+        Returns float32 [tokens, heads, values].
+        """
         mixed = mixed.contiguous()
         if strength.stride() != width.stride() or width.stride(1) != 1:
             strength, width = strength.contiguous(), width.contiguous()

@@ -39,7 +39,7 @@ class _Kernels(NamedTuple):
 
 @functools.cache
 def _kernels() -> _Kernels:
-    """Raises KernelsUnavailableError."""
+    """Load the kernels and declare their types. Raises KernelsUnavailableError."""
     loaded, at, kind = library.load(), ctypes.c_void_p, ctypes.c_int32
     loaded.ferrule_tables_lanes.argtypes = (kind,)
     loaded.ferrule_tables.argtypes = (at, at, at, ctypes.c_int64, ctypes.c_int64, kind, kind)
@@ -48,12 +48,12 @@ def _kernels() -> _Kernels:
 
 
 def unit(dtype: torch.dtype) -> torch.dtype:
-    """What weights and activations are multiplied as, for a model of `dtype`. Raises KernelsUnavailableError."""
+    """Return the type in which numbers are multiplied, for a model of `dtype`. Raises KernelsUnavailableError."""
     return torch.bfloat16 if dtype == torch.bfloat16 and _kernels().lanes(_TYPES[dtype]) else torch.float32
 
 
 def palette_form(bits: int, dtype: torch.dtype) -> PaletteForm:
-    """How `TableMatrix` keeps a palette for a model of `dtype`. Raises KernelsUnavailableError."""
+    """Return how `TableMatrix` stores a palette for a model of `dtype`. Raises KernelsUnavailableError."""
     multiplied = unit(dtype)
     return PaletteForm(bits, multiplied.itemsize, int(_kernels().lanes(_TYPES[multiplied])))
 
@@ -95,7 +95,7 @@ class TableMatrix:
         self._address = ctypes.addressof(self._matrix)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
-        """Everything that the kernel reads."""
+        """Return every tensor that the kernel reads."""
         all_of_them = (self._codes, self._tables, self._factors, self._bias)
         return tuple(each for each in all_of_them if each is not None)
 
@@ -104,12 +104,12 @@ class TableMatrix:
         return sum(tensor.nbytes for tensor in self.tensors())
 
     def _registers(self, table: torch.Tensor) -> torch.Tensor:
-        """[n, 8 or 16] to a register for each channel, repeated until it is full."""
+        """Expand a table [n, 8 or 16] to a full register for each channel, by repetition."""
         times = _TABLE // self._dtype.itemsize // table.shape[1]
         return F.pad(table.to(self._dtype).repeat(1, times), (0, 0, 0, -len(table) % _PANEL)).contiguous()
 
     def _words(self, codes: torch.Tensor, bits: int) -> torch.Tensor:
-        """uint8 [n, k] to words of all lanes, [panels, blocks, 4, lanes]."""
+        """Pack codes uint8 [n, k] into words of all lanes, [panels, blocks, 4, lanes]."""
         kind = torch.int16 if self._dtype == torch.bfloat16 else torch.int32
         fields = kind.itemsize * 8 // bits
         block = fields * self._lanes
@@ -128,7 +128,10 @@ class TableMatrix:
     def multiply(
         self, x: torch.Tensor, dtype: torch.dtype | None = None, into: torch.Tensor | None = None
     ) -> torch.Tensor:
-        """x [m, k] → [m, n] of `dtype`, by default that of x; or `into`, float32 or bfloat16 rows of more columns."""
+        """Multiply x [m, k] by the transposed weight: [m, n] of `dtype`, by default x's.
+
+        With `into`, float32 or bfloat16 rows that may be part of wider ones, the result is written there instead.
+        """
         wanted = dtype or x.dtype
         x = x.to(self._dtype)
         x = F.pad(x, (0, self._padding)) if self._padding else x.contiguous()
@@ -161,7 +164,7 @@ class MergedTables:
         return tuple(tensor for matrix in self._matrices for tensor in matrix.tensors())
 
     def multiply(self, x: torch.Tensor, dtype: torch.dtype | None = None) -> torch.Tensor:
-        """x [m, k] → [m, n] of `dtype`, by default that of x."""
+        """Multiply x [m, k] by the transposed weights: [m, n] of `dtype`, by default x's."""
         if len(self._matrices) == 1:
             return self._matrices[0].multiply(x, dtype)
         wanted = dtype or x.dtype

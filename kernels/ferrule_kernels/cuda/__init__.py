@@ -14,7 +14,7 @@ __all__ = ["KernelsUnavailableError", "available"]
 
 
 def available() -> str | None:
-    """Why the kernels cannot run in this process, or None where they can. Imports torch; Triton only without a GPU."""
+    """Return why the kernels cannot run in this process, or None. Imports torch, and Triton only without a GPU."""
     if find_spec("triton") is None:
         return "the package triton is not installed (torch's builds for CUDA bring it)"
     import torch

@@ -29,13 +29,13 @@ _TOGETHER = 8  # groups of one program
 
 @triton.jit
 def _magnitude(x):
-    """Bits of |x| as integers: larger for larger numbers, and largest for NaN, which a maximum of floats may drop."""
+    """Return the bits of |x| as integers, which sort like |x|. NaN is the largest; a maximum of floats may drop it."""
     return x.to(tl.int32, bitcast=True) & 0x7FFFFFFF
 
 
 @triton.jit
 def _scale(bits, REACH: tl.constexpr):
-    """(scale, its inverse or zero)."""
+    """Return the scale for a largest magnitude with these bits, and its inverse; zero where a scale is unusable."""
     most = bits.to(tl.float32, bitcast=True)
     used = (bits < _INFINITY) & (most > _TINY)
     inverse = tl.where(used, REACH / tl.where(used, most, 1.0), 0.0)
@@ -45,7 +45,10 @@ def _scale(bits, REACH: tl.constexpr):
 
 @triton.jit
 def _numbers(x, inverse, WHOLE: tl.constexpr):
-    """Integers, or the bits of fp8 numbers, to nearest, ties to even: by hand, as not all conversions round alike."""
+    """Round x * inverse to integers, or to the bits of fp8 numbers: to nearest, ties to even.
+
+    The arithmetic is spelled out, as not all devices' conversions round alike.
+    """
     y = tl.where(inverse == 0.0, 0.0, x * inverse)
     if WHOLE:
         made = ((y + _NEAREST) - _NEAREST).to(tl.int8)
@@ -100,7 +103,7 @@ def _groups(
 
 
 def quantize(x: torch.Tensor, dtype: torch.dtype, group: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [m, k] to numbers of `dtype` (int8, float8_e4m3fn) [m, k], and scales float32 [m, groups].
+    """Quantize x [m, k] to numbers of `dtype` (int8, float8_e4m3fn) [m, k], and scales float32 [m, groups].
 
     `group` is a power of two that counts inputs; 0 is a whole row.
     """
@@ -125,7 +128,7 @@ def quantize(x: torch.Tensor, dtype: torch.dtype, group: int = 0) -> tuple[torch
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Rows of Llama-3.1-8B's hidden states."""
+    """Yield cases with rows of Llama-3.1-8B's hidden states."""
     k = 4096 if device.type == "cuda" else 256
     for m in (16, 8192) if device.type == "cuda" else (2,):
         x = torch.randn(m, k, device=device).to(half(device))

@@ -41,7 +41,7 @@ _PROGRAMS = 8192  # of a launch over splits: enough for every device to balance,
 
 @dataclass(frozen=True)
 class Batch:
-    """Where a step's tokens are. The tensors are int32 on the device; the numbers are the host's.
+    """The rows of a step. The tensors are int32 on the device; the numbers are the host's.
 
     Row r owns query tokens [query_start[r], query_start[r + 1]), the last ones of its context_lens[r] tokens.
     """
@@ -56,7 +56,7 @@ class Batch:
 
     @staticmethod
     def kinds(query_lens: Sequence[int], max_query_len: int) -> tuple[int, bool]:
-        """`short_queries` and `has_long` of rows of such lengths, of which `max_query_len` is the greatest."""
+        """Return `short_queries` and `has_long` for rows of such lengths, the greatest of which is `max_query_len`."""
         if max_query_len <= SHORT:
             return max_query_len, False
         return max((count for count in query_lens if count <= SHORT), default=0), True
@@ -64,7 +64,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Tiles:
-    """How a launch is cut: `queries` tokens of a row, with all heads of a group in `rows` lines, by `keys` keys."""
+    """The tiles of a launch: `queries` tokens of a row, with all heads of a group in `rows` lines, by `keys` keys."""
 
     queries: int
     rows: int  # a power of two, at least 16
@@ -74,18 +74,21 @@ class Tiles:
 
 
 def cache_shape(num_blocks: int, block_size: int, kv_heads: int, dim: int) -> tuple[int, ...]:
-    """Keys at [:, 0] and values at [:, 1]. What a head has in a block lies together: the longest reads in one piece."""
+    """Return the shape of a KV cache: keys at [:, 0] and values at [:, 1].
+
+    The entries of a head in a block are contiguous, which makes for the longest reads in one piece.
+    """
     return (num_blocks, 2, kv_heads, block_size, dim)
 
 
 def tiles(group: int, dim: int, dtype: torch.dtype, cache_dtype: torch.dtype, short: bool, shared: int) -> Tiles:
-    """The cut for short or long rows of groups of `group` query heads, on a device with `shared` bytes of memory
-    for a program.
+    """Choose tiles for short or long rows, with `group` query heads for each key head.
 
-    A line of keys of up to 256 bytes, as 128 bfloat16 are, allows tiles of 64 keys; twice that, 32; beyond, 16. Long
-    rows fill 128, 64 or 32 lines by the same rule, and have 8 warps for 128. Float32, which is multiplied without
-    tensor cores, counts twice. While a tile is computed, the next two are on their way where there is memory for them,
-    else one; Triton wants two stages for each, since keys can be asked for only when the block table has come.
+    `shared` is the number of bytes of shared memory that a program may have. A line of keys of up to 256 bytes, as 128
+    bfloat16 are, allows tiles of 64 keys; twice that, 32; beyond, 16. Long rows fill 128, 64 or 32 lines by the same
+    rule, and have 8 warps for 128. Float32, which is multiplied without tensor cores, counts twice. While a tile is
+    computed, the next two are being loaded where there is memory for them, else one; Triton wants two stages for each,
+    since keys can be requested only when the block table has arrived.
     """
     width = power_of_2(max(dim, 16)) * dtype.itemsize
     wide = 2 * width if dtype == torch.float32 else width
@@ -132,7 +135,7 @@ def _attend(
     scales: tuple[float, float],
     room: int,
 ) -> None:
-    """One launch: of the long rows where `room` is 0, else of short rows with so many queries at most."""
+    """Launch the kernel once: for the long rows where `room` is 0, else for short rows with at most `room` queries."""
     (tokens, heads, dim), kv_heads, rows = q.shape, cache.shape[2], batch.context_lens.shape[0]
     cut = tiles(heads // kv_heads, dim, q.dtype, cache.dtype, bool(room), shared_memory(q.device))
     seen = min(batch.max_context_len, window + cut.queries) if window else batch.max_context_len
@@ -176,13 +179,13 @@ def _attend(
 
 @lru_cache(maxsize=64)
 def slopes_of(values: tuple[float, ...], device: torch.device) -> torch.Tensor:
-    """[heads] float32 on the device; kept, since a copy from the host cannot be recorded."""
+    """Return the slopes [heads] as float32 on the device; kept, since a copy from the host cannot be recorded."""
     return torch.tensor(values, dtype=torch.float32, device=device)
 
 
 @lru_cache(maxsize=64)
 def shared_memory(device: torch.device) -> int:
-    """Bytes of shared memory that a program may have."""
+    """Return how many bytes of shared memory a program may have."""
     if device.type != "cuda":
         return 99 * 1024
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the attribute
@@ -190,9 +193,10 @@ def shared_memory(device: torch.device) -> int:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode of many rows, prefill, and one long row, with the heads of 8B and 0.6B models; small for the interpreter.
+    """Yield cases of decode of many rows, prefill, and one long row, with the heads of 8B and 0.6B models.
 
-    Bytes are those of keys and values; in prefill, flops are those of the half of the scores that causality leaves.
+    They are small for the interpreter. Bytes are those of keys and values; in prefill, flops are those of the half of
+    the scores that causality leaves.
     """
     shapes: dict[str, list[tuple[int, int]]] = {
         "decode 64 x 4k": [(1, 4096)] * 64,
@@ -215,7 +219,7 @@ def cases(device: torch.device) -> Iterator[Case]:
 
 @dataclass(frozen=True)
 class _Plain:
-    """Scores without anything special."""
+    """Score options without anything special."""
 
     scale: float
     soft_cap: float = 0.0
@@ -230,7 +234,7 @@ def _case(
     kind: torch.dtype,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor, Batch]:
-    """Queries, a cache whose blocks lie in a shuffled order, and the batch, of rows of (queries, context)."""
+    """Make queries, a cache whose blocks lie in a shuffled order, and the batch, for rows of (queries, context)."""
     heads, kv_heads, dim = shape
     counts, lengths = [count for count, _ in rows], [length for _, length in rows]
     blocks = triton.cdiv(max(lengths), 16)

@@ -14,7 +14,7 @@ LOG2E = tl.constexpr(math.log2(math.e))
 
 @triton.jit
 def _key_range(past, tile, query_len, window, QUERIES: tl.constexpr, WINDOWED: tl.constexpr):
-    """Positions [begin, end) that the queries of a tile see together."""
+    """Return the positions [begin, end) that the queries of a tile see together."""
     first = past + tile * QUERIES
     end = past + tl.minimum((tile + 1) * QUERIES, query_len)
     begin = 0
@@ -25,13 +25,13 @@ def _key_range(past, tile, query_len, window, QUERIES: tl.constexpr, WINDOWED: t
 
 @triton.jit
 def _split_size(count, SPLIT: tl.constexpr, MOST_SPLITS: tl.constexpr, KEYS: tl.constexpr):
-    """Tokens of each split of `count`: it follows from that number alone."""
+    """Return how many tokens each split of `count` tokens has, which depends on `count` alone."""
     return tl.maximum(SPLIT, tl.cdiv(tl.cdiv(count, MOST_SPLITS), KEYS) * KEYS)
 
 
 @triton.jit
 def _row_of(tile, query_start, rows, QUERIES: tl.constexpr):
-    """The row of a tile of a flat batch, where the tiles of row r begin at query_start[r] // QUERIES + r."""
+    """Return the row of a tile of a flat batch, where the tiles of row r begin at query_start[r] // QUERIES + r."""
     low = tile * 0
     high = low + rows
     while high - low > 1:
@@ -44,7 +44,7 @@ def _row_of(tile, query_start, rows, QUERIES: tl.constexpr):
 
 @triton.jit
 def _score(q, k, position, key, slope, scale, cap_scale, SOFT_CAP: tl.constexpr, ALIBI: tl.constexpr):
-    """Scores [rows, keys] float32, times log2(e)."""
+    """Compute scores [rows, keys] float32, times log2(e)."""
     scores = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
     if SOFT_CAP:  # tanh(x) = 1 - 2 / (exp(2x) + 1), which neither overflows nor divides 0 by 0
         scores = cap_scale * (1.0 - 2.0 / (tl.exp2(scores) + 1.0))
@@ -55,7 +55,7 @@ def _score(q, k, position, key, slope, scale, cap_scale, SOFT_CAP: tl.constexpr,
 
 @triton.jit
 def _widened(x, dtype: tl.constexpr):
-    """Entries of the cache as they are computed with; 8 bits by way of float16, which holds them, as devices do."""
+    """Convert entries of the cache to the type of the computation; 8 bits by way of float16, as devices do."""
     if x.dtype.primitive_bitwidth == 8:
         x = x.to(tl.float16)
     return x.to(dtype)
@@ -87,7 +87,7 @@ def _over_keys(
     SOFT_CAP: tl.constexpr,
     ALIBI: tl.constexpr,
 ):
-    """Go over the keys [begin, end); not MASKED, all queries see all of them, and they are whole tiles."""
+    """Go over the keys [begin, end). Without MASKED, all queries see all of them, and they are whole tiles."""
     column = tl.arange(0, D)
     for start in range(begin, end, KEYS):
         key = start + tl.arange(0, KEYS)
@@ -262,7 +262,10 @@ def combine_kernel(
     MOST_SPLITS: tl.constexpr,
     WINDOWED: tl.constexpr,
 ):
-    """One query of one head. All `MOST_SPLITS` are summed, those that are not there as zeros: the order is the same."""
+    """Combine the splits of one query of one head.
+
+    All `MOST_SPLITS` are summed, absent ones as zeros, so that the order of the sum is always the same.
+    """
     row = tl.program_id(0) // room
     query = tl.program_id(0) % room
     head = tl.program_id(1)

@@ -22,6 +22,8 @@ class Case:
 
 
 def half(device: torch.device) -> torch.dtype:
-    """The type of 16 bits of a case's activations: not bfloat16 under Triton's interpreter, whose products of it are
-    wrong."""
+    """Return the 16-bit type of a case's activations.
+
+    It is not bfloat16 under Triton's interpreter, whose bfloat16 products are wrong.
+    """
     return torch.bfloat16 if device.type == "cuda" else torch.float16

@@ -84,9 +84,10 @@ def _native(
 
 
 def native_tile(rows: int, device: torch.device) -> Tile:
-    """The tile for a number of rows. With few rows, reading the weights takes the time: many low tiles read at once.
+    """Choose the tile for a number of rows.
 
-    A step is 128 inputs, a whole line of the cache: the longest that fp8's sums are left to the units for.
+    With few rows, reading the weights takes the time: many low tiles read at once. A step is 128 inputs, a whole line
+    of the cache: the longest that fp8's sums are left to the units for.
     """
     if rows <= 16:
         tile = Tile(16, 128, STEP, warps=4, stages=3)
@@ -105,10 +106,10 @@ def native(
     tall: int = 0,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """Numbers [m, k] and [n, k] of one type, with their scales, float32, to [m, n] of `dtype`.
+    """Multiply numbers [m, k] by the transposed [n, k], of one type, each with float32 scales: [m, n] of `dtype`.
 
-    Scales are [m, 1] and [n] or [n, 1]; with `tall` they are of groups of 128 inputs, [m, groups] and
-    [ceil(n / tall), groups]. `num_splits` is chosen where it is not given.
+    Scales are [m, 1] and [n] or [n, 1]; with `tall` they are of groups of 128 inputs, [m, groups] and [ceil(n / tall),
+    groups]. `num_splits` is chosen if it is 0.
     """
     (numbers, row_scales), (weight, column_scales) = x, w
     (m, k), n = numbers.shape, weight.shape[0]
@@ -151,7 +152,7 @@ def native(
 
 @triton.jit
 def _wide(raw, like: tl.constexpr, FP8: tl.constexpr, PACKED: tl.constexpr):
-    """Bytes to numbers of the type of `like`: int8 exactly; fp8 exactly too, and in float16 divided by 256."""
+    """Convert bytes to numbers of the type of `like`: int8 exactly; fp8 exactly too, but in float16 divided by 256."""
     if PACKED:
         wide = from_fp8(raw, like) if FP8 else from_int8(raw, like)
     elif FP8:
@@ -250,7 +251,7 @@ def _widen(
 
 
 def widen(weight: torch.Tensor, scales: torch.Tensor, dtype: torch.dtype, tall: int = 0) -> torch.Tensor:
-    """Weights [n, k], int8 or fp8, times their scales (as in `native`), of `dtype`."""
+    """Return weights [n, k], int8 or fp8, times their scales (as in `native`), of `dtype`."""
     fp8, (n, k) = weight.dtype == torch.float8_e4m3fn, weight.shape
     out = torch.empty((n, k), dtype=dtype, device=weight.device)
     _widen[(triton.cdiv(n, 32), triton.cdiv(k, STEP))](
@@ -275,7 +276,7 @@ def _factor(fp8: bool, dtype: torch.dtype) -> float:
 
 
 def widened_tile(rows: int, x: torch.Tensor) -> Tile:
-    """The tile for so many rows: as `native_tile`, with activations of 2 or 4 bytes."""
+    """Choose the tile for a number of rows, like `native_tile`, with activations of 2 or 4 bytes."""
     depth = 128 if x.element_size() == 2 else 64
     if rows <= 16:
         tile = Tile(16, 128, depth, warps=4, stages=3)
@@ -294,7 +295,7 @@ def widened(
     tall: int = 0,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """x [m, k], 16 or 32 bits, times weights [n, k] with their scales as in `native`: [m, n] of `dtype`."""
+    """Multiply x [m, k], 16 or 32 bits, by weights [n, k] with scales as in `native`: [m, n] of `dtype`."""
     weight, scales = w
     (m, k), n = x.shape, weight.shape[0]
     if m > MANY:

@@ -23,7 +23,7 @@ SINCE = (8, 9)  # the first compute capability with units for fp8
 
 
 def quantize_weight(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """weight [n, k], of any float type, to fp8 [n, k] and scales float32 [n], one of each output channel."""
+    """Quantize weight [n, k], of any float type, to fp8 [n, k] and scales float32 [n], one for each output channel."""
     reach = REACH[torch.float8_e4m3fn]
     scales = weight.abs().amax(1).float() / reach
     inverse = torch.where(scales > 0, 1.0 / scales, 0.0)
@@ -40,7 +40,7 @@ def multiply(
     tall: int = 0,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """x [m, k], quantized as it comes, times weight fp8 [n, k]: [m, n] of `dtype`, or of x's.
+    """Multiply x [m, k], quantized on the fly, by the transposed weight fp8 [n, k]: [m, n] of `dtype`, by default x's.
 
     `scales` are float32 [n], or [ceil(n / tall), ceil(k / 128)] with `tall`.
     """
@@ -58,7 +58,7 @@ def multiply_wide(
     tall: int = 0,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """The same with activations as they are, float16, bfloat16 or float32; on any device."""
+    """Multiply like `multiply`, without quantizing x, which is float16, bfloat16 or float32; on any device."""
     return widened(x, (weight, scales), bias, dtype or x.dtype, tall, num_splits)
 
 

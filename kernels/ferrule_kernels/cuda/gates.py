@@ -32,7 +32,7 @@ GATES = {
 
 @triton.jit
 def activate(x, ACT: tl.constexpr):
-    """The function ACT, a value of `GATES`, of float32 x."""
+    """Apply the activation ACT, a value of `GATES`, to float32 x."""
     if ACT == "silu":
         y = x * tl.sigmoid(x)
     elif ACT == "gelu_tanh":  # (1 + tanh(z)) / 2 = sigmoid(2 z)
@@ -71,7 +71,7 @@ def _gate_kernel(x, out, stride, SIZE: tl.constexpr, ACT: tl.constexpr, GATED: t
 
 
 class Gate:
-    """act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
+    """The product act(gate) * up of rows [gate, up]. Raises KeyError for an activation that is not in `GATES`."""
 
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
@@ -80,12 +80,12 @@ class Gate:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """[rows, 2 * size] → [rows, size]."""
+        """Compute rows [rows, 2 * size] → [rows, size]."""
         return _run(gate_up, self._act, self._size, gated=True)
 
 
 class Activation:
-    """act(x) of rows [size]. Raises KeyError for an activation that is not in `GATES`."""
+    """The activation act(x) of rows [size]. Raises KeyError for an activation that is not in `GATES`."""
 
     def __init__(self, activation: str, size: int) -> None:
         self._act, self._size = GATES[activation], size
@@ -94,7 +94,7 @@ class Activation:
         return x.dtype in (torch.float32, torch.float16, torch.bfloat16)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """[rows, size] → [rows, size]."""
+        """Compute rows [rows, size] → [rows, size]."""
         return _run(x, self._act, self._size, gated=False)
 
 
@@ -108,7 +108,7 @@ def _run(x: torch.Tensor, act: str, size: int, *, gated: bool) -> torch.Tensor:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill at the inner widths of 0.6B, 8B and 14B models; something small for the interpreter."""
+    """Yield cases of decode and prefill at the inner widths of 0.6B, 8B and 14B models; small for the interpreter."""
     shapes = ((1, 14336), (64, 3072), (64, 14336), (256, 17408), (8192, 14336))
     for rows, size in shapes if device.type == "cuda" else ((4, 96),):
         x = torch.randn(rows, 2 * size, dtype=torch.bfloat16, device=device)

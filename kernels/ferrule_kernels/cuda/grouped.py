@@ -26,10 +26,11 @@ _SWATHE = 8  # blocks that share a tile of weights one after the other, while th
 
 
 def tile(rows_per_expert: int, dtype: torch.dtype) -> Tile:
-    """The tile for so many rows of an expert, on average.
+    """Choose the tile for an average number of rows of an expert.
 
-    Few rows: reading the weights is all there is to do, so a tile is low, and many tiles keep the memory busy. Many:
-    128 x 128, which two groups of warps multiply on the matrix units of Hopper. A step of depth is 128 bytes of a row.
+    With few rows, reading the weights is all there is to do, so a tile is low, and many tiles keep the memory busy.
+    With many, tiles are 128 x 128, which two groups of warps multiply on the matrix units of Hopper. A step of depth is
+    128 bytes of a row.
     """
     depth = 32 if dtype == torch.float32 else 64
     if rows_per_expert <= 16:
@@ -43,12 +44,12 @@ def tile(rows_per_expert: int, dtype: torch.dtype) -> Tile:
 
 @lru_cache(maxsize=64)
 def _shared_bytes(device: int) -> int:
-    """Bytes of shared memory that a program may use."""
+    """Return how many bytes of shared memory a program may use."""
     return int(triton.runtime.driver.active.utils.get_device_properties(device)["max_shared_mem"])
 
 
 def _stages(shape: Tile, halves: int, x: torch.Tensor) -> int:
-    """The number of stages that fit the shared memory, at most as many as are asked for."""
+    """Return how many stages fit the shared memory, at most as many as the tile asks for."""
     if x.device.type != "cuda":
         return shape.stages
     stage = (shape.rows + halves * shape.columns) * shape.depth * x.element_size()
@@ -127,12 +128,12 @@ def multiply(
     act: str | None = None,
     factors: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Each row of `blocks` times the transposed matrix of its expert: [num_rows, outputs] of x's type.
+    """Multiply each row of `blocks` by the transposed matrix of its expert: [num_rows, outputs] of x's type.
 
     x [num_rows, inputs], or [tokens, inputs] where the rows of a token all read the token's; weights [experts, outputs,
-    inputs] and bias [experts, outputs]. With `act`, a name in `GATES`, the outputs are gates and then ups, of which
-    act(gate) * up is what comes out. `factors` float32 [num_rows] multiply the result before it is rounded. Rows that
-    are in no block are not written. Raises ValueError where blocks and tile, or x and rows, do not fit each other.
+    inputs] and bias [experts, outputs]. With `act`, a name in `GATES`, the outputs of the matrices are gates and then
+    ups, and the result is act(gate) * up. `factors` float32 [num_rows] multiply the result before it is rounded. Rows
+    that are in no block are not written. Raises ValueError where blocks and tile, or x and rows, do not fit each other.
     """
     halves = 1 if act is None else 2
     inputs, outputs = weights.shape[2], weights.shape[1] // halves
@@ -182,7 +183,7 @@ def _combine_kernel(x, ids, out, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK:
 
 
 def combine(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """The sum of each token's rows, in their order: x [tokens * top_k, size] → [tokens, size]. Skips ids of -1."""
+    """Sum each token's rows, in their order: x [tokens * top_k, size] → [tokens, size]. Skips ids of -1."""
     tokens, top_k = ids.shape
     size = x.shape[1]
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
@@ -201,7 +202,7 @@ def experts(
     act: str | Callable[[torch.Tensor], torch.Tensor],
     biases: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None),
 ) -> torch.Tensor:
-    """As `ferrule_kernels.moe.experts`, with a name in `GATES`: five launches, whatever the router says.
+    """Compute experts like `ferrule_kernels.moe.experts`, with a name in `GATES`, always in five launches.
 
     `act` may also be a function of rows [gate, up], and x may have a row for each of a token's experts. `biases` are
     those of both products, [experts, outputs].
@@ -217,7 +218,7 @@ def experts(
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """One layer's experts of Qwen3-30B-A3B, for steps of decode and one of prefill. Every expert is read once."""
+    """Yield cases of one layer's experts of Qwen3-30B-A3B, in decode and in prefill. Every expert is read once."""
     real = device.type == "cuda"
     num_experts, top_k, hidden, inner = (128, 8, 2048, 768) if real else (8, 2, 64, 32)
     gate_up = torch.randn(num_experts, 2 * inner, hidden, dtype=torch.bfloat16, device=device) * 0.02

@@ -43,10 +43,10 @@ class Packed:
 
 
 def pack(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None, group: int) -> Packed:
-    """numbers uint8 [n, k], from 0 to 15, stand for (number - zero) * scale.
+    """Pack numbers uint8 [n, k], from 0 to 15, that stand for (number - zero) * scale.
 
-    `scales` [n, groups] are of the type of the activations to come; `zeros` [n, groups] integers from 0 to 16, 8 where
-    they are None. `group` is 32 or a multiple of it, or at least k. Raises ValueError for another.
+    `scales` [n, groups] are of the type of the activations to come; `zeros` [n, groups] are integers from 0 to 16, 8
+    where they are None. `group` is a multiple of 32, or at least k. Raises ValueError for another.
     """
     n, k = numbers.shape
     if group % QUARTER:
@@ -62,7 +62,7 @@ def pack(numbers: torch.Tensor, scales: torch.Tensor, zeros: torch.Tensor | None
 
 @triton.jit
 def _weights(words, scales, zeros, column, at, index: tl.constexpr, groups, n, GROUP: tl.constexpr, like: tl.constexpr):
-    """Weights [columns, 32] of inputs from `at` on. Groups past the last, of inputs past the last, are the last one."""
+    """Compute weights [columns, 32] of inputs from `at` on. Inputs past the last use the last group."""
     group = tl.minimum(at // GROUP, groups - 1) * n + column
     scale = tl.load(scales + group).to(tl.float32)
     number = (((words >> (4 * index)) & 0xF) | _BASE_BITS).to(tl.float32, bitcast=True)
@@ -75,7 +75,7 @@ def _weights(words, scales, zeros, column, at, index: tl.constexpr, groups, n, G
 
 @triton.jit
 def _level(scales, zeros, column, at, groups, n, GROUP: tl.constexpr, like: tl.constexpr):
-    """The scale and the offset of inputs from `at` on, as `fields` takes them."""
+    """Load the scale and the offset of inputs from `at` on, as `fields` expects them."""
     group = tl.minimum(at // GROUP, groups - 1) * n + column
     base: tl.constexpr = 128.0 if like == tl.bfloat16 else 1024.0
     if zeros is None:
@@ -87,7 +87,7 @@ def _level(scales, zeros, column, at, groups, n, GROUP: tl.constexpr, like: tl.c
 
 @triton.jit
 def _levels(scales, zeros, column, step, groups, n, GROUP: tl.constexpr, like: tl.constexpr):
-    """Those of the four quarters of a span."""
+    """Load the scales and the offsets of the four quarters of a span."""
     at = step * 128
     s0, z0 = _level(scales, zeros, column, at, groups, n, GROUP, like)
     if GROUP % 128 == 0:
@@ -101,7 +101,7 @@ def _levels(scales, zeros, column, step, groups, n, GROUP: tl.constexpr, like: t
 
 @triton.jit
 def _inputs(x_at, at, inner, k, EVEN: tl.constexpr):
-    """Inputs [32, rows] from `at` on, zero past the last."""
+    """Load inputs [32, rows] from `at` on, zero past the last."""
     if EVEN:
         b = tl.load(x_at + at)
     else:
@@ -187,7 +187,7 @@ def _unpack(words, scales, zeros, out, n, k, groups, GROUP: tl.constexpr, COLUMN
 
 
 def unpack(weight: Packed) -> torch.Tensor:
-    """The weight [n, k] that the products are with, of the type of its scales."""
+    """Return the weight [n, k] that products use, of the type of its scales."""
     spans, n, _ = weight.words.shape
     out = torch.empty((n, weight.inputs), dtype=weight.scales.dtype, device=weight.words.device)
     grid = (triton.cdiv(n, 32), spans)
@@ -198,7 +198,7 @@ def unpack(weight: Packed) -> torch.Tensor:
 
 
 def tile_of(rows: int, x: torch.Tensor) -> Tile:
-    """The tile for so many rows. A step is 128 inputs: 64 bytes of each channel, and what the activations have."""
+    """Choose the tile for a number of rows. A step is 128 inputs: 64 bytes of each channel, and as many activations."""
     if rows <= 16:
         tile = Tile(16, 128, SPAN, warps=4, stages=3)
     elif rows <= 64:
@@ -215,7 +215,7 @@ def multiply(
     dtype: torch.dtype | None = None,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """x [m, k], of the type of the weight's scales, to [m, n] of `dtype`, or of x's."""
+    """Multiply x [m, k], of the type of the weight's scales: [m, n] of `dtype`, by default x's."""
     (m, k), n, dtype = x.shape, weight.words.shape[1], dtype or x.dtype
     if m > MANY:
         return F.linear(x, unpack(weight), None if bias is None else bias.to(x.dtype)).to(dtype)

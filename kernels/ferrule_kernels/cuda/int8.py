@@ -25,7 +25,10 @@ def multiply(
     dtype: torch.dtype | None = None,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """x [m, k], quantized row by row, times weight int8 [n, k] with scales float32 [n]: [m, n] of `dtype`, or x's."""
+    """Multiply x [m, k], quantized row by row, by the transposed weight int8 [n, k] with scales float32 [n].
+
+    Returns [m, n] of `dtype`, by default x's.
+    """
     return native(quantize(x, torch.int8), (weight, scales), bias, dtype or x.dtype, num_splits=num_splits)
 
 
@@ -37,12 +40,12 @@ def multiply_wide(
     dtype: torch.dtype | None = None,
     num_splits: int = 0,
 ) -> torch.Tensor:
-    """The same with activations as they are, float16, bfloat16 or float32."""
+    """Multiply like `multiply`, without quantizing x, which is float16, bfloat16 or float32."""
     return widened(x, (weight, scales), bias, dtype or x.dtype, num_splits=num_splits)
 
 
 def shapes(device: torch.device) -> Iterator[tuple[int, int, int]]:
-    """(m, n, k) of Llama-3.1-8B's layers: a single request, a batch, and a long prompt. Small without a GPU."""
+    """Yield (m, n, k) of Llama-3.1-8B's layers: a single request, a batch, and a long prompt. Small without a GPU."""
     if device.type != "cuda":
         yield 2, 64, 256
         return

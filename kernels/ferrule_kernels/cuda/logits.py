@@ -32,7 +32,7 @@ def mask(logits: torch.Tensor, rows: torch.Tensor, words: torch.Tensor) -> None:
 def penalise(
     logits: torch.Tensor, history: torch.Tensor, table: torch.Tensor, longest: int, counts: torch.Tensor
 ) -> None:
-    """Repetition, frequency and presence penalties, in place, in time linear in the ids that the rows have seen.
+    """Apply repetition, frequency and presence penalties, in place, in time linear in the ids that the rows have seen.
 
     `history` [slots, stride] holds ids; `table` [n, COLUMNS] float64 names for each penalised row the positions [start,
     position) of its slot that count, those from num_prompt on as output. `longest` is the most of position - start.
@@ -50,17 +50,17 @@ def penalise(
 
 
 def room(vocab: int) -> int:
-    """How many rows `penalise` works on at once, at most."""
+    """Return how many rows at most `penalise` works on at once."""
     return max(1, COUNTED // vocab)
 
 
 def count_buffer(rows: int, vocab: int, device: torch.device) -> torch.Tensor:
-    """Zeros for `penalise`, for `rows` or as many of them as there is room for."""
+    """Make the zeros that `penalise` counts in, for `rows` rows or as many of them as there is room for."""
     return torch.zeros(min(rows, room(vocab)), vocab, dtype=torch.int32, device=device)
 
 
 def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
-    """[rows] float32: NaN for a row that holds one, or none that is finite."""
+    """Compute log(sum(exp)) of each row, [rows] float32: NaN for a row that holds NaN or no finite logit."""
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, CHUNK)
     most = torch.empty(rows, parts, device=logits.device)
@@ -73,7 +73,7 @@ def log_sum_exp(logits: torch.Tensor) -> torch.Tensor:
 
 
 def rank(logits: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """[rows] int64: 1 and how many logits of the row are larger than that of its token [rows] int64."""
+    """Return the rank of each row's token, int64 [rows] like `tokens`: one more than the number of larger logits."""
     ranks = torch.ones(len(logits), dtype=torch.long, device=logits.device)
     if len(logits):
         grid = (len(logits), triton.cdiv(logits.shape[1], CHUNK))
@@ -99,7 +99,7 @@ def _mask(logits, rows, words, vocab, width, CHUNK: tl.constexpr):
 
 @triton.jit
 def _known(history, stride, entry, vocab, IDS: tl.constexpr):
-    """Positions that this program looks at, the ids there, and which of them are there."""
+    """Return the positions that this program looks at, the ids there, and which of those are valid."""
     slot = tl.load(entry + 1).to(tl.int64)
     start = tl.load(entry + 2).to(tl.int64)
     position = tl.load(entry + 4).to(tl.int64)
@@ -142,7 +142,7 @@ def _penalise(logits, history, stride, table, counts, vocab, IDS: tl.constexpr):
 
 @triton.jit
 def _sum_parts(logits, part_most, part_sum, vocab, CHUNK: tl.constexpr):
-    """A chunk's largest logit, and the sum of exp(x - largest); NaN in the sum where there is one."""
+    """Compute a chunk's largest logit, and the sum of exp(x - largest), which is NaN if the chunk holds NaN."""
     row = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     at = part * CHUNK + tl.arange(0, CHUNK)
@@ -179,7 +179,7 @@ def _rank(logits, tokens, ranks, vocab, CHUNK: tl.constexpr):
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """A vocabulary of 152,064 tokens, histories of 2048."""
+    """Yield cases with a vocabulary of 152,064 tokens and histories of 2048."""
     vocab, length = (152_064, 2048) if device.type == "cuda" else (8192, 256)
     for rows in (1, 64, 256) if device.type == "cuda" else (2,):
         logits = torch.randn(rows, vocab, device=device) * 3

@@ -31,7 +31,7 @@ class Limits:
     fp8_flops: float | None = None
 
     def seconds(self, num_bytes: int, flops: int, flops_rate: float | None = None) -> float:
-        """The least time for work that moves so many bytes and does so many operations."""
+        """Return the least time for work that moves `num_bytes` bytes and does `flops` operations."""
         return max(num_bytes / self.copy_bytes, flops / (flops_rate or self.half_flops))
 
 
@@ -47,10 +47,11 @@ def measure(device: torch.device, *, small: bool = False) -> Limits:
 
 
 def seconds(run: Callable[[], object], device: torch.device, recorded: bool = True) -> float:
-    """Median time of one run, in seconds. On a GPU its second-level cache holds none of the run's data beforehand.
+    """Return the median time of one run, in seconds.
 
-    There it is the time of a graph of the run's launches, which is how a step of decode has them: without Python, which
-    takes longer than a small kernel. What cannot be `recorded`, because it waits for the device, is run as it is.
+    On a GPU the second-level cache holds none of the run's data beforehand, and the time is that of a graph of the
+    run's launches, which is how a step of decode has them: without Python, which takes longer than a small kernel. A
+    run that cannot be `recorded`, because it waits for the device, runs without a graph.
     """
     if device.type != "cuda":
         began = time.perf_counter()
@@ -76,7 +77,7 @@ def _recorded(run: Callable[[], object], device: torch.device) -> Callable[[], o
 
 
 def _timed(run: Callable[[], object], flush: torch.Tensor, count: int) -> list[float]:
-    """Seconds of `count` runs, launched without waiting in between: the device never waits for Python."""
+    """Return the seconds of each of `count` runs, launched at once, so that the device never waits for Python."""
     events = [(torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)) for _ in range(count)]
     for begin, end in events:
         flush.zero_()
@@ -100,7 +101,7 @@ def _flops(device: torch.device, dtype: torch.dtype, size: int) -> float:
 
 
 def _fp8_flops(device: torch.device, size: int) -> float:
-    """Of `torch._scaled_mm`, which is how torch exposes the library's product; the right factor is column-major."""
+    """Measure `torch._scaled_mm`, torch's access to the library's product; its right factor must be column-major."""
     a, b = (torch.randn(size, size, device=device).to(torch.float8_e4m3fn) for _ in range(2))
     one = torch.ones((), device=device)
     run = lambda: torch._scaled_mm(a, b.t(), scale_a=one, scale_b=one, out_dtype=torch.bfloat16)  # noqa: E731

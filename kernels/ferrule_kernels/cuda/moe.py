@@ -22,7 +22,7 @@ _CHUNK = 1024  # ids that a program looks at at a time
 
 @triton.jit
 def _take_best(choice, place):
-    """The first place of the largest number, and the numbers without it."""
+    """Return the first place of the largest number, and the numbers with -inf in its place."""
     best = tl.min(tl.where(choice == tl.max(choice, 0), place, 1 << 30), 0)
     return best, tl.where(place == best, float("-inf"), choice)
 
@@ -93,7 +93,10 @@ def _route_kernel(
 def route(
     logits: torch.Tensor, routing: Routing, bias: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `ferrule_kernels.moe.route`: weights float32 and ids int32, [tokens, top_k]. One program for each token."""
+    """Choose experts like `ferrule_kernels.moe.route`: weights float32 and ids int32, [tokens, top_k].
+
+    Each token has a program of its own.
+    """
     logits = logits if logits.stride(1) == 1 else logits.contiguous()
     tokens = logits.shape[0]
     weights = torch.empty((tokens, routing.top_k), dtype=torch.float32, device=logits.device)
@@ -143,7 +146,7 @@ def _place_kernel(
     SIZE: tl.constexpr,
     CHUNK: tl.constexpr,
 ):
-    """Program e writes the rows and blocks of expert e; the one after the last marks the blocks that nobody has."""
+    """Write the rows and blocks of expert e, by program e; one program more marks the blocks that no expert has."""
     expert, place = tl.program_id(0), tl.arange(0, CHUNK)
     every = tl.arange(0, EXPERTS)
     whole = (tl.load(counts + every, every < NUM_EXPERTS, 0) + SIZE - 1) // SIZE
@@ -167,9 +170,10 @@ def _place_kernel(
 
 
 def align(ids: torch.Tensor, num_experts: int, size: int) -> Blocks:
-    """As `ferrule_kernels.moe.align`, of ids int32 [tokens, top_k]. Each expert's program reads all of them, twice.
+    """Align rows like `ferrule_kernels.moe.align`, for ids int32 [tokens, top_k].
 
-    That is more reading than a sort needs and takes two launches, whatever the numbers are; 64k ids fit the cache.
+    Each expert's program reads all ids, twice. That is more reading than a sort needs, but takes two launches whatever
+    the numbers are; 64k ids fit the cache.
     """
     ids = ids.contiguous()
     count, device = ids.numel(), ids.device
@@ -196,7 +200,7 @@ def align(ids: torch.Tensor, num_experts: int, size: int) -> Blocks:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Routers of Qwen3-30B-A3B and DeepSeek-V3, for a step of decode and one of prefill."""
+    """Yield cases of the routers of Qwen3-30B-A3B and DeepSeek-V3, for a step of decode and one of prefill."""
     qwen = Routing(num_experts=128, top_k=8)
     deepseek = Routing(num_experts=256, top_k=8, scores="sigmoid", groups=8, kept_groups=4, group_depth=2, scale=2.5)
     for tokens in (64, 8192) if device.type == "cuda" else (4,):

@@ -62,7 +62,7 @@ def _norm_kernel(
 
 
 class _Norm:
-    """What both norms share. Holds the parameters themselves, so that memory which they are given later is seen."""
+    """The common part of both norms. It refers to the parameters themselves, to see memory assigned to them later."""
 
     def __init__(
         self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float, offset: float, centred: bool
@@ -77,14 +77,14 @@ class _Norm:
         return x.dtype is self.dtype
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """x [..., size], of the weight's type; returns the same shape."""
+        """Normalise x [..., size], of the weight's type. Returns the same shape."""
         x = _rows(x)
         out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
         self._launch(x, None, 1.0, None, out)
         return out
 
     def after(self, x: torch.Tensor, y: torch.Tensor, scale: float) -> tuple[torch.Tensor, torch.Tensor]:
-        """x + scale * y, and the norm of that."""
+        """Return x + scale * y and its norm."""
         x, y = _rows(x), _rows(y)
         total, out = (torch.empty(x.shape, dtype=x.dtype, device=x.device) for _ in range(2))
         self._launch(x, y, scale, total, out)
@@ -117,7 +117,7 @@ class _Norm:
 
 
 class RMSNorm(_Norm):
-    """x / rms(x) * (weight + offset) (Zhang and Sennrich 2019), of rows that have the weight's size and type.
+    """The norm x / rms(x) * (weight + offset) (Zhang and Sennrich 2019), of rows that have the weight's size and type.
 
     With an offset, as Gemma has it, the factor is applied before anything is rounded.
     """
@@ -127,14 +127,14 @@ class RMSNorm(_Norm):
 
 
 class LayerNorm(_Norm):
-    """(x - mean) / std * weight + bias (Ba et al. 2016), of rows that have the weight's size and type."""
+    """The norm (x - mean) / std * weight + bias (Ba et al. 2016), of rows that have the weight's size and type."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> None:
         super().__init__(weight, bias, eps, 0.0, centred=True)
 
 
 def _rows(x: torch.Tensor) -> torch.Tensor:
-    """x itself where its rows lie a constant stride apart, which those of any matrix cut by columns do."""
+    """Return x itself where its rows lie a constant stride apart, as columns cut from any matrix do, else a copy."""
     return x if x.dim() == 2 and x.stride(1) == 1 else x.contiguous()
 
 
@@ -143,7 +143,7 @@ def _stride(x: torch.Tensor, size: int) -> int:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill at the widths of 0.6B, 8B and 14B models; something small for the interpreter."""
+    """Yield cases of decode and prefill at the widths of 0.6B, 8B and 14B models; small for the interpreter."""
     shapes = ((1, 4096), (64, 1024), (64, 4096), (256, 5120), (8192, 4096))
     for rows, size in shapes if device.type == "cuda" else ((4, 96),):
         x, y = (torch.randn(rows, size, dtype=torch.bfloat16, device=device) for _ in range(2))

@@ -1,4 +1,4 @@
-"""What all products with quantized weights share: tiles, splits of the inputs, and scaling of the sums.
+"""The common parts of products with quantized weights: tiles, splits of the inputs, and scaling of the sums.
 
 The time of a product of few rows is that of reading the weights. There are then fewer tiles than the device has
 multiprocessors, so the inputs are split too: each part gives its own sums, and a second kernel adds them up in their
@@ -25,7 +25,7 @@ _FEW = 64  # rows
 
 @dataclass(frozen=True)
 class Tile:
-    """What a program computes: `rows` x `columns`, `depth` inputs at a time, up to `stages` of them on their way."""
+    """The tile of a program: `rows` x `columns`, `depth` inputs at a time, of which up to `stages` are being loaded."""
 
     rows: int
     columns: int
@@ -35,7 +35,7 @@ class Tile:
 
 
 def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
-    """`tile` with as many stages, of `num_bytes` each, as the shared memory of a block of threads holds."""
+    """Return `tile` with as many of its stages, of `num_bytes` each, as fit the shared memory of a block of threads."""
     if device.type != "cuda":
         return tile
     properties: Any = torch.cuda.get_device_properties(device)  # torch's stub lacks the attribute
@@ -44,7 +44,7 @@ def fitting(tile: Tile, num_bytes: int, device: torch.device) -> Tile:
 
 
 def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
-    """Parts to cut the inputs into: as many as give each multiprocessor four programs, of four steps or more."""
+    """Return how many parts to cut the inputs into: four programs per multiprocessor, of four steps or more each."""
     if rows > _FEW or device.type != "cuda":
         return 1
     units = torch.cuda.get_device_properties(device).multi_processor_count
@@ -53,19 +53,19 @@ def splits(rows: int, tiles: int, steps: int, device: torch.device) -> int:
 
 @dataclass(frozen=True)
 class Cut:
-    """How a product is cut: into `tiles` of the result, and its steps into `parts` of `per` each."""
+    """The division of a product: the result into `tiles`, and the steps into `parts` of `per` each."""
 
     tiles: int
     parts: int
     per: int
 
     def sums(self, out: torch.Tensor, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Where the programs write: the result itself, or sums [parts, m, n] for `add`."""
+        """Return the tensor that the programs write to: the result itself, or new sums [parts, m, n] for `add`."""
         return out if self.parts == 1 else torch.empty((self.parts, *out.shape), dtype=dtype, device=out.device)
 
 
 def cut(tile: Tile, m: int, n: int, k: int, device: torch.device, num_splits: int = 0) -> Cut:
-    """For a result [m, n] of k inputs. `num_splits` is chosen where it is not given."""
+    """Divide the product with a result [m, n] of k inputs. `num_splits` is chosen if it is 0."""
     tiles, steps = triton.cdiv(m, tile.rows) * triton.cdiv(n, tile.columns), triton.cdiv(k, tile.depth)
     per = triton.cdiv(steps, num_splits or splits(m, tiles, steps, device))
     return Cut(tiles, triton.cdiv(steps, per), per)
@@ -73,7 +73,7 @@ def cut(tile: Tile, m: int, n: int, k: int, device: torch.device, num_splits: in
 
 @triton.jit
 def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.constexpr):
-    """(tile of rows, tile of columns) of a program: neighbours share weights within a swathe of rows."""
+    """Return (tile of rows, tile of columns) of a program: neighbours share weights within a swathe of rows."""
     down = tl.cdiv(m, ROWS)
     across = tl.cdiv(n, COLUMNS)
     first = index // (SWATHE * across) * SWATHE
@@ -84,7 +84,7 @@ def place(index, m, n, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SWATHE: tl.con
 
 @triton.jit
 def finished(total, row_scales, column_scales, bias, rows, columns, m, n):
-    """Sums [rows, columns] to results, float32. A factor that is None is left out."""
+    """Apply scales and bias to sums [rows, columns], in float32. A factor that is None is left out."""
     y = total.to(tl.float32)
     if row_scales is not None:
         y = y * tl.load(row_scales + rows, mask=rows < m, other=0.0)[:, None]
@@ -117,7 +117,7 @@ def add(
     column_scales: torch.Tensor | None,
     bias: torch.Tensor | None,
 ) -> None:
-    """Sums of the splits [splits, m, n] to the result [m, n]."""
+    """Add up the splits' sums [splits, m, n] to the result [m, n]."""
     _, m, n = parts.shape
     grid = (triton.cdiv(m, 4), triton.cdiv(n, 256))
     _add[grid](parts, row_scales, column_scales, bias, out, m, n, SPLITS=parts.shape[0], ROWS=4, COLUMNS=256)

@@ -86,12 +86,15 @@ def _heads_kernel(
 
 
 class Heads:
-    """Norms, if any, and rotation of the first query and key heads of rows that hold more, in place."""
+    """Optional norms, and rotation, of the first query and key heads of rows that hold more, in place."""
 
     def __init__(
         self, heads: tuple[int, int], dim: int, norms: Sequence[RMSNorm], turned: int, interleaved: bool
     ) -> None:
-        """`norms`: of one query head and one key head, or none. `turned`: features that rotate, from the first."""
+        """Keep the sizes and norms.
+
+        `norms` are of one query head and one key head, or empty; `turned` counts rotated features, from the first.
+        """
         self._q_heads, self._k_heads = heads
         self._dim, self._turned, self._interleaved = dim, turned, interleaved
         self._norms = tuple(norms)
@@ -101,7 +104,10 @@ class Heads:
         return known and all(norm.dtype == x.dtype for norm in self._norms)
 
     def __call__(self, x: torch.Tensor, rotation: tuple[torch.Tensor, torch.Tensor] | None) -> None:
-        """x [tokens, at least query and key heads, dim]; cos and sin [tokens, 1, turned / 2], of the same type."""
+        """Normalise and rotate x [tokens, at least query and key heads, dim] in place.
+
+        `rotation` is cos and sin, each [tokens, 1, turned / 2] of x's type.
+        """
         cos, sin = (None, None) if rotation is None or not self._turned else rotation
         q_norm, k_norm = self._norms or (None, None)
         if cos is None and q_norm is None:
@@ -135,7 +141,10 @@ class Heads:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Decode and prefill with the heads of 0.6B, 8B and 14B models. Values are in the rows, and are not touched."""
+    """Yield cases of decode and prefill with the heads of 0.6B, 8B and 14B models.
+
+    Rows hold values too, left untouched.
+    """
     shapes = ((1, 32, 8, False), (64, 16, 8, True), (256, 40, 8, True), (8192, 32, 8, False))
     for tokens, q_heads, k_heads, normed in shapes if device.type == "cuda" else ((4, 4, 2, True),):
         x = torch.randn(tokens, q_heads + 2 * k_heads, 128, dtype=torch.bfloat16, device=device)

@@ -26,7 +26,7 @@ _UNLIMITED = 0.0
 
 @triton.jit
 def _narrowed(x, factor, LIMIT: tl.constexpr):
-    """x as the cache keeps it, before its type is changed."""
+    """Multiply x by the factor and clamp it, as the cache stores it, before its type is changed."""
     if LIMIT > 0:  # the compiler does not take a bare float as a condition
         x = x.to(tl.float32) * factor
         x = tl.where(x > LIMIT, LIMIT, tl.where(x < -LIMIT, -LIMIT, x))
@@ -99,7 +99,7 @@ def _turn_and_write_kernel(
     PAIRS: tl.constexpr,  # HALF, or the power of two above it
     REST: tl.constexpr,  # the same for the features that do not turn; 0 without any
 ):
-    """A program has queries, keys or values of a token. Queries stay where they are, the others go to the cache."""
+    """Process queries, keys or values of one token. Queries stay where they are; keys and values go to the cache."""
     token, number = tl.program_id(0).to(tl.int64), tl.program_id(1)
     dtype: tl.constexpr = x.dtype.element_ty
     Q_BLOCKS: tl.constexpr = (Q_HEADS + HEADS - 1) // HEADS
@@ -225,7 +225,7 @@ def _limit(dtype: torch.dtype) -> float:
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """Heads of 0.6B and 8B models to the cache, in decode and in prefill; something small for the interpreter."""
+    """Yield cases of heads of 0.6B and 8B models, in decode and prefill, and a small one without a GPU."""
     shapes = ((64, 16, 8, 128, True), (64, 32, 8, 128, False), (8192, 32, 8, 128, False))
     for tokens, q_heads, k_heads, dim, normed in shapes if device.type == "cuda" else ((4, 4, 2, 16, True),):
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32

@@ -8,7 +8,7 @@ import triton.language as tl
 
 @triton.jit
 def weighted(x, weight, offset, column, inside, dtype: tl.constexpr):
-    """x [heads, columns], normalised, times a norm's factor; what `norms` rounds is rounded."""
+    """Multiply normalised x [heads, columns] by the norm's factor, rounding where `norms` rounds."""
     factor = tl.load(weight + column, inside, 0.0).to(tl.float32)[None, :]
     rounded = x.to(dtype).to(tl.float32) * factor
     return tl.where(offset != 0.0, x * (factor + offset), rounded).to(dtype).to(tl.float32)
@@ -16,13 +16,13 @@ def weighted(x, weight, offset, column, inside, dtype: tl.constexpr):
 
 @triton.jit
 def product(x, factor, dtype: tl.constexpr):
-    """x times a factor, rounded to `dtype` as torch rounds it."""
+    """Multiply x by a factor, rounded to `dtype` as torch rounds it."""
     return (x * factor).to(dtype).to(tl.float32)
 
 
 @triton.jit
 def load_pairs(at, heads_inside, HALF: tl.constexpr, PAIRS: tl.constexpr, INTERLEAVED: tl.constexpr):
-    """The two features of each pair, float32 [heads, PAIRS] each; neighbours are read together, and then parted."""
+    """Load the two features of each pair, float32 [heads, PAIRS] each; neighbours are read together, then parted."""
     if INTERLEAVED:
         column = tl.arange(0, 2 * PAIRS)[None, :]
         both = tl.load(at + column, heads_inside & (column < 2 * HALF), 0.0).to(tl.float32)

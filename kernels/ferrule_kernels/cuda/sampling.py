@@ -38,7 +38,7 @@ MANY = tl.constexpr(1 << 62)  # more than any count or mass
 
 @dataclass(frozen=True)
 class Best:
-    """For each row [rows]: `tokens` is the first of the largest logits, and any id where the row is not finite."""
+    """The best tokens of rows. `tokens` has the first of the largest logits, or any id where the row is not finite."""
 
     tokens: torch.Tensor  # int64
     most: torch.Tensor  # float32, NaN for a row that holds one
@@ -46,7 +46,7 @@ class Best:
 
 
 def best(logits: torch.Tensor) -> Best:
-    """Of logits [rows, vocab] float32, contiguous."""
+    """Find the best token of each row of logits [rows, vocab] float32, contiguous."""
     rows, vocab = logits.shape
     parts = triton.cdiv(vocab, CHUNK)
     device = logits.device
@@ -143,13 +143,13 @@ def _best(part_most, part_token, tokens, most, finite, vocab, parts, PARTS: tl.c
 
 @triton.jit
 def _mass(weights, unit):
-    """Weights as integers, which add up exactly."""
+    """Convert weights to integers, which add up exactly."""
     return (weights * unit).to(tl.int64)
 
 
 @triton.jit
 def _bits(weights):
-    """The bits of weights: in the same order as the weights, which are not negative."""
+    """Return the bits of weights as integers, which sort like the weights, as those are not negative."""
     return weights.to(tl.int32, bitcast=True)
 
 
@@ -166,13 +166,13 @@ def _is_filtered(entry, vocab):
 
 @triton.jit
 def _needed(share, total):
-    """The mass that the tokens of top_p have to reach: at least one unit."""
+    """Return the mass that the tokens kept by top_p must reach: at least one unit."""
     return tl.maximum(tl.ceil(share * total.to(tl.float64)).to(tl.int64), 1)
 
 
 @triton.jit
 def _weigh(logits, most, table, masses, floors, tally, vocab, unit, CHUNK: tl.constexpr, BINS: tl.constexpr):
-    """Weights in the place of logits, zero below min_p; each chunk's mass; what the bins of rows with filters hold."""
+    """Replace logits by weights, zero below min_p, and compute chunks' masses and the bins of rows with filters."""
     i = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     entry = table + i * 6
@@ -207,9 +207,9 @@ def _total(masses, i, parts, PARTS: tl.constexpr):
 
 @triton.jit
 def _bounds(table, masses, tally, bounds, vocab, parts, PARTS: tl.constexpr, BINS: tl.constexpr):
-    """The bits [low, high) between which the floor is, from how many weights each bin holds, or what they weigh.
+    """Find the bits [low, high) between which the floor is, from how many weights each bin holds, or their mass.
 
-    With a top_k all that it may keep is above `low`, and `high` is the end: top_p has to add them all up.
+    With a top_k, everything that it may keep is above `low`, and `high` is the end, because top_p must add it all up.
     """
     i = tl.program_id(0).to(tl.int64)
     entry = table + i * 6
@@ -252,9 +252,9 @@ def _gather(logits, table, tally, kept, bounds, vocab, unit, room, CHUNK: tl.con
 
 @triton.jit
 def _narrow(weights, length, low, high, above, count, mass, unit, BLOCK: tl.constexpr, WAYS: tl.constexpr):
-    """The bits in [low, high) of the largest weight such that those of at least it are `count` many, or weigh `mass`.
+    """Find the bits in [low, high) of the largest weight such that `count` weights reach it, or their mass is `mass`.
 
-    `above` is the mass of weights that are not in the list. The answer is `low` where nothing reaches either.
+    `above` is the mass of weights that are not in the list. Returns `low` where no weight satisfies either.
     """
     while high - low > 1:
         step = (high - low + WAYS - 1) // WAYS
@@ -279,7 +279,7 @@ def _narrow(weights, length, low, high, above, count, mass, unit, BLOCK: tl.cons
 
 @triton.jit
 def _weight_from(weights, length, low, unit, BLOCK: tl.constexpr):
-    """The mass of weights whose bits are at least `low`."""
+    """Return the mass of weights whose bits are at least `low`."""
     total = tl.zeros([BLOCK], tl.int64)
     start = length * 0
     while start < length:
@@ -292,7 +292,7 @@ def _weight_from(weights, length, low, unit, BLOCK: tl.constexpr):
 
 @triton.jit
 def _last_kept(weights, length, low, high, above, total, entry, vocab, unit):
-    """The bits of the smallest weight that top_k, and of those top_p, keeps."""
+    """Return the bits of the smallest weight that passes top_k and then top_p."""
     top_k = tl.load(entry + 1)
     share = tl.load(entry + 3)
     none = above * 0
@@ -320,7 +320,7 @@ def _floor(
     PARTS: tl.constexpr,
     BINS: tl.constexpr,
 ):
-    """The bits of the smallest weight that each row with filters keeps."""
+    """Find the bits of the smallest weight that each row with filters keeps."""
     i = tl.program_id(0).to(tl.int64)
     entry = table + i * 6
     if _is_filtered(entry, vocab):
@@ -341,7 +341,7 @@ def _floor(
 
 @triton.jit
 def _remeasure(logits, table, masses, floors, vocab, unit, CHUNK: tl.constexpr):
-    """Each chunk's mass, of weights that reach the floor."""
+    """Compute each chunk's mass again, of weights that reach the floor."""
     i = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     entry = table + i * 6
@@ -355,7 +355,7 @@ def _remeasure(logits, table, masses, floors, vocab, unit, CHUNK: tl.constexpr):
 
 @triton.jit
 def _invert(logits, table, masses, floors, tokens, vocab, unit, parts, PARTS: tl.constexpr, CHUNK: tl.constexpr):
-    """The first token at which the running mass passes noise * total: the chunk first, then within it."""
+    """Find the first token at which the running mass passes noise * total: the chunk first, then within it."""
     i = tl.program_id(0).to(tl.int64)
     entry = table + i * 6
     row = tl.load(entry).to(tl.int64)
@@ -377,7 +377,7 @@ def _invert(logits, table, masses, floors, tokens, vocab, unit, parts, PARTS: tl
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """A vocabulary of 152,064 tokens. What is drawn is copied first, as drawing overwrites it."""
+    """Yield cases with a vocabulary of 152,064 tokens. Logits are copied before a draw, which overwrites them."""
     vocab = 152_064 if device.type == "cuda" else 8192
     for rows in (1, 64, 256) if device.type == "cuda" else (2,):
         logits = torch.randn(rows, vocab, device=device) * 3

@@ -1,4 +1,4 @@
-"""How rows are cut into tiles, for all kernels whose time is that of reading and writing memory."""
+"""The division of rows into tiles, for all kernels whose time is that of reading and writing memory."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ _MOST_WARPS = 16
 
 
 def power_of_2(size: int) -> int:
-    """The least power of two that is not below `size`, which is at least 1."""
+    """Return the least power of two that is not below `size`, which is at least 1."""
     return 1 << (size - 1).bit_length()
 
 
 def warps(elements: int) -> int:
-    """Warps for a tile of so many elements: as many as give a thread one load, within what is worth it."""
+    """Return how many warps a tile of so many elements has: up to a limit, enough to give each thread one load."""
     return max(1, min(_MOST_WARPS, elements // (_WARP * _ELEMENTS)))
 
 
 def row_tile(size: int) -> tuple[int, int, int]:
-    """(rows, columns, warps) of a tile that holds whole rows of `size`; short rows share a program."""
+    """Return (rows, columns, warps) of a tile that holds whole rows of `size`; short rows share a program."""
     columns = power_of_2(size)
     rows = max(1, _SMALLEST // columns)
     return rows, columns, warps(rows * columns)

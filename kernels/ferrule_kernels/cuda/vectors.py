@@ -42,7 +42,7 @@ def _multiply(x, w, bias, out, n, k, w_stride, ROWS: tl.constexpr, DEPTH: tl.con
 
 
 def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-    """x [1, k] times the transposed weight [n, k], whose rows lie in one piece each: [1, n] of x's type."""
+    """Multiply x [1, k] by the transposed weight [n, k], whose rows are each contiguous: [1, n] of x's type."""
     n, k = weight.shape
     out = torch.empty((1, n), dtype=x.dtype, device=x.device)
     _multiply[(triton.cdiv(n, _ROWS),)](
@@ -62,7 +62,7 @@ def multiply(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -
 
 
 def cases(device: torch.device) -> Iterator[Case]:
-    """The products of one layer of 0.6B and 8B models, and their heads."""
+    """Yield cases of the products of one layer of 0.6B and 8B models, and of their output heads."""
     real = device.type == "cuda"
     half = torch.bfloat16 if real else torch.float32
     shapes = ((4096, 1024), (1024, 3072), (151936, 1024), (6144, 4096), (4096, 14336), (28672, 4096))

@@ -103,7 +103,7 @@ _FP16_INT8 = tl.constexpr(_INT8.format(kind="f16x2"))
 
 
 def packed(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether a kernel on that device may be `PACKED`, to numbers of `dtype`."""
+    """Return whether a kernel on that device may be `PACKED`, for numbers of `dtype`."""
     if device.type != "cuda" or dtype not in (torch.bfloat16, torch.float16):
         return False
     return torch.cuda.get_device_capability(device) >= _SINCE
@@ -111,7 +111,7 @@ def packed(device: torch.device, dtype: torch.dtype) -> bool:
 
 @triton.jit
 def fields(words, s0, s1, s2, s3, z0, z1, z2, z3, like: tl.constexpr):
-    """Of each word, int16, its fields of 4 bits, lowest first: four tensors (field - zero) * scale, rounded once.
+    """Widen the 4-bit fields of each word, int16, lowest first: four tensors (field - zero) * scale, rounded once.
 
     Zeros and scales are of the type `like`; zeros are given as -(128 + zero), or -(1024 + zero) in float16.
     """
@@ -128,7 +128,7 @@ def fields(words, s0, s1, s2, s3, z0, z1, z2, z3, like: tl.constexpr):
 
 @triton.jit
 def _four(raw, BF16: tl.constexpr, FP16: tl.constexpr, like: tl.constexpr):
-    """Four bytes at a time, by the assembly for the type `like`."""
+    """Convert bytes, four at a time, by the assembly for the type `like`."""
     if like == tl.bfloat16:
         found = tl.inline_asm_elementwise(BF16, "=r,=r,r", [raw], tl.bfloat16, is_pure=True, pack=4)
     else:
@@ -138,11 +138,11 @@ def _four(raw, BF16: tl.constexpr, FP16: tl.constexpr, like: tl.constexpr):
 
 @triton.jit
 def from_fp8(raw, like: tl.constexpr):
-    """Bytes of e4m3, uint8, as numbers: exactly, and in float16 divided by 256. NaN, 0x7f, becomes 480."""
+    """Convert bytes of e4m3, uint8, to numbers: exactly, but in float16 divided by 256. NaN, 0x7f, becomes 480."""
     return _four(raw, _BF16_FP8, _FP16_FP8, like)
 
 
 @triton.jit
 def from_int8(raw, like: tl.constexpr):
-    """int8 as numbers, exactly."""
+    """Convert int8 to numbers, exactly."""
     return _four(raw, _BF16_INT8, _FP16_INT8, like)

@@ -50,7 +50,7 @@ class Bucket:
     seen: dict[tuple[int, int], torch.Tensor] = field(default_factory=dict)  # by window and chunk
 
     def mask(self, window: int, chunk: int) -> torch.Tensor:
-        """[rows, queries, span] bool, made once for all layers with this window and chunk."""
+        """Return the mask [rows, queries, span] bool, made once for all layers with this window and chunk."""
         if (window, chunk) not in self.seen:
             self.seen[window, chunk] = kernel.visible(self.q_positions, self.k_positions, window, chunk)
         return self.seen[window, chunk]
@@ -63,7 +63,7 @@ class CpuPlan:
 
 
 class CpuAttention(AttentionBackend):
-    """Vectorised over the rows of a bucket; no Python per row in a layer."""
+    """A backend that is vectorised over the rows of a bucket, without Python per row in a layer."""
 
     features = frozenset({"latent", "chunk"})
 
@@ -103,7 +103,7 @@ class CpuAttention(AttentionBackend):
         return out
 
     def _attend(self, q: torch.Tensor, flat: torch.Tensor, bucket: Bucket, options: AttentionOptions) -> torch.Tensor:
-        """[rows * queries, heads, dim]; of latent keys, only the numbers that are values."""
+        """Attend in one bucket: [rows * queries, heads, dim]; of latent keys, only the numbers that are values."""
         gathered = kernel.read_cache(flat, bucket.slots, q.dtype).view(bucket.rows, bucket.span, *flat.shape[1:])
         keys, values = gathered[:, :, 0].transpose(1, 2), gathered[:, :, -1].transpose(1, 2)
         queries = q.index_select(0, bucket.tokens).view(bucket.rows, bucket.queries, *q.shape[1:]).transpose(1, 2)
@@ -117,7 +117,10 @@ class CpuAttention(AttentionBackend):
 
 
 def _pieces(layout: AttentionLayout) -> LongArray:
-    """[chunks, 5]: row, first token, queries, position of the first query, first key position that any of them sees."""
+    """Cut rows into chunks [chunks, 5].
+
+    A chunk is its row, first token, queries, position of the first query, and first key position that any of them sees.
+    """
     counts = np.asarray(layout.query_lens_host, dtype=np.int64)
     lengths = np.asarray(layout.context_lens_host, dtype=np.int64)
     size = np.clip(SCORES // lengths, TILE, CHUNK)
@@ -132,7 +135,10 @@ def _pieces(layout: AttentionLayout) -> LongArray:
 
 
 def _group(chunks: LongArray) -> list[tuple[int, LongArray]]:
-    """Buckets as (span, chunks). Cut, longest first, where padding would pass half of the work or a bucket its size."""
+    """Group chunks into buckets (span, chunks), longest first.
+
+    A bucket ends where padding would exceed half of the work, or the bucket its size.
+    """
     spans = -(-(chunks[:, 3] + chunks[:, 2] - chunks[:, 4]) // LANES) * LANES
     order = np.lexsort((-spans, -chunks[:, 2]))
     groups: list[tuple[int, list[int]]] = []

@@ -92,7 +92,7 @@ class FlashAttention(AttentionBackend):
 
 
 def _third(options: AttentionOptions, caps: DeviceCaps) -> bool:
-    """Whether version 3 is here, and serves this layer."""
+    """Return whether version 3 is installed and supports this layer."""
     return not_installed(_THIRD, "") is None and "sm90" in caps.features and not options.alibi_slopes
 
 

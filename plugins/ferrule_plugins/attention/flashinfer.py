@@ -27,7 +27,7 @@ _IN_FLIGHT = 2  # steps: what one of them was planned with must stay while the n
 
 @dataclass(frozen=True)
 class Kind:
-    """What layers that share a planned wrapper have in common."""
+    """The properties that layers with the same planned wrapper share."""
 
     decode: bool
     heads: int
@@ -51,7 +51,7 @@ class FlashInferPlan:
 
 
 class FlashInfer(AttentionBackend):
-    """Keeps the package's workspace and wrappers, which are expensive to make; a step's state is in its plan."""
+    """A backend that keeps the package's costly workspace and wrappers; the state of a step is in its plan."""
 
     conformance = MappingProxyType(
         {"device": "cuda", "platform": "cuda", "dtypes": ("float16", "bfloat16"), "head_dims": _DIMS[:2]}
@@ -122,7 +122,7 @@ class FlashInfer(AttentionBackend):
         return out
 
     def _planned(self, kind: Kind, plan: FlashInferPlan, device: torch.device) -> Any:
-        """The wrapper of a kind, told about this step."""
+        """Return the wrapper of a kind, planned for this step."""
         key = kind, self._planned_times[kind] % _IN_FLIGHT
         self._planned_times[kind] += 1
         if key not in self._wrappers:

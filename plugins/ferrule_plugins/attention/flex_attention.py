@@ -26,7 +26,7 @@ _SMALLEST = 16  # head size that torch's kernel takes on a GPU
 
 @dataclass
 class FlexPlan:
-    """Of each query and each gathered key: which row it is of, and its position there; int32."""
+    """The row and the position in it, int32, of each query and each gathered key."""
 
     layout: AttentionLayout
     slots: torch.Tensor  # [keys] int64
@@ -37,7 +37,7 @@ class FlexPlan:
     masks: dict[int, Any] = field(default_factory=dict)  # torch's BlockMask, by window
 
     def mask(self, window: int) -> Any:
-        """Made once for all layers with this window."""
+        """Return the mask, made once for all layers with this window."""
         if window not in self.masks:
             from torch.nn.attention.flex_attention import create_block_mask
 
@@ -56,7 +56,7 @@ class FlexAttention(AttentionBackend):
         self._compiled = False
 
     def begin(self, caps: DeviceCaps) -> None:
-        """Compile for a GPU, which is what makes one kernel of it."""
+        """Compile for a GPU, which turns the function into one kernel."""
         self._compiled = "cuda" in caps.features
 
     @classmethod
@@ -77,7 +77,10 @@ class FlexAttention(AttentionBackend):
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> FlexPlan:
-        """Keys that a row's window has left are not gathered: their blocks are others' by now."""
+        """Plan a step.
+
+        Keys that a row's window has passed are not gathered: their blocks may belong to others by now.
+        """
         counts, lengths = (np.asarray(x, np.int64) for x in (layout.query_lens_host, layout.context_lens_host))
         first = np.maximum(lengths - counts - layout.window + 1, 0) if layout.window else np.zeros_like(lengths)
         q_rows, q_positions = _spread(counts, lengths - counts)
@@ -127,13 +130,13 @@ class FlexAttention(AttentionBackend):
 
 
 def _spread(counts: np.ndarray[Any, Any], firsts: np.ndarray[Any, Any]) -> tuple[Any, Any]:
-    """Row and position of each of a batch's tokens: `counts` of each row, from position `firsts` on."""
+    """Return row and position of each of a batch's tokens: `counts` of each row, from position `firsts` on."""
     rows = np.repeat(np.arange(len(counts)), counts)
     return rows, np.arange(counts.sum()) - np.repeat(np.cumsum(counts) - counts, counts) + firsts[rows]
 
 
 def _scores(plan: FlexPlan, options: AttentionOptions, device: torch.device) -> Callable[..., torch.Tensor] | None:
-    """What is done to a score; None where nothing is."""
+    """Return the function that changes scores; None where nothing does."""
     cap, slopes = options.soft_cap, options.alibi_slopes
     if not cap and not slopes:
         return None
@@ -153,7 +156,7 @@ def _scores(plan: FlexPlan, options: AttentionOptions, device: torch.device) -> 
 
 @lru_cache(maxsize=2)
 def _function(compiled: bool) -> Callable[..., Any]:
-    """Torch's function, compiled or as it is, without its warning of that."""
+    """Return torch's function, compiled, or as it is without the warning about that."""
     from torch.nn.attention.flex_attention import flex_attention
 
     if compiled:

@@ -1,4 +1,4 @@
-"""What backends made of other people's packages share."""
+"""The common parts of backends that use other packages' kernels."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def not_installed(module: str, install: str) -> str | None:
-    """Say that a package is not installed, and how to install it; None where it is."""
+    """Return that a package is not installed, and how to install it; None if it is."""
     return None if find_spec(module) is not None else f"the package {module} is not installed ({install})"
 
 
 def not_for(caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-    """Why kernels in 16 bits for NVIDIA GPUs do not serve this device or type."""
+    """Return why 16-bit kernels for NVIDIA GPUs do not support this device or type, or None."""
     if "cuda" not in caps.features:
         return f"runs on NVIDIA GPUs only, not on {caps.platform}"
     if dtype not in HALVES:
@@ -27,7 +27,7 @@ def not_for(caps: DeviceCaps, dtype: torch.dtype) -> str | None:
 
 
 def live_table(layout: AttentionLayout) -> torch.Tensor:
-    """The block table, where what a window has left is block 0, which is all zeros.
+    """Return the block table, with blocks that a window has passed replaced by block 0, which is all zeros.
 
     Kernels that read whole tiles weigh what lies before the window with 0, and 0 * NaN is NaN.
     """

@@ -13,7 +13,7 @@ from ferrule_kernels import attention as kernel
 
 
 class TorchSDPA(AttentionBackend):
-    """Gathers each row's keys and values through its block table."""
+    """A backend that gathers each row's keys and values through its block table."""
 
     features = frozenset({"latent", "chunk", "bidirectional"})
 
@@ -64,7 +64,7 @@ class TorchSDPA(AttentionBackend):
         return torch.cat([self._whole(q, k, v, options) for q, k, v in rows])
 
     def _whole(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-        """Attention of a row's tokens over all of them."""
+        """Attend from each of a row's tokens to all of them."""
         queries, keys, values = (each.transpose(0, 1).unsqueeze(0) for each in (q, k, v))
         positions = torch.arange(len(q), device=q.device)
         distance = (positions.unsqueeze(-1) - positions).abs().unsqueeze(0)
@@ -103,7 +103,10 @@ class TorchSDPA(AttentionBackend):
         distance: torch.Tensor,
         options: AttentionOptions,
     ) -> torch.Tensor:
-        """[tokens, heads, dim], by torch's fused kernel where it can. Shapes as in `attend_math`, with one row."""
+        """Attend by torch's fused kernel where it can: [tokens, heads, dim].
+
+        Shapes as in `attend_math`, with one row.
+        """
         if kernel.is_plain(options):
             out = kernel.attend_sdpa(q, k, v, seen, options.scale)
         else:

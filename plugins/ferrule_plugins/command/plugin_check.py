@@ -1,4 +1,4 @@
-"""`ferrule plugins check`: a plugin's conformance kit in a process of its own, under deadlines."""
+"""`ferrule plugins check`: a plugin's conformance kit in a process of its own, under deadlines; and what kits prove."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ferrule.config.help import terminal_width
 from ferrule.config.option import opt
 from ferrule.errors import ConfigError
 from ferrule.plugin import PluginRef
@@ -22,6 +24,7 @@ from ferrule.plugin import PluginRef
 _TAIL = 2000  # bytes of the plugin's own output that a report keeps
 _LINES = 8  # lines of it that are printed
 _MODULE = "ferrule_testkit.kits.check"
+_LISTING = "ferrule_testkit.kits.listing"
 
 
 _MARKS = {"ok": "ok  ", "failed": "FAIL", "skipped": "-   "}
@@ -33,6 +36,7 @@ class CheckOptions:
 
     name: str = opt("", "kind:name, a name, or a distribution.")
     all: bool = opt(False, "Check every plugin that can be used, the built-in ones included.")
+    list: bool = opt(False, "Check nothing: list what is proved of this kind or plugin, or without a name of all.")
     deadline: float = opt(120.0, "Seconds that the check of one plugin may take.")
     import_deadline: float = opt(10.0, "Seconds that its import may take.")
     json: bool = opt(False, "Print JSON.")
@@ -121,6 +125,38 @@ def _print(found: Checked) -> None:
         print(
             f"  {counts['ok']} kept, {counts['failed']} broken, {counts['skipped']} do not apply; {found.seconds:.1f} s"
         )
+
+
+class _Sentence(msgspec.Struct):
+    name: str
+    promise: str
+
+
+class _Listed(msgspec.Struct, kw_only=True):
+    """A kind of plugin: what its kit proves, and the names of its settings."""
+
+    kind: str
+    kit: str
+    about: list[str]
+    promises: list[_Sentence]
+    settings: list[str]
+
+
+def list_promises(kinds: Sequence[str], options: CheckOptions) -> int:
+    """Print what the kits of these kinds prove. They are imported in a process of their own: some need torch."""
+    child = subprocess.run([sys.executable, "-m", _LISTING, *kinds], stdout=subprocess.PIPE, check=True)
+    if options.json:
+        print(msgspec.json.format(child.stdout, indent=2).decode())
+        return 0
+    width = terminal_width()
+    for found in msgspec.json.decode(child.stdout, type=list[_Listed]):
+        print(f"{found.kind}: {found.kit}")
+        for paragraph in (*found.about, f"All settings: {', '.join(found.settings)}."):
+            print(textwrap.fill(paragraph, width, initial_indent="  ", subsequent_indent="  "))
+        for each in found.promises:
+            print(f"  - {spoken(each.name)}")
+            print(textwrap.fill(each.promise, width, initial_indent="      ", subsequent_indent="      "))
+    return 0
 
 
 def check(ref: PluginRef, deadline: float, import_deadline: float) -> Checked:

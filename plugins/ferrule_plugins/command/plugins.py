@@ -19,7 +19,7 @@ from ferrule.errors import ConfigError, PluginError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.plugin import CONTRACT, KINDS, PluginOption, PluginRef, Plugins, State
 from ferrule_plugins.command import plugin_new
-from ferrule_plugins.command.plugin_check import CheckOptions, Subject, run_checks
+from ferrule_plugins.command.plugin_check import CheckOptions, Subject, list_promises, run_checks
 from ferrule_plugins.command.plugin_probe import probe
 
 _USAGE = """usage: ferrule plugins {list,info,why,check,new} [NAME] [options]
@@ -30,7 +30,7 @@ _USAGE = """usage: ferrule plugins {list,info,why,check,new} [NAME] [options]
   why NAME      how a name resolves: chosen, denied, conflicting, shadowed or broken; tries the import in a process
                 of its own. NAME may also be a distribution
   check NAME    prove that a plugin keeps the promises of its kind: its conformance kit, in a process of its own. With
-                --all, every plugin that can be used
+                --all, every plugin that can be used. With --list [KIND], list what is proved
   new KIND NAME  write a package with a plugin to begin with, and its test
 
 --json prints the same for machines. The options --plugin, --plugins-allow, --plugins-deny and --plugins-prefer of
@@ -174,6 +174,8 @@ def _why(plugins: Plugins, options: NameOptions) -> int:
 
 
 def _check(plugins: Plugins, options: CheckOptions) -> int:
+    if options.list:
+        return list_promises(_kinds(plugins, options.name), options)
     if bool(options.name) == options.all:
         raise ConfigError("Say which plugin to check, or --all.", _USAGE)
     refs = list(plugins.refs) if options.all else _matching(plugins, options.name)
@@ -185,12 +187,24 @@ def _check(plugins: Plugins, options: CheckOptions) -> int:
         elif not options.all:
             subjects.append(Subject(ref, f"{verdict.state}: {verdict.reason}"))
     if not subjects and not options.all:
-        names = dict.fromkeys([*(ref.name for ref in plugins.refs), *(ref.id for ref in plugins.refs)])
-        raise PluginError(f"No plugin is named '{options.name}'.{nearest(options.name, names)}")
+        raise _unknown(plugins, options.name)
     return run_checks(subjects, options)
 
 
 # ---------------------------------------------------------------------------------------------- parts
+
+
+def _kinds(plugins: Plugins, name: str) -> list[str]:
+    """Return the kind of that name, else those of the plugins of that name, else, without a name, all."""
+    found = list(KINDS) if not name else [name] if name in KINDS else [ref.kind for ref in _matching(plugins, name)]
+    if not found:
+        raise _unknown(plugins, name, *KINDS)
+    return [kind for kind in dict.fromkeys(found) if kind in KINDS]
+
+
+def _unknown(plugins: Plugins, name: str, *others: str) -> PluginError:
+    names = dict.fromkeys([*(ref.name for ref in plugins.refs), *(ref.id for ref in plugins.refs), *others])
+    return PluginError(f"No plugin is named '{name}'.{nearest(name, names)}")
 
 
 def _matching(plugins: Plugins, name: str) -> list[PluginRef]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ferrule import log
 from ferrule.config import Config
 from ferrule.config.help import Usage
 from ferrule.config.option import opt
@@ -19,6 +20,8 @@ from ferrule.env import Environment
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
+
+_logger = log.get("launch")
 
 USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
@@ -64,6 +67,7 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
     from ferrule.launch.resources import check_limits
     from ferrule.launch.supervisor import Supervisor
     from ferrule.locate.localise import localise
+    from ferrule_plugins.command.families import suggestions
     from ferrule_plugins.command.listen import listening, probing
 
     check_limits()
@@ -71,6 +75,8 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
     reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
     with listening(config.frontend) as listeners, probing(config.frontend) as probe:
         config = localise(config, chosen)
+        for suggestion in suggestions(config, chosen):
+            _logger.info("%s", suggestion)
         if config.frontend.disable_frontend_multiprocessing:
             from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
 

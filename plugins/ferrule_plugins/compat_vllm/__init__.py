@@ -4,6 +4,9 @@ Such a file derives from vLLM's `ToolParser` or `ReasoningParser` and registers 
 runs unchanged: while vLLM is not installed, its imports from vLLM's documented modules are answered with stand-ins
 that exist for that file alone. The class is wrapped in a parser of Ferrule's own interface.
 https://docs.vllm.ai/en/latest/features/tool_calling.html#how-to-write-a-tool-parser-plugin
+
+The adapter gets the file's syntax tree, the empty module, and the module after it ran. It replaces `import` in that
+module only, not in the process.
 """
 
 from __future__ import annotations
@@ -31,7 +34,7 @@ _MANAGERS = {
 
 
 def names(kind: str, tree: ast.Module) -> Sequence[str]:
-    """Names that a file registers, if it imports from vLLM."""
+    """Return the names that a file registers, if it imports from vLLM."""
     if kind not in _MANAGERS or not any(map(_imports_vllm, ast.walk(tree))):
         return ()
     return tuple(dict.fromkeys(_registered(tree, _MANAGERS[kind][0])))
@@ -44,7 +47,7 @@ def prepare(module: ModuleType) -> None:
 
 
 def adapt(kind: str, name: str, module: ModuleType) -> type:
-    """The registered class, as a parser of Ferrule."""
+    """Return the registered class as a parser of Ferrule. Raises PluginError."""
     wrap = wrap_tool_parser if kind == "tool_parser" else wrap_reasoning_parser
     manager, getter, _ = _MANAGERS[kind]
     try:
@@ -55,7 +58,7 @@ def adapt(kind: str, name: str, module: ModuleType) -> type:
 
 
 def _manager(kind: str, module: ModuleType) -> Any:
-    """The registry that the file has used."""
+    """Return the registry that the file has used."""
     found = vars(module)["__builtins__"]
     load = (found if isinstance(found, dict) else vars(found))["__import__"]
     name, _, paths = _MANAGERS[kind]
@@ -74,7 +77,9 @@ def _imports_vllm(node: ast.AST) -> bool:
 
 
 def _registered(tree: ast.Module, manager: str) -> Iterator[str]:
-    """Names in ``Manager.register_module(…)`` and ``register_lazy_module(…)``; without one, the decorated class's."""
+    """Yield the names in ``Manager.register_module(…)`` and ``register_lazy_module(…)``; without one, the decorated
+    class's.
+    """
     decorated = {
         id(decorator): node.name
         for node in ast.walk(tree)

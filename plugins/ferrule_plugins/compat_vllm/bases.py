@@ -15,7 +15,7 @@ from ferrule_plugins.compat_vllm.protocol import (
 
 
 class ToolParser:
-    """What a tool parser derives from."""
+    """The base class of tool parsers."""
 
     supports_required_and_named = True
     structural_tag_model: str | None = None
@@ -51,12 +51,12 @@ class ToolParser:
         raise NotImplementedError(f"{type(self).__name__}.extract_tool_calls_streaming")
 
     def end_of_stream(self) -> DeltaMessage | None:
-        """What was held back when the text has ended; vLLM's own parsers have nothing of the kind."""
+        """Return the text that was held back when the output has ended; vLLM's own parsers have no such method."""
         return None
 
 
 class ReasoningParser:
-    """What a reasoning parser derives from. The methods that extract have an old name and a new one; either counts."""
+    """The base class of reasoning parsers. The methods that extract have an old name and a new one; either counts."""
 
     def __init__(self, tokenizer: Any, *_: Any, **__: Any) -> None:
         self.model_tokenizer = tokenizer
@@ -78,7 +78,7 @@ class ReasoningParser:
         return 0
 
     def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:
-        """Called once, before the answer."""
+        """Note the prompt; called once, before the answer."""
 
     def adjust_request(self, request: ChatCompletionRequest) -> ChatCompletionRequest:
         return request
@@ -94,7 +94,7 @@ class Manager:
     def register_module(
         self, name: str | Iterable[str] | None = None, force: bool = True, module: type | None = None
     ) -> Callable[[type], type] | type:
-        """A decorator, or a call with the class as `module`."""
+        """Register a class: as a decorator, or when called with the class as `module`."""
         if isinstance(name, type):
             return self._register(name, [name.__name__])
         names = [name] if isinstance(name, str) else list(name or ())
@@ -103,11 +103,11 @@ class Manager:
         return lambda found: self._register(found, names)
 
     def register_lazy_module(self, name: str, module_path: str, class_name: str) -> None:
-        """The class is taken from the file that registers it."""
+        """Register a class by its name; it is taken from the file that registers it."""
         self._found[name] = class_name
 
     def get_tool_parser(self, name: str) -> type:
-        """Raises KeyError."""
+        """Return the class of a name. Raises KeyError."""
         found = self._found[name]
         return self._namespace[found] if isinstance(found, str) else found
 

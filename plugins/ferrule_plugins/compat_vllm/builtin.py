@@ -19,9 +19,9 @@ from ferrule_plugins.compat_vllm.protocol import (
 
 
 class Hermes2ProToolParser(ToolParser):
-    """Calls as JSON objects between two tags, which a class that derives from it may change.
+    """A parser of calls written as JSON objects between two tags, which a derived class may change.
 
-    What is between the tags is read as by Ferrule's parser `hermes`.
+    The text between the tags is read as by Ferrule's parser `hermes`.
     """
 
     def __init__(self, tokenizer: Any, tools: Any = None) -> None:
@@ -67,7 +67,7 @@ class Hermes2ProToolParser(ToolParser):
         return kind([])
 
     def _told(self, events: Sequence[Event]) -> DeltaMessage | None:
-        """The message of some events, and what vLLM's parsers remember of it."""
+        """Return the message of some events, and note what vLLM's parsers remember of a message."""
         message = self._message(events)
         for call in message.tool_calls:
             if call.function is None:
@@ -124,7 +124,7 @@ class BaseThinkingReasoningParser(ReasoningParser):
         return list(input_ids[input_ids.index(self.end_token_id) + 1 :])
 
     def count_reasoning_tokens(self, token_ids: Sequence[int]) -> int:
-        """How many tokens stand between the two, or before the second one when the first is missing."""
+        """Count the tokens between the two tags, or before the second one when the first is missing."""
         ids = list(token_ids)
         end = ids.index(self.end_token_id) if self.end_token_id in ids else len(ids)
         return end - (ids.index(self.start_token_id) + 1 if self.start_token_id in ids[:end] else 0)

@@ -21,7 +21,9 @@ def find_common_prefix(s1: str, s2: str) -> str:
 
 
 def find_common_suffix(s1: str, s2: str) -> str:
-    """The longest common ending without letters and digits: of ``{"a": "b"}`` and ``{"a": "bc"}`` it is ``"}``."""
+    """Return the longest common ending without letters and digits: of ``{"a": "b"}`` and ``{"a": "bc"}`` it is
+    ``"}``.
+    """
     length = 0
     while length < min(len(s1), len(s2)) and s1[-1 - length] == s2[-1 - length] and not s1[-1 - length].isalnum():
         length += 1
@@ -29,7 +31,7 @@ def find_common_suffix(s1: str, s2: str) -> str:
 
 
 def extract_intermediate_diff(curr: str, old: str) -> str:
-    """What `curr` has between the beginning and the ending that it shares with `old`."""
+    """Return the part of `curr` between the beginning and the ending that it shares with `old`."""
     suffix = find_common_suffix(curr, old)
     middle = curr.removesuffix(suffix)
     return middle[len(find_common_prefix(middle, old.removesuffix(suffix))) :]
@@ -47,7 +49,7 @@ def consume_space(i: int, s: str) -> int:
 
 
 def partial_tag_overlap(text: str, tag: str) -> int:
-    """How many characters at the end of `text` begin `tag`, which is not complete there."""
+    """Count the characters at the end of `text` that begin `tag`, which is not complete there."""
     lengths = range(min(len(text), len(tag) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(tag[:length])), 0)
 
@@ -64,9 +66,10 @@ def is_complete_json(input_str: str) -> bool:
 
 
 def partial_json_loads(input_str: str, flags: Any) -> tuple[Any, int]:
-    """(the value that a text begins with, characters that were read). `flags` say what may be incomplete.
+    """Return (the value that a text begins with, the number of characters read). `flags` say what may be incomplete.
 
-    Raises what `partial_json_parser` raises for a text that is not the beginning of JSON, ImportError without it.
+    Raises what `partial_json_parser` raises for a text that is not the beginning of JSON, ImportError without that
+    library.
     """
     try:
         import partial_json_parser
@@ -81,7 +84,7 @@ def partial_json_loads(input_str: str, flags: Any) -> tuple[Any, int]:
 
 
 def safe_literal_eval(text: str) -> Any:
-    """The value of a Python literal. Raises ValueError or SyntaxError for anything else."""
+    """Return the value of a Python literal. Raises ValueError or SyntaxError for anything else."""
     return ast.literal_eval(text)
 
 
@@ -89,7 +92,7 @@ def safe_literal_eval(text: str) -> Any:
 
 
 def find_tool_properties(tools: Iterable[Any] | None, tool_name: str) -> dict[str, Any]:
-    """The parameters of a tool, by name; empty for an unknown tool."""
+    """Return the parameters of a tool, by name; empty for an unknown tool."""
     for tool in tools or ():
         if tool.function.name == tool_name:
             found: dict[str, Any] = (tool.function.parameters or {}).get("properties", {})
@@ -102,7 +105,7 @@ def find_tool_name(tools: Iterable[Any] | None, tool_name: str) -> bool:
 
 
 def extract_types_from_schema(schema: Any) -> list[str]:
-    """Names of the JSON types that a schema allows, in its order; ``["string"]`` when it does not say."""
+    """Return the names of the JSON types that a schema allows, in its order; ``["string"]`` when it does not say."""
     return list(dict.fromkeys(_types(schema))) or ["string"]
 
 
@@ -125,7 +128,7 @@ def _type_of(value: Any) -> str:
 
 
 def coerce_to_schema_type(value: str, schema_type: str | Sequence[str]) -> Any:
-    """`value` as the first of the types that it can be read as; the text itself when there is none."""
+    """Return `value` as the first of the types that it can be read as; the text itself when there is none."""
     allowed = {schema_type} if isinstance(schema_type, str) else set(schema_type)
     for name in ("null", "integer", "number", "boolean", "object", "array"):
         if name in allowed:
@@ -144,7 +147,9 @@ def _constant(values: Mapping[str, Any], value: str) -> Any:
 
 
 def _number(value: str) -> int | float:
-    """An integer where the value is one. NaN and Infinity are not numbers of JSON: ValueError."""
+    """Read a number, as an integer where the value is one. Raises ValueError, also for NaN and Infinity, which JSON
+    does not have.
+    """
     read = float(value)
     if read - read != 0:
         raise ValueError(value)
@@ -172,19 +177,19 @@ _READ: Mapping[str, Any] = {
 
 
 def is_list_of(value: object, typ: type | tuple[type, ...], *, check: str = "first") -> bool:
-    """Whether `value` is a list whose first element, or each one with ``check="all"``, is of a type."""
+    """Return whether `value` is a list whose first element, or each one with ``check="all"``, is of a type."""
     if not isinstance(value, list):
         return False
     return all(isinstance(one, typ) for one in (value if check == "all" else value[:1]))
 
 
 def is_mistral_tokenizer(obj: object) -> bool:
-    """False: Ferrule's tokenizers are not of mistral_common."""
+    """Return False: Ferrule's tokenizers are not of mistral_common."""
     return False
 
 
 def make_tool_call_id(id_type: str = "random", func_name: str | None = None, idx: int | None = None) -> str:
-    """A new id; of the type `kimi_k2`, function and number of the call, which its template reads."""
+    """Make a new id; of the type `kimi_k2`, the function and number of the call, which its template reads."""
     return f"functions.{func_name}:{idx}" if id_type == "kimi_k2" else f"chatcmpl-tool-{random_uuid()}"
 
 

@@ -63,7 +63,9 @@ class StandIn(ModuleType):
 
 
 class Importer:
-    """Takes the place of ``__import__`` in one module: `vllm` and what is below it is here, all else where it was."""
+    """A replacement of ``__import__`` in one module: `vllm` and the modules below it come from here, all others from
+    where they were.
+    """
 
     def __init__(self, namespace: Members) -> None:
         self._modules: dict[str, ModuleType] = {}
@@ -107,7 +109,7 @@ def _import(name: str, *args: Any) -> ModuleType:
 
 
 def _modules(namespace: Members) -> Iterator[tuple[str, Members]]:
-    """(module, some of its names); a module may come twice. The registries are new ones."""
+    """Yield (module, some of its names); a module may come twice. The registries are new ones."""
     yield from _tool_parsers(bases.Manager(namespace))
     yield from _reasoning_parsers(bases.Manager(namespace))
     yield from _entrypoints()

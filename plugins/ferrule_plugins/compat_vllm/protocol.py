@@ -10,11 +10,13 @@ from msgspec import Struct, convert, field, json, structs, to_builtins
 
 
 class Message(Struct, kw_only=True):
-    """What parser files use of pydantic: construction by keyword, with plain objects for nested ones, and dumps."""
+    """The part of pydantic that parser files use: construction by keyword, with plain objects for nested ones, and
+    dumps.
+    """
 
     @classmethod
     def model_validate(cls, obj: Any) -> Self:
-        """Raises ValidationError, which is a ValueError."""
+        """Make a message of an object. Raises ValidationError, which is a ValueError."""
         return convert(obj, cls)
 
     def model_dump(self, *, exclude_none: bool = False, **_: Any) -> dict[str, Any]:
@@ -127,9 +129,9 @@ class ChatCompletionNamedToolChoiceParam(Message, kw_only=True):
 
 
 class ChatCompletionRequest(Message, kw_only=True, dict=True):
-    """What a parser may read of its request: `tools`, `tool_choice`, `stream` and `chat_template_kwargs` are those of
-    the request, the others have their defaults. Any attribute may be set; `adjust_request` changes the request by
-    `skip_special_tokens` only.
+    """The request, as far as a parser may read it: `tools`, `tool_choice`, `stream` and `chat_template_kwargs` are
+    those of the request, the others have their defaults. Any attribute may be set; `adjust_request` changes the request
+    by `skip_special_tokens` only.
     """
 
     messages: list[Any] = field(default_factory=list)
@@ -153,7 +155,7 @@ class ChatCompletionRequest(Message, kw_only=True, dict=True):
 
 
 class ResponsesRequest(Message, kw_only=True):
-    """For annotations and `isinstance` only: no request is one."""
+    """A name for annotations and `isinstance` only: no request is one."""
 
 
 class StructuredOutputsParams(Message, kw_only=True, dict=True):
@@ -171,7 +173,7 @@ class StructuredOutputsParams(Message, kw_only=True, dict=True):
 
 
 class ToolStrictLevel(IntEnum):
-    """For annotations and defaults: calls are read, not enforced."""
+    """Names for annotations and defaults: calls are read, not enforced."""
 
     AUTO = 0
     FUNCTION = 1
@@ -188,12 +190,12 @@ class VLLMValidationError(ValueError):
 
 
 class ModelConfig:
-    """For annotations only."""
+    """A name for annotations only."""
 
 
 class ToolServer:
-    """For annotations only."""
+    """A name for annotations only."""
 
 
 class MistralTokenizer:
-    """For `isinstance` only: no tokenizer is one."""
+    """A name for `isinstance` only: no tokenizer is one."""

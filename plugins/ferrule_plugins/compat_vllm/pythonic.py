@@ -21,7 +21,7 @@ class UnexpectedAstError(Exception):
 
 
 def get_parameter_value(val: ast.expr) -> Any:
-    """The value of a literal; JSON's names count as literals. Raises UnexpectedAstError."""
+    """Return the value of a literal; JSON's names count as literals. Raises UnexpectedAstError."""
     if isinstance(val, ast.Name) and val.id in _NAMES:
         return _NAMES[val.id]
     if isinstance(val, ast.Dict):
@@ -36,7 +36,7 @@ def get_parameter_value(val: ast.expr) -> Any:
 
 
 def handle_single_tool(call: ast.Call) -> ToolCall:
-    """The call of one expression. Raises UnexpectedAstError."""
+    """Return the call of one expression. Raises UnexpectedAstError."""
     name = ast.unparse(call.func)
     if not all(part.isidentifier() for part in name.split(".")):
         raise UnexpectedAstError(f"{name} is not the name of a tool")
@@ -49,9 +49,9 @@ def handle_single_tool(call: ast.Call) -> ToolCall:
 
 
 def make_valid_python(text: str) -> tuple[str, str] | None:
-    """(text that can be parsed, what was appended) for the beginning of an expression.
+    """Return (text that can be parsed, what was appended) for the beginning of an expression.
 
-    None while it ends where nothing that is appended helps: in a name, or before a value. Raises
+    None while the beginning ends where nothing that is appended helps: in a name, or before a value. Raises
     UnexpectedAstError for brackets that do not match.
     """
     opened = _opened(text)
@@ -79,7 +79,9 @@ def make_valid_python(text: str) -> tuple[str, str] | None:
 def compute_tool_delta(
     previously_sent_args: str, new_call: ToolCall, index: int, withheld_suffix: str
 ) -> DeltaToolCall | None:
-    """What is new of a call whose text ends in `withheld_suffix`, which was only appended; None: nothing."""
+    """Return the new part of a call whose text ends in `withheld_suffix`, which was only appended; None where nothing
+    is new.
+    """
     arguments = new_call.function.arguments
     if not arguments.endswith(withheld_suffix):
         raise ValueError(f"the arguments {arguments} do not end with {withheld_suffix}")
@@ -92,7 +94,7 @@ def compute_tool_delta(
 
 
 def _opened(text: str) -> list[str]:
-    """Brackets and quotes that are open at the end."""
+    """Return the brackets and quotes that are open at the end."""
     opened: list[str] = []
     escaped = False
     for char in text:

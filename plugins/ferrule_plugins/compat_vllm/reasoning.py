@@ -82,11 +82,11 @@ def _events(reasoning: str | None, content: str | None) -> _Events:
 
 
 def _options(found: type, context: ChoiceContext) -> dict[str, Any]:
-    """The template's arguments, for a class that takes them."""
+    """Return the template's arguments, for a class whose constructor takes them."""
     name = "chat_template_kwargs"
     return {name: dict(context.template_kwargs)} if has_parameter(found, name) else {}
 
 
 def wrap_reasoning_parser(found: type, title: str) -> type[VllmReasoningParser]:
-    """A parser class of Ferrule around one of vLLM."""
+    """Make a parser class of Ferrule around one of vLLM."""
     return type(found.__name__, (VllmReasoningParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})

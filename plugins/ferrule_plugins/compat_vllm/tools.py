@@ -58,7 +58,7 @@ class VllmToolParser(ToolParser):
         self._broken = False
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """None: calls are read, not enforced."""
+        """Return None: calls are read, not enforced."""
         return None
 
     def feed(self, delta: TextDelta) -> Sequence[Event]:
@@ -114,7 +114,7 @@ class _Calls:
         self._waiting: dict[int, str] = {}  # arguments that came before the name
 
     def read(self, message: Any) -> list[Event]:
-        """The events of a `DeltaMessage`."""
+        """Return the events of a `DeltaMessage`."""
         events: list[Event] = [Content(message.content)] if message.content else []
         for call in message.tool_calls or ():
             function = call.function
@@ -138,7 +138,9 @@ class _Calls:
         return events
 
     def rest(self, calls: Sequence[Any]) -> list[Event]:
-        """What the parser has read of the last call's arguments and left to the server to send."""
+        """Return the events for the part of the last call's arguments that the parser has read and left to the server
+        to send.
+        """
         index = self._open
         if index is None or index >= len(calls):
             return []
@@ -155,7 +157,7 @@ class _Calls:
 
 
 def _dumped(arguments: Any) -> str:
-    """JSON as vLLM's parsers write it. NaN and the infinities, which JSON does not have, are null."""
+    """Write JSON as vLLM's parsers do. NaN and the infinities, which JSON does not have, become null."""
     try:
         return json.dumps(arguments, ensure_ascii=False, allow_nan=False)
     except ValueError:
@@ -163,5 +165,5 @@ def _dumped(arguments: Any) -> str:
 
 
 def wrap_tool_parser(found: type, title: str) -> type[VllmToolParser]:
-    """A parser class of Ferrule around one of vLLM."""
+    """Make a parser class of Ferrule around one of vLLM."""
     return type(found.__name__, (VllmToolParser,), {"wrapped": found, "title": title, "__doc__": found.__doc__})

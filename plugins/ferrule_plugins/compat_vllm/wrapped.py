@@ -50,7 +50,7 @@ class VllmTokenizer:
         return self._tokenizer.decode([ids] if isinstance(ids, int) else ids, skip_special_tokens=skip_special_tokens)
 
     def convert_tokens_to_ids(self, tokens: str | Sequence[str]) -> Any:
-        """An id, or a list of them; None for a text that is not a token."""
+        """Return an id, or a list of them; None for a text that is not a token."""
         vocabulary = self.get_vocab()
         return vocabulary.get(tokens) if isinstance(tokens, str) else [vocabulary.get(token) for token in tokens]
 
@@ -84,13 +84,15 @@ def _tool(tool: dict[str, Any]) -> ChatCompletionToolsParam:
 
 
 def has_parameter(found: type, name: str) -> bool:
-    """Whether the constructor of a class has a parameter of this name."""
+    """Return whether the constructor of a class has a parameter of this name."""
     parameters = inspect.signature(found).parameters.values()
     return any(one.kind is one.VAR_KEYWORD or one.name == name for one in parameters)
 
 
 def method_of(parser: Any, *names: str) -> Any:
-    """The method that the most derived class defines under one of its names; None when only vLLM's base has it."""
+    """Return the method that the most derived class defines under one of its names; None when only vLLM's base has
+    it.
+    """
     for owner in type(parser).__mro__:
         found = next((name for name in names if name in vars(owner)), None)
         if found is not None:
@@ -99,7 +101,9 @@ def method_of(parser: Any, *names: str) -> Any:
 
 
 def with_request(method: Any, num_arguments: int) -> Any:
-    """A method that takes the request last, also where it does not, as in vLLM 0.6.0."""
+    """Return the method so that it can be called with the request as last argument, also where it does not take one, as
+    in vLLM 0.6.0.
+    """
     parameters = inspect.signature(method).parameters.values()
     positional = [one for one in parameters if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)]
     enough = len(positional) >= num_arguments or any(one.kind is one.VAR_POSITIONAL for one in parameters)

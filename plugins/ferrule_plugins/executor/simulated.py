@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from ferrule import checkpoint
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
@@ -75,7 +75,7 @@ class SimulatedExecutor(Executor):
         self._seconds = (0.0, 0.0)  # of a step, and of each token in it
         self._free_at = 0.0  # when the last step submitted is done
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         values = checkpoint.configured(config.model, plugins, config.model.model)
         self._seconds = _seconds(config.load.model_loader_extra_config)
         length = config.model.max_model_len or checkpoint.max_length(values)

@@ -70,7 +70,9 @@ class Guidance(GrammarBackend):
         self._executor = llguidance.LLExecutor()
 
     def refuses(self, spec: GrammarSpec) -> str | None:
-        """What the library says: it knows which keywords it does not know. `$id` inside a schema misleads it."""
+        """Return why the library cannot enforce the constraint: it reports keywords that it does not know. `$id` inside
+        a schema misleads it.
+        """
         for part in walk(spec.form):
             if isinstance(part, Rules) and (found := foreign(part.source)):
                 return found
@@ -140,12 +142,12 @@ def _check(matcher: llguidance.LLMatcher) -> None:
 
 
 def _numbers(schema: Any) -> str | None:
-    """Numbers that the library reads with rounding errors."""
+    """Refuse numbers that the library reads with rounding errors."""
     return next(filter(None, (exact_numbers(part, _EXACT) for part in parts(schema))), None)
 
 
 def _plain(error: str) -> str:
-    """An error in one line, without the place in a grammar that the client did not write."""
+    """Return an error in one line, without the place in a grammar that the client did not write."""
     first, *rest = _PLACE.sub("", error.strip()).splitlines() or [""]
     reason = next((line.strip() for line in rest if line.startswith("error: ")), "")
     return f"{first} {reason}".strip()[:_LONGEST]
@@ -173,7 +175,7 @@ class _Tokens:
 
 
 def _source(spec: GrammarSpec) -> str:
-    """The whole constraint as the library's grammar, JSON text. Raises ValueError."""
+    """Return the whole constraint as the library's grammar, JSON text. Raises ValueError."""
     writer = _Writer(spec)
     start = writer.write(spec.form)
     lark = "\n".join([_OPTIONS, f"start: {start}", *writer.rules])
@@ -181,7 +183,7 @@ def _source(spec: GrammarSpec) -> str:
 
 
 class _Writer:
-    """Collects what a form needs beside the expression that stands for it."""
+    """A writer of forms as expressions, with the rules and grammars that these need."""
 
     def __init__(self, spec: GrammarSpec) -> None:
         self.rules: list[str] = []
@@ -191,7 +193,7 @@ class _Writer:
         self._beside_json = False  # whether a text may come in the place of JSON
 
     def write(self, form: Form) -> str:
-        """An expression for a form."""
+        """Return an expression for a form."""
         match form:
             case Fixed(text) if self._beside_json and text:
                 return f"({' '.join(map(_json_token, _JSON_TOKENS.findall(text)))})"
@@ -224,7 +226,7 @@ class _Writer:
                 return self._triggered(form)
 
     def rule(self, form: Form) -> str:
-        """The name of a rule for a form."""
+        """Add a rule for a form and return its name."""
         return self.add(self.write(form))
 
     def add(self, expression: str, attributes: str = "") -> str:
@@ -283,16 +285,18 @@ class _Writer:
 
 
 def _some_json(options: Sequence[Form]) -> bool:
-    """Whether some of several forms begins with JSON, and not all of them.
+    """Return whether some of several forms begins with JSON, and not all of them.
 
-    The library cuts a text into lexemes, the longest that it can. So a fixed text must have the same ones as JSON: what
-    begins like both could only become the longer one.
+    The library cuts a text into lexemes, the longest that it can. So a fixed text must have the same lexemes as JSON: a
+    text that begins like both could only become the longer one.
     """
     return 0 < sum(map(_begins_with_json, options)) < len(options)
 
 
 def _json_token(text: str) -> str:
-    """A lexeme of a fixed text. White space may be left out, or the library would only look for that of JSON."""
+    """Return the expression for a lexeme of a fixed text. White space may be left out, or the library would only look
+    for that of JSON.
+    """
     return _regex(f"(?:{text})?") if text.isspace() else _quoted(text)
 
 
@@ -308,7 +312,9 @@ def _begins_with_json(form: Form) -> bool:
 
 
 def _plain_keywords(schema: dict[str, Any]) -> dict[str, Any]:
-    """Patterns and references as the library reads them, and patterns for formats of which it allows too much."""
+    """Return a schema with patterns and references as the library reads them, and with patterns for formats of which it
+    allows too much.
+    """
     found = dict(schema)
     if isinstance(pattern := schema.get("pattern"), str):
         found["pattern"] = without_sets(pattern)
@@ -327,7 +333,7 @@ def _exact_format(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _folded(schema: dict[str, Any]) -> dict[str, Any]:
-    """Without patterns of names that `properties` has: the library would look for further names, and find none."""
+    """Remove patterns of names that `properties` has: the library would look for further names, and find none."""
     named, patterns = schema.get("properties"), schema.get("patternProperties")
     if not isinstance(named, dict) or not isinstance(patterns, dict):
         return schema
@@ -342,7 +348,7 @@ def _folded(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def _count(least: int, most: int | None) -> str:
-    """How often the part of a pattern comes."""
+    """Write how often a part of a pattern may be repeated. Raises ValueError."""
     if most is not None and most < least:
         raise ValueError(f"{least} to {most} characters")
     return f"{{{least},{'' if most is None else most}}}"
@@ -353,7 +359,7 @@ def _quoted(text: str) -> str:
 
 
 def _regex(pattern: str) -> str:
-    """A pattern between slashes; it always matches as a whole."""
+    """Write a pattern between slashes; it always matches as a whole."""
     return f"/{without_sets(pattern).replace(chr(10), chr(92) + 'n').replace('/', chr(92) + '/')}/"
 
 

@@ -206,7 +206,7 @@ class _Strict(CharacterLevelParser):  # type: ignore[misc]  # the library has no
 
 
 class _Seen(msgspec.Struct, frozen=True):
-    """Where in a JSON text the last character is."""
+    """The place of the last character in a JSON text."""
 
     last: str = ""  # the last one that is not white space
     word: str = ""  # the number or word that is being written
@@ -227,7 +227,7 @@ class _Seen(msgspec.Struct, frozen=True):
 
 
 def _parser(form: Form, spec: GrammarSpec, alphabet: str) -> CharacterLevelParser:
-    """A form as the library's parser."""
+    """Return the library's parser of a form."""
     config = CharacterLevelParserConfig(
         alphabet=alphabet, max_consecutive_whitespaces=_SPACES, force_json_field_order=False, max_json_array_length=0
     )
@@ -249,7 +249,9 @@ def _parser(form: Form, spec: GrammarSpec, alphabet: str) -> CharacterLevelParse
 
 
 def _known_values(schema: dict[str, Any]) -> str | None:
-    """The library writes values as Python does, and strings without escapes."""
+    """Refuse values that the library writes otherwise than JSON: it writes them as Python does, and strings without
+    escapes.
+    """
     for value in (*schema.get("enum", ()), *([schema["const"]] if "const" in schema else ())):
         plain = isinstance(value, str) and json.dumps(value, ensure_ascii=False) == f'"{value}"' and value
         if not plain:
@@ -260,7 +262,7 @@ def _known_values(schema: dict[str, Any]) -> str | None:
 
 
 def _first_space(schema: dict[str, Any]) -> str | None:
-    """The library does not see white space at the beginning of a string."""
+    """Refuse strings that may begin with white space, which the library does not see there."""
     pattern = string_pattern(schema) or ""
     if _ESCAPED.search(schema.get("pattern", "")):
         return "a character by its number in a pattern"
@@ -271,7 +273,9 @@ def _first_space(schema: dict[str, Any]) -> str | None:
 
 
 def _root_definitions(schema: dict[str, Any]) -> str | None:
-    """The library only reads the last part of a reference."""
+    """Refuse references to other places than definitions at the root: the library only reads the last part of a
+    reference.
+    """
     target = schema.get("$ref", "#/$defs/a")
     where = [part for part in ("#/$defs/", "#/definitions/") if target.startswith(part)]
     if not where or "/" in target.removeprefix(where[0]) or "~" in target or "%" in target:
@@ -280,7 +284,7 @@ def _root_definitions(schema: dict[str, Any]) -> str | None:
 
 
 def _no_empty_objects(schema: dict[str, Any]) -> str | None:
-    """Where no property is named, values of any kind are not checked for what JSON is."""
+    """Refuse objects that name no property: the library does not check that their values are JSON."""
     if schema.get("properties") == {} and not isinstance(schema.get("additionalProperties"), dict):
         return "object without properties"
     return None

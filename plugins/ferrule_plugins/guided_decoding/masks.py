@@ -39,7 +39,7 @@ class TextGrammar(Grammar):
 
     @abstractmethod
     def may_end(self) -> bool:
-        """Whether the text so far is complete."""
+        """Return whether the text so far is complete."""
 
     @abstractmethod
     def fill_text(self, mask: Mask) -> None:

@@ -130,7 +130,7 @@ class OutlinesGrammar(TextGrammar):
 
 
 def _may_be_empty(form: Form) -> bool:
-    """The library's index does not begin at the end that is looked for."""
+    """Return whether a form may be an empty text, with which the library's index cannot begin."""
     match form:
         case Fixed(text):
             return not text
@@ -152,7 +152,7 @@ def _may_be_empty(form: Form) -> bool:
 
 
 def _regex(form: Form, spec: GrammarSpec) -> str:
-    """A form as a regular expression in brackets. Raises ValueError."""
+    """Return a form as a regular expression in brackets. Raises ValueError."""
     match form:
         case Fixed(text):
             return f"(?:{_SPECIAL.sub(lambda char: chr(92) + char[0], text)})"
@@ -190,7 +190,9 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
 
 
 def _whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema with the pattern of its strings. The library's own has no characters by their number."""
+    """Return the schema with the pattern of its strings. The library's own pattern has no characters by their
+    number.
+    """
     found = whole_pattern(schema)
     if found.get("type") == "string" and CLAIMS.intersection(found) <= {"type", "minLength", "maxLength", "$id"}:
         count = f"{{{found.pop('minLength', 0)},{found.pop('maxLength', '')}}}"

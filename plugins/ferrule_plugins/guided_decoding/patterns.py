@@ -36,12 +36,12 @@ class UnsupportedPattern(ValueError):
 
 
 def whole(pattern: str) -> str:
-    """The pattern for a text that it matches as a whole. Raises UnsupportedPattern."""
+    """Return the pattern for a text that it matches as a whole. Raises UnsupportedPattern."""
     return "|".join(body for body, _, _ in _branches(pattern))
 
 
 def anywhere(pattern: str) -> str:
-    """The pattern for a text in which it is found (JSON Schema's `pattern`). Raises UnsupportedPattern."""
+    """Return the pattern for a text in which it is found (JSON Schema's `pattern`). Raises UnsupportedPattern."""
     found = []
     for body, starts, ends in _branches(pattern):
         found.append(f"{'' if starts else _ANY}{body}{'' if ends else _ANY}")
@@ -49,7 +49,7 @@ def anywhere(pattern: str) -> str:
 
 
 def _branches(pattern: str) -> Iterator[tuple[str, bool, bool]]:
-    """(pattern without anchors, begins with ^, ends with $) of each alternative of the whole pattern."""
+    """Yield (pattern without anchors, begins with ^, ends with $) of each alternative of the whole pattern."""
     start, depth = 0, 0
     marks = list(_marks(pattern))
     cuts = []
@@ -70,7 +70,9 @@ def _branches(pattern: str) -> Iterator[tuple[str, bool, bool]]:
 
 
 def _marks(pattern: str) -> Iterator[tuple[int, str]]:
-    """(place, character) of what has a meaning for the structure, outside escapes and character classes."""
+    """Yield (place, character) of each character that has a meaning for the structure, outside escapes and character
+    classes.
+    """
     at, inside = 0, False
     while at < len(pattern):
         char = pattern[at]
@@ -100,9 +102,10 @@ _NOT_IN_JSON = ('"', "\\", *map(chr, range(32)))
 
 
 def json_text(pattern: str) -> str:
-    """The pattern for a JSON string in which it is found, without escapes. Raises UnsupportedPattern.
+    """Return the pattern for a JSON string in which it is found, without escapes. Raises UnsupportedPattern.
 
-    What would match any character does not match one that JSON escapes. A pattern that names one is not supported.
+    A part that would match any character does not match one that JSON escapes. A pattern that names such a character is
+    not supported.
     """
     found = "".join(_without_escaped(unit) for unit in units(anywhere(pattern)))
     for unit in units(found):
@@ -118,7 +121,7 @@ def json_text(pattern: str) -> str:
 
 
 def units(pattern: str) -> list[str]:
-    """Characters, classes and escapes of a pattern, and its operators."""
+    """Split a pattern into characters, classes, escapes and operators."""
     return _UNIT.findall(pattern)
 
 
@@ -134,12 +137,16 @@ _MEMBER = re.compile(r"\\.|.", re.DOTALL)
 
 
 def without_sets(pattern: str) -> str:
-    """The pattern for libraries that read ``[``, ``&&``, ``--`` and ``~~`` in a class as sets: these are characters."""
+    """Return the pattern for libraries that read ``[``, ``&&``, ``--`` and ``~~`` in a class as operators on sets: here
+    they are characters.
+    """
     return _CLASS.sub(lambda found: found[0] if found[2] is None else f"[{found[1]}{_members(found[2])}]", pattern)
 
 
 def _members(inside: str) -> str:
-    """What is in a class, with a backslash before all that such libraries may read as an operator between sets."""
+    """Return the members of a class, with a backslash before each that such libraries may read as an operator between
+    sets.
+    """
     members, written, at = _MEMBER.findall(inside), "", 0
     while at < len(members):
         written += _member(members[at])
@@ -160,7 +167,7 @@ _CLASS_OF_SPACES = re.compile(r"\[[^\]^]*\]")
 
 
 def whitespace(pattern: str) -> str:
-    """The pattern, where it only matches what JSON has as white space. Raises ValueError."""
+    """Return the pattern, where it only matches JSON's white space. Raises ValueError."""
     inside = _CLASS_OF_SPACES.sub(lambda found: found[0].replace("\\s", " \\t\\n\\r"), pattern)
     found = inside.replace("\\s", "[ \\t\\n\\r]")
     if not _WHITESPACE.fullmatch(_QUANTITY.sub("", found)):

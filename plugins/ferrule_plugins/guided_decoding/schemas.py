@@ -22,7 +22,7 @@ _MAP = frozenset(("properties", "patternProperties", "dependentSchemas", "$defs"
 
 
 def children(form: Form) -> tuple[Form, ...]:
-    """The forms that a form is made of."""
+    """Return the forms that a form is made of."""
     match form:
         case OneOf(options):
             return options
@@ -36,7 +36,7 @@ def children(form: Form) -> tuple[Form, ...]:
 
 
 def rests(form: Triggered) -> dict[str, list[Tag]]:
-    """For each trigger its tags, which begin with what stands behind the trigger. Raises ValueError."""
+    """Return the tags of each trigger; their beginnings lack the trigger. Raises ValueError."""
     if form.most == 0:
         raise ValueError("a text without tags needs no trigger")
     found: dict[str, list[Tag]] = {trigger: [] for trigger in form.triggers}
@@ -53,14 +53,14 @@ def rests(form: Triggered) -> dict[str, list[Tag]]:
 
 
 def walk(form: Form) -> Iterator[Form]:
-    """A form and everything in it."""
+    """Yield a form and every form in it."""
     yield form
     for child in children(form):
         yield from walk(child)
 
 
 def subschemas(schema: Any) -> Iterator[Any]:
-    """A schema and everything in it that is a schema."""
+    """Yield a schema and everything in it that is a schema."""
     yield schema
     if isinstance(schema, dict):
         for keyword, value in schema.items():
@@ -69,12 +69,12 @@ def subschemas(schema: Any) -> Iterator[Any]:
 
 
 def parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """Everything in a schema that is a schema and not just true or false."""
+    """Return everything in a schema that is a schema and not just true or false."""
     return (inner for inner in subschemas(schema) if isinstance(inner, dict))
 
 
 def closed(schema: Any) -> Any:
-    """The schema without properties that it does not name, where it names some and does not say otherwise."""
+    """Return the schema, closed to properties that it does not name, where it names some and does not say otherwise."""
     return mapped(schema, _closed)
 
 
@@ -84,14 +84,14 @@ def _closed(schema: dict[str, Any]) -> dict[str, Any]:
 
 
 def mapped(schema: Any, change: Callable[[dict[str, Any]], dict[str, Any]]) -> Any:
-    """The schema with `change` made to everything in it that is a schema and an object, innermost first."""
+    """Return the schema with `change` made to everything in it that is a schema and an object, innermost first."""
     if not isinstance(schema, dict):
         return schema
     return change({keyword: _mapped(keyword, value, change) for keyword, value in schema.items()})
 
 
 def inner(keyword: str, value: Any) -> list[Any]:
-    """The schemas in the value of a keyword."""
+    """Return the schemas in the value of a keyword."""
     if keyword in _LIST and isinstance(value, list):
         return value
     if keyword in _MAP and isinstance(value, dict):

@@ -10,6 +10,6 @@ _FOREIGN = re.compile(r"<|\b\w*Tokens?\s*\(|\w*Dispatch\s*\(|%(?!import\b|ignore
 
 
 def foreign(source: str) -> str | None:
-    """What of a grammar says something else than which texts are right."""
+    """Return the first part of a grammar that says something else than which texts are right, or None."""
     found = _FOREIGN.search(_LITERALS.sub(" ", source))
     return f"{found[0]!r} in a grammar" if found else None

@@ -28,7 +28,7 @@ _SCALARS = frozenset(("string", "number", "integer", "boolean", "null"))
 
 
 def pattern(spec: GrammarSpec, schema: Any) -> str:
-    """A regular expression of the white space at one place of JSON that follows the schema; empty for none.
+    """Return a regular expression of the white space at one place of JSON that follows the schema; empty for none.
 
     Raises ValueError for a pattern of the constraint that matches something else, too.
     """
@@ -43,13 +43,15 @@ def pattern(spec: GrammarSpec, schema: Any) -> str:
 
 
 def indentation(schema: Any) -> tuple[int, int]:
-    """How many spaces, or tabs, may follow a line break in JSON that follows the schema."""
+    """Return how many spaces, and how many tabs, may follow a line break in JSON that follows the schema."""
     levels = _levels(schema, schema, _MOST, {})
     return _WIDTH * levels, max(1, levels)
 
 
 def _levels(schema: Any, document: Any, most: int, known: dict[tuple[int, int], int]) -> int:
-    """How many objects and lists are inside one another in values of a schema, as far as it says, at most `most`."""
+    """Count the objects and lists that are inside one another in values of a schema, as far as it says, up to
+    `most`.
+    """
     if not isinstance(schema, dict) or most == 0:
         return min(most, 0 if schema is False else _OPEN)
     key = (id(schema), most)

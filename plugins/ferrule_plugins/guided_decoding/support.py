@@ -64,7 +64,7 @@ class Support(Struct, frozen=True):
     any_value: bool = True  # whether a schema that is just true is enforced
 
     def refused(self, document: Any) -> str | None:
-        """The first thing in a schema that is not enforced. Raises ValueError for a schema that is wrong."""
+        """Return the first thing in a schema that is not enforced. Raises ValueError for a schema that is wrong."""
         for schema in subschemas(document):
             found = self._refused(schema, schema is document) or _reference(schema, document)
             if found:
@@ -92,7 +92,7 @@ class Support(Struct, frozen=True):
 
 
 def type_names(schema: dict[str, Any]) -> tuple[str, ...]:
-    """The types that a schema names. Raises ValueError."""
+    """Return the types that a schema names. Raises ValueError."""
     found = schema.get("type", ())
     names = (found,) if isinstance(found, str) else tuple(found) if isinstance(found, list | tuple) else (found,)
     for name in names:
@@ -104,7 +104,7 @@ def type_names(schema: dict[str, Any]) -> tuple[str, ...]:
 
 
 def _reference(schema: Any, document: Any) -> str | None:
-    """Only references within the document, to where a schema is."""
+    """Refuse references that lead out of the document, or not to a schema. Raises ValueError."""
     target = schema.get("$ref") if isinstance(schema, dict) else None
     if target is None:
         return None
@@ -119,7 +119,7 @@ def _reference(schema: Any, document: Any) -> str | None:
 
 
 def resolved(reference: str, document: Any) -> Any:
-    """What a JSON pointer in a URI's fragment leads to. Raises ValueError."""
+    """Return what a JSON pointer in a URI's fragment leads to. Raises ValueError."""
     found = document
     for part in map(unquote, reference.split("/")[1:]):
         name = part.replace("~1", "/").replace("~0", "~")
@@ -133,7 +133,9 @@ def resolved(reference: str, document: Any) -> Any:
 
 
 def circular(document: Any) -> str | None:
-    """A reference that leads into a schema that it is in; for libraries that follow references to some depth only."""
+    """Refuse references that lead into a schema that they are in; for libraries that follow references to some depth
+    only.
+    """
     inside: dict[str, set[str]] = {}
     waiting = _references(document)
     while waiting:
@@ -161,13 +163,13 @@ def _references(schema: Any) -> set[str]:
 
 
 def plain_references(schema: dict[str, Any]) -> str | None:
-    """For libraries that do not decode references."""
+    """Refuse references with escaped characters, for libraries that do not decode references."""
     target = schema.get("$ref", "")
     return f"$ref {target!r:.80} with escaped characters" if "~" in target or "%" in target else None
 
 
 def plain_values(schema: dict[str, Any]) -> str | None:
-    """`enum` and `const` without objects and lists, which could be written in many ways."""
+    """Refuse `enum` and `const` with objects and lists, which could be written in many ways."""
     for keyword in ("enum", "const"):
         values = schema.get(keyword, ()) if keyword == "enum" else (schema[keyword],) if keyword in schema else ()
         if not isinstance(values, list | tuple) or ("enum" in schema and not schema["enum"]):
@@ -178,7 +180,7 @@ def plain_values(schema: dict[str, Any]) -> str | None:
 
 
 def disjoint_options(schema: dict[str, Any]) -> str | None:
-    """`oneOf` whose options can be told apart by their types or by a property that all of them fix."""
+    """Refuse `oneOf` unless its options can be told apart by their types, or by a property that all of them fix."""
     options = schema.get("oneOf", [])
     if [] in (schema.get("anyOf"), schema.get("oneOf")):
         raise ValueError("anyOf or oneOf without an option")
@@ -206,7 +208,7 @@ def _disjoint(first: Any, second: Any) -> bool:
 
 
 def _fixed(schema: dict[str, Any]) -> list[Any] | None:
-    """All values that a schema may have, where it lists them."""
+    """Return all values that a schema may have, where it lists them."""
     if "const" in schema:
         return [schema["const"]]
     return schema["enum"] if isinstance(schema.get("enum"), list) else None
@@ -236,7 +238,7 @@ def _required(schema: dict[str, Any]) -> list[Any]:
 
 
 def named_required(schema: dict[str, Any]) -> str | None:
-    """`required` names properties that `properties` has."""
+    """Refuse `required` properties that `properties` does not name."""
     for name in _required(schema):
         if name not in schema.get("properties", {}):
             return f"required property {name!r:.80} that properties does not have"
@@ -244,7 +246,7 @@ def named_required(schema: dict[str, Any]) -> str | None:
 
 
 def matching_types(schema: dict[str, Any]) -> str | None:
-    """`enum` or `const` beside a `type` that all values have, and beside nothing else."""
+    """Refuse `enum` or `const` beside a `type` that not all values have, or beside other keywords."""
     fixed, types = _fixed(schema), type_names(schema)
     if fixed is None:
         return None
@@ -260,21 +262,21 @@ def matching_types(schema: dict[str, Any]) -> str | None:
 
 
 def string_pattern(schema: dict[str, Any]) -> str | None:
-    """What the characters of a string match as a whole, by its format or its pattern."""
+    """Return the pattern that the characters of a string match as a whole, by its format or its pattern."""
     if "format" in schema:
         return FORMATS[schema["format"]]
     return json_text(schema["pattern"]) if "pattern" in schema else None
 
 
 def whole_pattern(schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema for libraries that match whole strings where JSON Schema finds a pattern in them."""
+    """Return the schema for libraries that match whole strings where JSON Schema finds a pattern in them."""
     pattern = string_pattern(schema)
     rest = {keyword: value for keyword, value in schema.items() if keyword not in ("format", "pattern")}
     return schema if pattern is None else {**rest, "pattern": f"^(?:{pattern})$"}
 
 
 def plain_names(schema: dict[str, Any]) -> str | None:
-    """Names of properties that can be written in one way only, where others may stand beside them."""
+    """Refuse names of properties that can be written in several ways, where other properties may stand beside them."""
     if schema.get("additionalProperties") is False:
         return None
     for name in schema.get("properties", {}):
@@ -284,20 +286,20 @@ def plain_names(schema: dict[str, Any]) -> str | None:
 
 
 def unique_count(schema: dict[str, Any]) -> str | None:
-    """`minProperties` where a property cannot come twice."""
+    """Refuse `minProperties` where a property might come twice."""
     if "minProperties" in schema and schema.get("additionalProperties") is not False:
         return "keyword minProperties with properties that are not named"
     return None
 
 
 def exact_formats(schema: dict[str, Any]) -> str | None:
-    """`format` that there is a pattern for."""
+    """Refuse a `format` that there is no pattern for."""
     found = schema.get("format", "date")
     return None if isinstance(found, str) and found in FORMATS else f"format {found!r:.80}"
 
 
 def finite_patterns(schema: dict[str, Any]) -> str | None:
-    """`pattern` that is a regular expression in the narrow sense, without a length beside it."""
+    """Refuse a `pattern` that is not a regular expression in the narrow sense, or has a length beside it."""
     found = {"pattern", "format"}.intersection(schema)
     if not found:
         return None
@@ -313,7 +315,9 @@ def finite_patterns(schema: dict[str, Any]) -> str | None:
 
 
 def exact_numbers(schema: dict[str, Any], most: int) -> str | None:
-    """Integers up to `most`, for libraries that read others with rounding errors; as bounds of numbers, up to 2^53."""
+    """Refuse integers above `most`, for libraries that read them with rounding errors; as bounds of numbers, above
+    2^53.
+    """
     for keyword in ("const", "enum"):
         if not all(abs(value) <= most for value in _integers(schema.get(keyword))):
             return f"an integer of more than {most.bit_length()} bits in {keyword}"
@@ -326,7 +330,7 @@ def exact_numbers(schema: dict[str, Any], most: int) -> str | None:
 
 
 def _integers(value: Any) -> Iterator[int]:
-    """The integers in a JSON value."""
+    """Yield the integers in a JSON value."""
     if isinstance(value, list | dict):
         for inner in value.values() if isinstance(value, dict) else value:
             yield from _integers(inner)
@@ -335,7 +339,9 @@ def _integers(value: Any) -> Iterator[int]:
 
 
 def ordered_bounds(schema: dict[str, Any]) -> str | None:
-    """Least and greatest lengths, which some libraries do not compare."""
+    """Compare least and greatest lengths, which some libraries do not do. Raises ValueError where they contradict each
+    other.
+    """
     for least, most in (("minLength", "maxLength"), ("minItems", "maxItems")):
         bounds = [schema[keyword] for keyword in (least, most) if keyword in schema]
         if any(type(bound) is not int or bound < 0 for bound in bounds):
@@ -346,7 +352,7 @@ def ordered_bounds(schema: dict[str, Any]) -> str | None:
 
 
 def said_type(schema: dict[str, Any]) -> str | None:
-    """For libraries that do not write values of any kind, or not all of them."""
+    """Refuse schemas for values of any type, for libraries that cannot write them, or not all of them."""
     if {"type", "enum", "const", "anyOf", "oneOf", "$ref"}.isdisjoint(schema):
         return "a schema for values of any type"
     inner = (*schema.get("properties", {}).values(), schema.get("items"), schema.get("additionalProperties"))
@@ -356,7 +362,7 @@ def said_type(schema: dict[str, Any]) -> str | None:
 
 
 def simple_types(schema: dict[str, Any]) -> str | None:
-    """Several types without more that is said about one of them."""
+    """Refuse several types where keywords say more about one of them."""
     if not isinstance(schema.get("type"), list):
         return None
     more = sorted(CLAIMS.intersection(schema) - {"type"})
@@ -367,7 +373,9 @@ def simple_types(schema: dict[str, Any]) -> str | None:
 
 
 def described_contents(schema: dict[str, Any]) -> str | None:
-    """For libraries that do not write lists and objects of any contents, and ignore what is beside `properties`."""
+    """Refuse lists and objects of any contents, for libraries that do not write them, and ignore what is beside
+    `properties`.
+    """
     if schema.get("type") == "array" and not isinstance(schema.get("items"), dict):
         return "array without items"
     if schema.get("type") == "object":

@@ -45,7 +45,7 @@ class Trial:
                 return
 
     def _follow(self, grammar: Grammar, choose: _Choice, deadline: float) -> bool:
-        """Whether there is time for another text."""
+        """Write one text that the grammar allows, and return whether there is time for another. Raises ValueError."""
         mask = np.zeros(self._words, np.int32)
         for place in range(_TOKENS):
             grammar.fill(mask)
@@ -60,9 +60,9 @@ class Trial:
 
 
 def _preferring(order: Iterable[int]) -> _Choice:
-    """A choice of the first of these bytes that may come, else of a digit, a letter, or another one.
+    """Return a choice of the first of these bytes that may come, else of a digit, a letter, or another byte.
 
-    Where most bytes may come, the text is in a string, and ends it.
+    Where most bytes may come, the text is in a string, and the choice ends it.
     """
     ranks = {byte: rank for rank, byte in enumerate(order)}
 

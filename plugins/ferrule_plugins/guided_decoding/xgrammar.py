@@ -163,7 +163,7 @@ class XGrammarGrammar(TextGrammar):
 
 
 def _plain(error: Exception) -> str:
-    """The first line of an error without the time and the place in the library's source."""
+    """Return the first line of an error without the time and the place in the library's source."""
     return _PLACE.sub("", str(error).strip()).partition("\n")[0][:_LONGEST]
 
 
@@ -171,7 +171,7 @@ def _plain(error: Exception) -> str:
 
 
 def _format(form: Form, spec: GrammarSpec) -> Format:
-    """A form as the library's. Raises ValueError, RuntimeError."""
+    """Return a form as the library's. Raises ValueError, RuntimeError."""
     match form:
         case Fixed(text):
             return ConstStringFormat(value=text)
@@ -209,10 +209,10 @@ def _repeated(form: Repeated, part: Format) -> Format:
 
 
 def _until(form: Until) -> Format:
-    """The library cannot count characters and look for an end at once.
+    """Return the format of a text up to an end, where the library cannot count characters and look for an end at once.
 
-    So none of those that are counted begins an end. But it may where the next one does not go on with it: the two are
-    counted as one, of which at most half as many may come.
+    So none of the characters that are counted begins an end. But one may, where the next one does not continue the end:
+    the two are counted as one, of which at most half as many may come.
     """
     stops = [form.stop, *form.others]
     if form.most is None and not form.least:
@@ -248,7 +248,9 @@ def _class(characters: set[str]) -> str:
 
 
 def _triggered(form: Triggered, spec: GrammarSpec) -> Format:
-    """Behind each trigger the rest of its tags. Where their number is limited, each contains what may come after it."""
+    """Return a format with the rest of the tags behind each trigger. Where their number is limited, each contains what
+    may come after it.
+    """
     rules: list[tuple[str, Format]] = []
     for trigger, tags in rests(form).items():
         elements: list[Format] = []
@@ -271,14 +273,14 @@ def _rules(source: str) -> str:
 
 
 def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
-    """The library's grammar of a schema, mended."""
+    """Return the library's grammar of a schema, with its faults mended."""
     if schema is False:
         raise ValueError("no value satisfies the schema false")
     found = schema if spec.additional_properties else closed(schema)
     patterns: list[str] = []
 
     def numbered(schema: dict[str, Any]) -> dict[str, Any]:
-        """In the place of a pattern its number: the library's automata for patterns accept too much."""
+        """Replace a pattern with its number: the library's automata for patterns accept too much."""
         pattern = string_pattern(schema)
         if pattern is None:
             return schema
@@ -296,7 +298,7 @@ def _json(schema: dict[str, Any] | bool, spec: GrammarSpec) -> str:
 
 
 def _with_space(grammar: str, spec: GrammarSpec, schema: Any) -> str:
-    """The library's grammar, which has any white space, with that which the constraint allows."""
+    """Return the library's grammar, which has any white space, with the white space that the constraint allows."""
     if spec.any_whitespace and not spec.bounded_whitespace:
         return grammar
     rules = ['space_ ::= ""']
@@ -312,12 +314,12 @@ def _with_space(grammar: str, spec: GrammarSpec, schema: Any) -> str:
 
 
 def _before_token(name: str, body: str) -> str:
-    """A rule of white space. What comes after it is said, or the library keeps each token that begins with a space."""
+    """Write a rule of white space, with what follows it, or the library keeps each token that begins with a space."""
     return f"{name} ::= ({body}) (=(after_space_))"
 
 
 def _pattern_rules(number: int, pattern: str) -> str:
-    """The rules of a pattern, with names that are its own."""
+    """Return the rules of a pattern, with names of their own."""
     grammar = str(xgrammar.Grammar.from_regex(pattern))
     return _RULE.sub(lambda found: f"pattern{number}_{found[1]}" if found[1] else found[0], grammar)
 

@@ -19,9 +19,9 @@ _logger = log.get("hub")
 
 
 class HuggingFace(ModelHub):
-    """If the hub is off or cannot be reached, a complete copy in the cache is used."""
+    """The Hugging Face hub. If the hub is off or cannot be reached, a complete copy in the cache is used."""
 
-    conformance = "ferrule_plugins.hub.samples:HUGGINGFACE"
+    conformance = "ferrule_testkit.samples.hub:HUGGINGFACE"
 
     def refuses(self, name: str) -> str | None:
         return (
@@ -66,14 +66,14 @@ class HuggingFace(ModelHub):
 
 
 def _refused(error: Exception) -> bool:
-    """Whether the hub answered that this cannot be had: an error that a copy in the cache must not hide."""
+    """Return whether the hub answered that this cannot be had: an error that a copy in the cache must not hide."""
     from huggingface_hub import errors
 
     return isinstance(error, errors.HfHubHTTPError) and error.response.status_code < 500
 
 
 def _files(repository: Repository) -> list[str]:
-    """Names of all files at the revision."""
+    """Return the names of all files at the revision."""
     from huggingface_hub import HfApi
 
     # one request that is not retried: whether the hub can be reached shows at once
@@ -100,7 +100,9 @@ def _download(repository: Repository, patterns: Sequence[str], *, offline: bool 
 
 
 def _cached(repository: Repository, choose: Choose) -> Path | None:
-    """A complete snapshot in the cache. If other weights were fetched than would be chosen now, they are used."""
+    """Return a complete snapshot in the cache. If other weights were fetched than would be chosen now, they are
+    used.
+    """
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     listing = _cached_listing(repository)
@@ -117,7 +119,9 @@ def _cached(repository: Repository, choose: Choose) -> Path | None:
 
 
 def _cached_listing(repository: Repository) -> list[str] | None:
-    """Names of all files at the revision, where the library remembers them; it checks then that a copy is complete."""
+    """Return the names of all files at the revision, where the library remembers them; it checks then that a copy is
+    complete.
+    """
     try:
         from huggingface_hub import errors, get_cached_repo_tree
     except ImportError:  # older versions remember none
@@ -130,7 +134,7 @@ def _cached_listing(repository: Repository) -> list[str] | None:
 
 
 def _cached_files(repository: Repository) -> list[str] | None:
-    """Names of the files of the revision that are in the cache; None where it has none."""
+    """Return the names of the files of the revision that are in the cache; None where the cache has none."""
     from huggingface_hub.errors import LocalEntryNotFoundError
 
     try:
@@ -141,7 +145,7 @@ def _cached_files(repository: Repository) -> list[str] | None:
 
 
 def _explain(repository: Repository, error: Exception) -> CheckpointError:
-    """One block: what was asked for, of whom, what went wrong, and what to do."""
+    """Explain an error in one block: what was asked for, of whom, what went wrong, and what to do."""
     from huggingface_hub import constants, errors
 
     folder_hint = "or name a folder that has the model."

@@ -2,6 +2,9 @@
 
 Names that begin so are asked of this hub, whatever `--hub` says. Variables are those that Run:ai's streamer documents,
 and boto3's: https://github.com/run-ai/runai-model-streamer/blob/master/docs/src/env-vars.md
+
+The hub fetches what a folder needs into the cache, into a folder for each listing of ETags that is never changed;
+`runai_streamer` reads weights where they are.
 """
 
 from __future__ import annotations

@@ -20,6 +20,8 @@ _SPREAD = 0.05
 class Dummy(WeightSource):
     """The same seed (option `seed`, default 0) gives the same weights, on one kind of device: they are made there."""
 
+    forms = ()
+
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
         return "random weights are never chosen automatically"

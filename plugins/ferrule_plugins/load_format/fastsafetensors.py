@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 class FastSafetensors(Safetensors):
     """Reads to the host's memory, one file at a time: a file's bytes are in memory beside the weights."""
 
-    conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
+    forms = ("*.safetensors",)
+    conformance = "ferrule_testkit.samples.load_format:SAFETENSORS"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

@@ -25,7 +25,9 @@ _logger = log.get("load_format")
 
 
 class Gguf(WeightSource):
-    patterns = ("*.gguf",)
+    forms = ("*.gguf",)
+    fetch_order = -4
+    describes = True
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

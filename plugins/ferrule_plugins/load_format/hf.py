@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 class HuggingFace(WeightSource):
     """Reads what `auto` would without the layouts of other libraries."""
 
-    patterns = (*Safetensors.patterns, *PyTorchFiles.patterns)
-    conformance = "ferrule_plugins.load_format.samples:EITHER"
+    forms = ("*.safetensors", ("*.bin", "*.pt"))
+    conformance = "ferrule_testkit.samples.load_format:EITHER"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
@@ -49,4 +49,5 @@ class HuggingFace(WeightSource):
 
 
 class BitsAndBytesFiles(HuggingFace):
+    forms = ("*.safetensors", ("*.bin", "*.pt"))
     quantization = "bitsandbytes"

@@ -43,8 +43,10 @@ _ROTATED = re.compile(r"\.attention\.w([qk])\.weight$")
 class MistralFiles(Safetensors):
     """The tensors of the text model; those of a part for images are left out."""
 
-    conformance = "ferrule_plugins.load_format.samples:MISTRAL"
-    patterns = ("consolidated*.safetensors", "consolidated*.safetensors.index.json")
+    conformance = "ferrule_testkit.samples.load_format:MISTRAL"
+    forms = ("consolidated*.safetensors",)
+    fetch_order = -1
+    reserves = ("consolidated*",)
     single = "consolidated.safetensors"
     start = "consolidated"
     config_file = "params.json"

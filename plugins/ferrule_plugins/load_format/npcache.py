@@ -31,6 +31,7 @@ from ferrule_plugins.load_format.pt import PyTorchFiles
 if TYPE_CHECKING:
     import torch
 
+_SOURCES = ("*.bin", "*.pt", "*.bin.index.json")  # of the copy
 _FOLDER, _NAMES, _ORIGIN = "np", "weight_names.json", "ferrule.json"
 _MAX_NAMES = 64 << 20  # bytes
 _SMALL = 4096  # bytes
@@ -39,8 +40,8 @@ _DAMAGED = (OSError, ValueError, TypeError, EOFError, SyntaxError, tokenize.Toke
 
 
 class NumpyCache(WeightSource):
-    patterns = PyTorchFiles.patterns
-    conformance = "ferrule_plugins.load_format.samples:PICKLED"
+    forms = (("*.bin", "*.pt"),)
+    conformance = "ferrule_testkit.samples.load_format:PICKLED"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:
@@ -74,7 +75,7 @@ class NumpyCache(WeightSource):
 
 def _sources(folder: Path, ignore: Sequence[str]) -> dict[str, list[int]]:
     """Size and time of change, in nanoseconds, of each file that the copy may be made of."""
-    found = (file for pattern in PyTorchFiles.patterns for file in folder.glob(pattern))
+    found = (file for pattern in _SOURCES for file in folder.glob(pattern))
     wanted = {file.name for file in PyTorchFiles.files(folder, ignore)}
     files = [file for file in found if file.name in wanted or file.suffix == ".json"]
     return {file.name: [file.stat().st_size, file.stat().st_mtime_ns] for file in sorted(files)}

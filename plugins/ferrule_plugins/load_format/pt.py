@@ -34,7 +34,8 @@ _SAFE_TORCH = (2, 6)  # before it, the restricted unpickler could be escaped (CV
 
 
 class PyTorchFiles(WeightSource):
-    patterns = ("*.bin", "*.pt", "*.bin.index.json")
+    forms = (("*.bin", "*.pt"),)
+    fetch_order = -2
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

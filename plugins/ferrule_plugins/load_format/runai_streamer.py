@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ferrule.env import object_store, told_library
 from ferrule.errors import ConfigError
@@ -32,8 +32,10 @@ _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the libr
 class RunaiStreamer(Safetensors):
     """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
 
+    forms = ("*.safetensors",)
+    streams_from: ClassVar[tuple[str, ...]] = ("s3://",)
     options: tuple[str, ...] = _NUMBERS
-    conformance = "ferrule_plugins.load_format.samples:SAFETENSORS"
+    conformance = "ferrule_testkit.samples.load_format:SAFETENSORS"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

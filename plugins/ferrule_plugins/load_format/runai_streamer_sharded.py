@@ -11,6 +11,8 @@ from ferrule_plugins.load_format.sharded_state import ShardedState
 class RunaiStreamerSharded(ShardedState, RunaiStreamer):
     """Options: those of both."""
 
+    forms = ("*.safetensors",)
+    streams_from = ()
     options = ShardedState.options + RunaiStreamer.options
 
     @classmethod

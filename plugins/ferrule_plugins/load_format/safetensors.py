@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
@@ -22,7 +22,8 @@ class Safetensors(WeightSource):
     `single` is the file of a checkpoint in one, `start` how the files of another layout begin.
     """
 
-    patterns = ("*.safetensors", "*.safetensors.index.json")
+    forms: ClassVar[tuple[str | tuple[str, ...], ...]] = ("*.safetensors",)
+    fetch_order = -3
     options: tuple[str, ...] = ()
     single = "model.safetensors"
     start = ""

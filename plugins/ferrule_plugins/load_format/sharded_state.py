@@ -30,8 +30,9 @@ _MAX_RANKS = 1024
 class ShardedState(Safetensors):
     """Option: `pattern`, the name of a file, with ``{part}`` and, if there can be several ranks, ``{rank}``."""
 
+    forms = ("*.safetensors",)
     options: tuple[str, ...] = ("pattern",)
-    conformance = "ferrule_plugins.load_format.samples:SHARDED"
+    conformance = "ferrule_testkit.samples.load_format:SHARDED"
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

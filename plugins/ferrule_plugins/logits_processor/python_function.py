@@ -21,11 +21,14 @@ _logger = log.get("sampler")
 
 
 class PythonFunction(LogitsProcessor):
-    """Calls ``function(output_ids, logits)`` or ``function(prompt_ids, output_ids, logits)`` for each token.
+    """A processor that calls ``function(output_ids, logits)`` or ``function(prompt_ids, output_ids, logits)`` for each
+    token.
 
-    `function` is what is called, or its import path. With `args` or `kwargs` it is what makes it: it is called once,
-    with these arguments. A class is always called; what it makes may also be a `LogitsProcessor`.
+    `function` is what is called, or its import path. With `args` or `kwargs` it is a factory: it is called once, with
+    these arguments, and makes what is called. A class is always called; what it makes may also be a `LogitsProcessor`.
     """
+
+    wraps_functions = True
 
     def __init__(
         self,
@@ -34,7 +37,9 @@ class PythonFunction(LogitsProcessor):
         kwargs: Mapping[str, Any] | None = None,
         **unknown: Any,
     ) -> None:
-        """Raises ValueError when it cannot be imported or made, or takes neither two nor three arguments."""
+        """Import or make the function. Raises ValueError when that fails, or when it takes neither two nor three
+        arguments.
+        """
         if unknown or function is None:
             raise ValueError("it takes function, args and kwargs")
         try:
@@ -59,7 +64,7 @@ class PythonFunction(LogitsProcessor):
 
 
 def _num_arguments(function: Any) -> int:
-    """2 or 3: the fewest that it can be called with. Raises ValueError."""
+    """Return the fewest arguments that a function can be called with, 2 or 3. Raises ValueError."""
     if not callable(function):
         raise ValueError("it is not a function")
     try:

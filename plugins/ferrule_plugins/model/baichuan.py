@@ -15,7 +15,7 @@ _VOCABULARY_2 = 125696  # of version 2, whose files do not tell the version
 
 
 class Baichuan(Decoder):
-    """Of the sizes that share this name only 7B, with a hidden size of 4096, has rotary positions.
+    """The decoder of both sizes that share this name; only 7B, with a hidden size of 4096, has rotary positions.
 
     Version 2 divides each row of the head by its length, here when it is loaded.
     """

@@ -25,7 +25,7 @@ from ferrule_nn import (
 
 
 class BertLayer(nn.Module):
-    """norm(x + attention(x)), then norm(x + mlp(x))."""
+    """A layer that computes norm(x + attention(x)), then norm(x + mlp(x))."""
 
     def __init__(self, name: str, attention: AttentionSpec, inner_size: int, act: str, eps: float) -> None:
         super().__init__()

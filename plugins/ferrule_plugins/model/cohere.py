@@ -25,7 +25,7 @@ class LayerNormPerHead(nn.Module):
 
 
 class PerHeadNormAttention(Attention):
-    """With a `LayerNormPerHead` of queries, and one of keys."""
+    """An attention with a `LayerNormPerHead` of queries, and one of keys."""
 
     def make_qk_norm(self, spec: AttentionSpec, heads: int) -> nn.Module | None:
         return LayerNormPerHead(heads, spec.head_dim, eps=1e-5)

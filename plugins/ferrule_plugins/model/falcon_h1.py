@@ -25,7 +25,7 @@ class Factors:
 
 
 class ScaledMLP(GatedMLP):
-    """down(act(gate(x) * g) * up(x)) * d."""
+    """A block that computes down(act(gate(x) * g) * up(x)) * d."""
 
     def __init__(self, spec: DecoderSpec, factors: Factors) -> None:
         super().__init__(spec.hidden_size, spec.inner_size, spec.act, spec.mlp_bias)

@@ -17,7 +17,9 @@ class Gemma(Decoder):
     }
 
     def describe(self, ctx: BuildContext) -> DecoderSpec:
-        """`gelu` in a file means its approximation, which the model was trained with."""
+        """Return the description of the decoder. `gelu` in a file means its approximation, which the model was trained
+        with.
+        """
         act = str(ctx.config["hidden_act"])
         spec = DecoderSpec.of(ctx, norm_offset=1.0, act="gelu_pytorch_tanh" if act == "gelu" else act)
         return replace(spec, embedding_scale=spec.hidden_size**0.5)

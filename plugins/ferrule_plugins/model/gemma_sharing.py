@@ -23,11 +23,13 @@ class SharingDecoder(Decoder):
         return {layer.name: layer.spec.cache for layer in layers if not layer.donor}
 
     def embed_size(self) -> int:
-        """0: the layers' own inputs are looked up by id."""
+        """Return 0: the layers' own inputs are looked up by id."""
         return 0
 
     def donor(self, index: int) -> int | None:
-        """The layer whose keys and values layer `index` uses: the last of its kind with any; None: its own."""
+        """Return the layer whose keys and values layer `index` uses: the last of its kind that has its own; None: layer
+        `index` has its own.
+        """
         sliding = self.spec.sliding
         first = len(sliding) - int(self.config["num_kv_shared_layers"])
         if index < first:
@@ -60,15 +62,15 @@ class SharingDecoder(Decoder):
         return SharingAttention(f"layers.{index}.attn", spec, self.rope_of(index), name, keys_are_values)
 
     def make_experts(self) -> nn.Module | None:
-        """What a layer has beside its feed-forward block."""
+        """Make the experts that a layer has beside its feed-forward block, or None."""
         return None
 
     def changes_of(self, index: int) -> dict[str, Any]:
-        """In which numbers the attention of layer `index` differs."""
+        """Return the numbers in which the attention of layer `index` differs."""
         return {}
 
     def own_inputs(self, ids: torch.Tensor, x: torch.Tensor) -> torch.Tensor | None:
-        """[tokens, layers, own size]; None in a model without."""
+        """Return the layers' own inputs [tokens, layers, own size]; None in a model without them."""
         if not self.own_size:
             return None
         table = self.embed_tokens_per_layer
@@ -78,7 +80,9 @@ class SharingDecoder(Decoder):
         return own
 
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Without the keys and values of layers that share those of others: files have them, nothing uses them."""
+        """Load the weights, without the keys and values of layers that share those of others: files have them, nothing
+        uses them.
+        """
         shared = "|".join(str(index) for index in range(self.spec.num_layers) if self.donor(index) is not None)
         unused = re.compile(rf"layers\.({shared or '-'})\.self_attn\.[kv]_(proj|norm)\.")
         return super().load_weights(item for item in weights if not unused.search(item[0]))

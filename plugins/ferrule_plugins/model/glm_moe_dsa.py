@@ -11,7 +11,7 @@ from types import MappingProxyType
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule_nn import DecoderSpec
-from ferrule_plugins.model.deepseek_v32 import DeepSeekV32
+from ferrule_plugins.model.deepseek.v32 import DeepSeekV32
 
 _KINDS: Mapping[str, bool] = MappingProxyType({"full": True, "F": True, "shared": False, "S": False})
 

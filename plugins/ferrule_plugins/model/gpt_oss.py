@@ -40,7 +40,7 @@ class SinkAttention(Attention):
 
 
 class ClampedMLP(GatedMLP):
-    """down((up(x) + 1) * g * sigmoid(alpha * g)), g = gate(x); both are clamped at `limit`."""
+    """A block that computes down((up(x) + 1) * g * sigmoid(alpha * g)), g = gate(x); both are clamped at `limit`."""
 
     def __init__(self, hidden_size: int, inner_size: int, alpha: float, limit: float) -> None:
         super().__init__(hidden_size, inner_size, bias=True)
@@ -94,7 +94,7 @@ class GptOss(MoEDecoder):
 
 
 def _gates_first(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """Of tensors of `gate_up_proj`, whose outputs are gates and ups in turn: first all gates, then all ups."""
+    """Reorder the tensors of `gate_up_proj`, whose outputs are gates and ups in turn: first all gates, then all ups."""
     for name, tensor in weights:
         if ".experts.gate_up_proj" in name:
             axis = 2 if name.endswith("gate_up_proj") else 1  # the others are [experts, outputs, …]

@@ -49,7 +49,7 @@ class GraniteHybrid(Granite):
 
 
 class SharedOnly(nn.Module):
-    """What is left of a mixture of experts without experts; the names of its parameters are the same."""
+    """The shared expert of a mixture that has no other experts; the names of its parameters are the same."""
 
     def __init__(self, spec: DecoderSpec, size: int) -> None:
         super().__init__()

@@ -33,7 +33,9 @@ class HunyuanMoe(MoEDecoder, HunyuanDense):
 
 
 def _same(name: str, value: Any) -> int:
-    """Files may have a list with a number for each layer. Raises CheckpointError where these differ."""
+    """Return one number for all layers, where files may have a list with a number for each. Raises CheckpointError
+    where these differ.
+    """
     numbers = set(value) if isinstance(value, list) else {value}
     if len(numbers) != 1:
         raise CheckpointError(f"config.json: {name!r} differs between layers, which is not implemented.")

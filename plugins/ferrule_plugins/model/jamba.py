@@ -59,5 +59,5 @@ class Jamba(MoEDecoder):
 
 
 def _each(ctx: BuildContext, num_layers: int, name: str) -> range:
-    """Every `{name}_period`-th layer, from `{name}_offset` on."""
+    """Return every `{name}_period`-th layer, from `{name}_offset` on."""
     return range(int(need(ctx.config, f"{name}_offset")), num_layers, int(need(ctx.config, f"{name}_period")))

@@ -25,7 +25,7 @@ from ferrule_nn import (
 
 
 class GatedConv(nn.Module):
-    """out(c * conv(b * h)), with b, c, h = in(x)."""
+    """A gated convolution: out(c * conv(b * h)), with b, c, h = in(x)."""
 
     def __init__(self, name: str, size: int, kernel: int, bias: bool) -> None:
         super().__init__()
@@ -83,7 +83,7 @@ class LFM2(Decoder):
 
 
 def _inner_size(ctx: BuildContext) -> int:
-    """The stated size, or two thirds of it, times a factor, rounded up to a multiple."""
+    """Return the stated size, or two thirds of it, times a factor, rounded up to a multiple."""
     c = ctx.config
     size = int(need(c, "block_ff_dim", "intermediate_size"))
     if not c.get("block_auto_adjust_ff_dim", True):

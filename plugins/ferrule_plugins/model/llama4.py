@@ -14,7 +14,7 @@ from ferrule_nn import Attention, DecoderSpec, MoEDecoder, MoESpec, Naming, need
 
 
 class HeadScale(nn.Module):
-    """x / rms(x), without weights."""
+    """A norm without weights: x / rms(x)."""
 
     def __init__(self, eps: float) -> None:
         super().__init__()
@@ -26,7 +26,9 @@ class HeadScale(nn.Module):
 
 
 class GrowingAttention(Attention):
-    """Without rotary positions. Queries grow with the logarithm of their position, in steps of `step` tokens."""
+    """An attention without rotary positions. Queries grow with the logarithm of their position, in steps of `step`
+    tokens.
+    """
 
     def __init__(self, growth: float, step: float, *attention: Any) -> None:
         super().__init__(*attention)

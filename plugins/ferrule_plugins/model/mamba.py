@@ -15,7 +15,7 @@ from ferrule_nn import DecoderSpec, MambaMixer, MambaSpec, MixerDecoder, need
 
 
 class PlainNorm(nn.Module):
-    """x / rms(x), without a weight."""
+    """A norm without a weight: x / rms(x)."""
 
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class PlainNorm(nn.Module):
 
 
 def without_attention(ctx: BuildContext, **changes: Any) -> DecoderSpec:
-    """The numbers of a model of Mamba layers alone."""
+    """Return the description of a model of Mamba layers alone."""
     c = ctx.config
     return DecoderSpec(
         hidden_size=int(need(c, "hidden_size")),
@@ -51,7 +51,7 @@ class Mamba(MixerDecoder):
         return without_attention(ctx, tied=bool(ctx.config.get("tie_word_embeddings", True)))
 
     def inner_norm(self, ctx: BuildContext) -> Callable[[int], nn.Module] | None:
-        """Makes the norms inside a mixer."""
+        """Return a maker of the norms inside a mixer, or None."""
         return None
 
     def make_mixer(self, index: int) -> nn.Module:

@@ -20,7 +20,7 @@ class MiniMaxM2(MoEDecoder):
         return read_moe(ctx, read_routing(ctx, scores="sigmoid", renormalise=True), correction=True)
 
     def make_rope(self, ctx: BuildContext) -> Rope:
-        """Published files say how many numbers of a head are rotated, and not which part of it."""
+        """Make the rotation. Published files say how many numbers of a head are rotated, and not which part of it."""
         config = RopeConfig.of(ctx.config, self.spec.head_dim)
         turned = ctx.config.get("rotary_dim")
         return Rope(replace(config, partial=int(turned) / config.head_dim) if turned else config)

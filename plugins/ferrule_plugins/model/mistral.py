@@ -13,7 +13,9 @@ from ferrule_nn import Attention, Decoder, DecoderSpec
 
 
 class Mistral(Decoder):
-    """In every layer. `sliding_window` null turns the window off; a file that does not mention it means 4096."""
+    """A decoder with a window in every layer. `sliding_window` null turns the window off; a file that does not mention
+    it means 4096.
+    """
 
     config_defaults = {"num_key_value_heads": 8, "sliding_window": 4096}
 
@@ -24,7 +26,7 @@ class Mistral(Decoder):
 
 
 class Ministral(Decoder):
-    """In the layers that `layer_types` names, in all where there is none."""
+    """A decoder with a window in the layers that `layer_types` names, in all where there is no such list."""
 
     config_defaults = Mistral.config_defaults
 

@@ -39,7 +39,7 @@ _KINDS: Mapping[str, str] = MappingProxyType(
 
 
 class PlainExpert(GatedMLP):
-    """down(act(up(x))): an expert without a gate, so its first product has one part."""
+    """An expert without a gate, down(act(up(x))), so its first product has one part."""
 
     def __init__(self, hidden_size: int, inner_size: int, act: str) -> None:
         nn.Module.__init__(self)
@@ -48,7 +48,7 @@ class PlainExpert(GatedMLP):
         self.act = activation(act)
 
     def pack(self) -> None:
-        """The fused kernels need a gate, so torch applies this activation."""
+        """Do nothing: the fused kernels need a gate, so torch applies this activation."""
 
     def gated(self, both: torch.Tensor) -> torch.Tensor:
         return self.act(both)

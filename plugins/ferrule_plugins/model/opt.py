@@ -31,7 +31,7 @@ _OFFSET = 2  # of the first position in the table
 
 
 class PostNormLayer(DecoderLayer):
-    """norm(x + attention(x)), then norm(x + mlp(x))."""
+    """A layer that computes norm(x + attention(x)), then norm(x + mlp(x))."""
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None) -> torch.Tensor:
         x = self.input_layernorm(x + self.self_attn(x, ctx, rotation))

@@ -16,7 +16,9 @@ QWEN_DEFAULTS = {
 
 
 def qwen_windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
-    """Windows only where `use_sliding_window` says so; many files state a `sliding_window` that is not in use."""
+    """Return the layers' windows, 0 unless `use_sliding_window` is true; many files state a `sliding_window` that is
+    not in use.
+    """
     return layer_windows(ctx, num_layers) if ctx.config.get("use_sliding_window") else (0,) * num_layers
 
 

@@ -28,7 +28,9 @@ class Qwen2Moe(MoEDecoder):
 
 
 def _windows(ctx: BuildContext, num_layers: int) -> tuple[int, ...]:
-    """Without `layer_types`: every second layer of those before `max_window_layers`, as transformers has it."""
+    """Return the layers' windows; without `layer_types`, on every second layer before `max_window_layers`, as
+    transformers has it.
+    """
     config = ctx.config
     if config.get("layer_types") or not (config.get("use_sliding_window") and ctx.sliding_window):
         return qwen_windows(ctx, num_layers)

@@ -15,7 +15,7 @@ from ferrule_nn import AttentionSpec, Linear, Rope, Rotation, Shared, outputs
 
 @dataclass
 class LayerInputs:
-    """What a layer gets beside the hidden states."""
+    """The inputs of a layer beside the hidden states."""
 
     ctx: ForwardContext
     rotation: Rotation | None
@@ -46,7 +46,7 @@ class SharingAttention(nn.Module):
             self.v_proj = None if keys_are_values else make()
 
     def forward(self, x: torch.Tensor, given: LayerInputs) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Attend with the layer's own or shared keys and values: x [tokens, hidden] → [tokens, hidden]."""
         q = self._turned(self.q_norm(self._heads(self.q_proj(x))), given)
         if not self.donor:
             keys = self._heads(self.k_proj(x))

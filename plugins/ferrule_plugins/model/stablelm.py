@@ -38,7 +38,9 @@ class StableLM(Decoder):
         return super().load_weights(self._with_whole_norms(weights))
 
     def _with_whole_norms(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """The norms of all heads, `norms.N.weight` in the checkpoint, as one tensor [heads, head_dim]."""
+        """Yield the weights with the norms of all heads, `norms.N.weight` in the checkpoint, as one tensor [heads,
+        head_dim].
+        """
         found: dict[str, dict[int, torch.Tensor]] = {}
         for name, tensor in weights:
             path, ours, rest = name.partition("_layernorm.norms.")

@@ -1,4 +1,4 @@
-"""What a CPU computes with: our kernels in C++ where they are compiled, and oneDNN."""
+"""The kernels of a CPU: our own in C++ where they are compiled, and oneDNN."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from ferrule_quant.products import Products
 
 
 def cpu_kernels() -> Kernels:
-    """Return all that this machine has."""
+    """Return all kernels that this machine has."""
     try:
         library.load()
     except library.KernelsUnavailableError as error:

@@ -6,6 +6,9 @@ gets its pages in parts, as long as there is memory for more; the kernel does th
 happens beside the first steps, and a start does not wait for it. Limits of containers are files of control groups
 (https://docs.kernel.org/admin-guide/cgroup-v2.html, memory interface files; for version 1,
 https://docs.kernel.org/admin-guide/cgroup-v1/memory.html).
+
+A part is 64 MiB. Before each, what is left is read again, from the system and from the control groups: where the kernel
+would have to kill, there is an error with advice instead. Nothing is locked.
 """
 
 from __future__ import annotations
@@ -33,7 +36,7 @@ from ferrule.env import Environment
 from ferrule.errors import ConfigError, StepTooLarge
 from ferrule.interfaces.platform import DeviceMemory
 from ferrule.log import Log
-from ferrule.waiting import waiting
+from ferrule.slow_start import waiting
 from ferrule_kernels.cpu.pages import interleave, memory_nodes
 from ferrule_plugins.heap import give_back
 
@@ -54,7 +57,7 @@ _log = Log("platform")
 
 
 class CpuMemory(DeviceMemory):
-    """`total` is what this process may use, in bytes."""
+    """The memory of a CPU. `total` is how many bytes this process may use."""
 
     def __init__(self, total: int) -> None:
         self._total = total
@@ -70,9 +73,9 @@ class CpuMemory(DeviceMemory):
         return wanted
 
     def zeros(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-        """Memory that is never touched costs nothing: the cache grows as it is used.
+        """Allocate zeros that cost nothing until they are touched, so that the cache grows as it is used.
 
-        It begins where a page does: pieces that are as large as a page then lie in one, and in whole cache lines.
+        They begin where a page does: pieces that are as large as a page then lie in one, and in whole cache lines.
         """
         size = math.prod(shape) * dtype.itemsize
         raw = np.zeros(size + mmap.PAGESIZE, np.uint8)
@@ -80,7 +83,7 @@ class CpuMemory(DeviceMemory):
         return torch.from_numpy(raw[start : start + size]).view(dtype).view(shape)
 
     def keeps_more(self, config: DeviceSettings) -> bool:
-        """Where the size was not named, memory that running requests cannot fill is left to others."""
+        """Return whether the user has set the size: else memory that running requests cannot fill is left to others."""
         return config.env.cpu_kvcache_space != Environment().cpu_kvcache_space
 
     def check_weights(self, num_bytes: int) -> None:
@@ -97,7 +100,10 @@ class CpuMemory(DeviceMemory):
             raise _missing(num_bytes, there)
 
     def commit(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Raises ConfigError for memory that is not there. What is plenty is only begun: a thread goes on with it."""
+        """Make the memory real.
+
+        If there is plenty, only begin: a thread continues. Raises ConfigError if there is too little.
+        """
         wanted = sum(tensor.nbytes for tensor in tensors)
         parts = [part for tensor in tensors for part in _parts(tensor, _PART)]
         self.check_cache(wanted)
@@ -138,13 +144,16 @@ class CpuMemory(DeviceMemory):
 
 
 def limit(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that this process may use at most: what the machine has, or what its container may have."""
+    """Return how many bytes this process may use at most: the machine's memory, or its container's limit."""
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     return min([memory, *(most for most, _ in _groups(proc, cgroup))])
 
 
 def available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """Bytes that can be had now without anything being killed; swap counts, and files that can be read again."""
+    """Return how many bytes can be had now without anything being killed.
+
+    Swap counts, and so does memory of files that can be read again.
+    """
     fields = dict(_fields(proc / "meminfo", ":"))
     free = fields.get("MemAvailable")
     machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES")
@@ -154,7 +163,10 @@ def available(proc: Path = Path("/proc"), cgroup: Path = Path("/sys/fs/cgroup"))
 
 
 def _groups(proc: Path, root: Path) -> Iterator[tuple[int, int]]:
-    """(limit, used) of each control group around this process that has a limit. Files that are cached are not used."""
+    """Yield (limit, used) of each control group around this process that has a limit.
+
+    Cached files do not count as used.
+    """
     for base, path, names in _places(proc, root):
         here = base / path.strip("/")
         for folder in (here, *here.parents):  # in a container the path may be the host's: then the root is its own
@@ -167,7 +179,10 @@ def _groups(proc: Path, root: Path) -> Iterator[tuple[int, int]]:
 
 
 def _places(proc: Path, root: Path) -> Iterator[tuple[Path, str, tuple[str, str, str]]]:
-    """(where groups of a version are, this process's path there, its files and the beginning of names in the third)."""
+    """Yield the root of a version's control groups, this process's path there, and the names of files.
+
+    The third of these names is the prefix of entries in memory.stat.
+    """
     lines = [tuple(line.split(":", 2)) for line in _read(proc / "self" / "cgroup").splitlines() if line.count(":") > 1]
     for number, controllers, path in lines or [("0", "", "/")]:
         if number == "0":
@@ -185,7 +200,7 @@ def _fields(file: Path, separator: str) -> Iterator[tuple[str, int]]:
 
 
 def _number(file: Path) -> int | None:
-    """None for "max" and for a file that is not there."""
+    """Read a number; None for "max" and for a file that does not exist."""
     text = _read(file).strip()
     return int(text) if text.isdigit() else None
 
@@ -202,7 +217,7 @@ def _threads() -> int:
 
 
 def _parts(tensor: torch.Tensor, most: int) -> Iterator[tuple[int, int]]:
-    """(address, bytes) of whole pages, cut where huge pages begin, `most` bytes each."""
+    """Yield (address, bytes) of whole pages, cut where huge pages begin, `most` bytes each."""
     page = mmap.PAGESIZE
     start = -(-tensor.data_ptr() // page) * page
     end = (tensor.data_ptr() + tensor.nbytes) // page * page
@@ -222,14 +237,13 @@ def _make_real(part: tuple[int, int], wanted: int) -> None:
 
 
 def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) -> None:
-    """Make parts of tensors real, beside all else that runs. Ends where one is gone, as when the server sleeps.
+    """Make parts of tensors real, beside all else that runs. Ends when one is gone, as when the server sleeps.
 
-    Parts are small, and it rests between them, since what changes the process's addresses waits for the end of a part.
-    It has no low priority: beside busy processes it would then be held up while it has a lock that steps need, such as
-    the interpreter's, and all would wait for it.
-
-    It ends with the main thread, too, and is waited for: the interpreter may not go away under it, since it may be the
-    last that holds a tensor, and a thread that frees one then aborts the process.
+    Parts are small, and the thread rests between them, since anything that changes the process's addresses waits for
+    the end of a part. It has no low priority: beside busy processes it would then be held up while it has a lock that
+    steps need, such as the interpreter's, and all would wait for it. It ends with the main thread, too, and is waited
+    for: the interpreter may not go away under it, since it may be the last that holds a tensor, and a thread that frees
+    one then aborts the process.
     """
     room = 0  # bytes that may be made real before the system is asked again
     for tensor, (address, size) in parts:
@@ -249,7 +263,10 @@ def _fill(parts: Sequence[tuple[weakref.ref[torch.Tensor], tuple[int, int]]]) ->
 
 
 def _populate(address: int, size: int) -> bool:
-    """Give pages memory, whatever is in them; False where the kernel cannot. Where it has no memory, it kills."""
+    """Give pages memory, whatever they contain.
+
+    Returns False where the kernel cannot; without memory, it kills the process.
+    """
     return not _library().madvise(address, size, _POPULATE_WRITE)
 
 

@@ -27,7 +27,7 @@ from ferrule_quant.products import (
 
 
 class CpuProducts(Products):
-    """The layers of a model share working memory."""
+    """Products by the CPU's compiled kernels. The layers of a model share working memory."""
 
     compiled = True
 
@@ -39,8 +39,10 @@ class CpuProducts(Products):
         return weights
 
     def coming_rows(self, scheme: Quantized, layer: Any, form: Form) -> PackedMatrix | None:
-        """None where projections do not begin with a panel, for parameters without memory, and where memory has several
-        nodes: there the kernel divides the whole matrix among threads as products do.
+        """Return the matrix that takes a layer's rows as they are loaded, or None if it must be packed as a whole.
+
+        That is so where projections do not begin with a panel, for parameters without memory, and where memory has
+        several nodes: there the kernel divides the whole matrix among threads as products do.
         """
         borders = list(accumulate(layer.projections.values()))[:-1]
         if next(layer.parameters()).is_meta or any(border % PANEL for border in borders) or len(memory_nodes()) > 1:

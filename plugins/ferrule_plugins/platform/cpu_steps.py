@@ -29,7 +29,7 @@ _log = Log("platform")
 
 
 class StepRecorder(Recorder):
-    """Steps that cannot be recorded are launched as they are; the log says so once for a model."""
+    """A recorder of steps. Steps that cannot be recorded are launched as they are, which is logged once for a model."""
 
     stateful = True
 
@@ -54,7 +54,7 @@ class StepRecorder(Recorder):
         return None
 
     def warm(self, inputs: Sequence[StepInput], compute: Function) -> None:
-        """Steps are recorded when they occur."""
+        """Do nothing: steps are recorded when they occur."""
 
     def forget(self) -> None:
         self._failures = 0
@@ -83,7 +83,7 @@ class StepRecorder(Recorder):
 
 
 def step_recorder(config: DeviceSettings) -> Recorder | None:
-    """None where the options say that steps are launched as they are. Raises ConfigError."""
+    """Return the recorder, or None where the options say that steps are not recorded. Raises ConfigError."""
     if optimization_level(config) == 0 or not config.device.compilation_config.get("use_cudagraph", True):
         return None
     return StepRecorder(config.max_seq_len_to_capture)
@@ -94,7 +94,7 @@ def _no_states() -> PutBack:
 
 
 def _check(arena: Arena, recording: Recording, values: list[torch.Tensor], put_back: PutBack) -> None:
-    """Raise NotRecordableError unless a replay gives the same: a kernel of somebody else's may not be in the list."""
+    """Raise NotRecordableError unless a replay gives the same: a third party's kernel may be missing in the list."""
     computed = recording.output.clone()
     put_back()
     arena.fill(_NAN)

@@ -43,7 +43,7 @@ _TYPES = {
 
 
 class CudaMemory(DeviceMemory):
-    """Divides the memory of the device by measurement. `begin` is called before anything is loaded."""
+    """The memory of a GPU, divided by measurement. `begin` is called before anything is loaded."""
 
     def __init__(self, device: Device, budget: Budget) -> None:
         self._device = device
@@ -51,7 +51,10 @@ class CudaMemory(DeviceMemory):
         self._offloaded = 0  # bytes of weights that the host keeps
 
     def begin(self, config: DeviceSettings) -> Reading:
-        """Nothing is loaded yet. Raises ConfigError where the host is to keep more weights than it has memory for."""
+        """Take a reading before anything is loaded.
+
+        Raises ConfigError if the host lacks memory for the weights it is to keep.
+        """
         now = self._budget.begin(config)
         memory = describe().memory_bytes
         self._offloaded = int(config.cache.cpu_offload_gb * 2**30)
@@ -103,7 +106,7 @@ class CudaMemory(DeviceMemory):
 
 
 class CudaExecution(Execution):
-    """Two steps in flight, pinned buffers, graphs."""
+    """Execution with two steps in flight, pinned buffers and graphs."""
 
     def __init__(self, device: Device, budget: Budget) -> None:
         self._device = device
@@ -124,7 +127,7 @@ class CudaExecution(Execution):
         return self._transfers
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
-        """Graphs, where the options do not forbid them; the cache leaves them their memory."""
+        """Return the recorder of graphs, unless the options forbid them; the cache leaves them their memory."""
         limits = GraphLimits.of(config)
         self._budget.graphs = 0 if limits is None else limits.budget_bytes
         return graph_recorder(limits, self._transfers, _DEVICE)
@@ -144,11 +147,11 @@ class CudaExecution(Execution):
 
 
 class CudaPlatform(Platform):
-    """A GPU. `device` stands in for it in tests."""
+    """The platform of a GPU. Tests pass a `device` in its place."""
 
     @classmethod
     def refuses(cls) -> str | None:
-        """Asks the driver's management library, which starts nothing on the GPU."""
+        """Ask the driver's management library, which starts nothing on the GPU."""
         if torch.version.cuda is None:
             return f"torch {torch.__version__} is built without CUDA"
         if torch.cuda.device_count() == 0:
@@ -194,7 +197,7 @@ class CudaPlatform(Platform):
         return _TYPES[requested]
 
     def attention_order(self) -> tuple[str, ...]:
-        """Our kernels first, which need no other package; those of other packages are used when they are named."""
+        """Return our own kernels first, which need no package; those of other packages are used when they are named."""
         return ("triton", "torch_sdpa")
 
     def memory(self) -> CudaMemory:

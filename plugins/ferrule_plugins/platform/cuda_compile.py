@@ -35,7 +35,7 @@ def compile_parts(model: object, **options: Any) -> int:
 
 
 def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
-    """Children of a model's layers that neither attend nor come from `ferrule_nn`."""
+    """Return the children of a model's layers that neither attend nor come from `ferrule_nn`."""
     for layers in model.modules():
         for layer in layers if isinstance(layers, nn.ModuleList) else ():
             children = dict(layer.named_children())
@@ -44,12 +44,12 @@ def parts_beside_attention(model: nn.Module) -> Iterator[nn.Module]:
 
 
 def _attends(name: str, part: nn.Module) -> bool:
-    """By an attribute of the part, or by its name: attention of transformers has no such attribute."""
+    """Return whether a part attends, by an attribute or by its name: transformers' attention has no such attribute."""
     said = any(isinstance(inner, AttentionLayer) for inner in part.modules())
     return said or ("norm" not in name and ("attn" in name or "attention" in name))
 
 
 def _foreign(part: nn.Module) -> bool:
-    """Whether nothing in it comes from `ferrule_nn`, and something in it computes."""
+    """Return whether nothing in a part comes from `ferrule_nn`, and something in it computes."""
     ours = any(type(each).__module__.startswith("ferrule_nn") for each in part.modules())
     return not ours and next(part.parameters(), None) is not None

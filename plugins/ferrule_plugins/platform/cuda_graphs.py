@@ -37,7 +37,7 @@ _log = Log("platform")
 
 @dataclass(frozen=True)
 class GraphLimits:
-    """`sizes` are ascending numbers of rows; `max_len` is the longest context, in tokens, that is recorded."""
+    """The limits of recording: `sizes` are ascending numbers of rows; `max_len` is the longest context, in tokens."""
 
     sizes: tuple[int, ...]
     max_len: int
@@ -46,7 +46,7 @@ class GraphLimits:
 
     @classmethod
     def of(cls, config: DeviceSettings) -> GraphLimits | None:
-        """What the options ask for; None where steps are to be launched as they are. Raises ConfigError."""
+        """Return the limits that the options ask for; None where steps are not to be recorded. Raises ConfigError."""
         given = config.device.compilation_config
         if optimization_level(config) == 0 or not given.get("use_cudagraph", True):
             return None
@@ -62,7 +62,7 @@ class GraphLimits:
 
 
 def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, ...]:
-    """Ascending. One number n means 1, 2, 4, and the multiples of 8 up to n. Raises ConfigError."""
+    """Return the sizes, ascending. One number n means 1, 2, 4, and the multiples of 8 up to n. Raises ConfigError."""
     exact = compilation.get("cudagraph_capture_sizes")
     sizes = list(given) if exact is None else exact
     if exact is None and len(sizes) == 1 and sizes[0]:
@@ -78,7 +78,7 @@ def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, .
 
 @dataclass(frozen=True)
 class Recording:
-    """Launches for one number of rows, which read `inputs` and write the first rows of the output."""
+    """The launches for one number of rows, which read `inputs` and write the first rows of the output."""
 
     layout: Layout
     inputs: list[torch.Tensor]
@@ -86,10 +86,10 @@ class Recording:
 
 
 class GraphRecorder(Recorder):
-    """Chooses sizes, pads, owns the static buffers. `capture` records a function and returns one that replays it.
+    """A recorder of CUDA graphs, which chooses sizes, pads rows and owns the static buffers.
 
-    Where a model cannot be recorded, or the memory that was set aside is used up, steps are launched as they are; the
-    log says so once.
+    `capture` records a function and returns one that replays it. Where a model cannot be recorded, or the memory that
+    was set aside is used up, steps are launched as they are; the log says so once.
     """
 
     def __init__(
@@ -137,9 +137,9 @@ class GraphRecorder(Recorder):
         return None if self._output is None else self._output[:rows]
 
     def warm(self, inputs: Sequence[StepInput], compute: Compute) -> bool:
-        """Record the largest first, whose memory the others share; then those for few rows; then the rest.
+        """Record the largest size first, whose memory the others share; then those for few rows; then the rest.
 
-        As many as there are seconds for the first time, and one each time after that.
+        The first call records as many as fit its seconds, and each further call one.
         """
         began, sizes = self._clock(), self._limits.sizes
         limit, self._seconds = self._seconds, 0.0
@@ -161,7 +161,7 @@ class GraphRecorder(Recorder):
         self._start()
 
     def _size(self, rows: int) -> int | None:
-        """The smallest size with room for `rows`: of all, or, when nothing more is recorded, of those that are."""
+        """Return the smallest size with room for `rows`: of all, or of the recorded ones once recording has stopped."""
         sizes = self.recorded if self._stopped else self._limits.sizes
         place = bisect_left(sizes, rows)
         return sizes[place] if place < len(sizes) else None
@@ -201,7 +201,7 @@ class GraphRecorder(Recorder):
         _log.warning("no more graphs are recorded: other steps are launched as they are", reason=reason)
 
     def _place(self, size: int, inputs: Sequence[StepInput]) -> tuple[Layout, list[torch.Tensor]]:
-        """The inputs' places in the buffer that all sizes share, which is made for the largest."""
+        """Return the inputs' places in the buffer that all sizes share, which is made for the largest."""
         if self._inputs is None:
             most = _layout(inputs, self._limits.sizes[-1])
             self._inputs = torch.empty(most.size, dtype=torch.uint8, device=self._device)
@@ -209,7 +209,7 @@ class GraphRecorder(Recorder):
         return layout, layout.views(self._inputs)
 
     def _fill(self, layout: Layout, inputs: Sequence[StepInput], size: int) -> None:
-        """One copy, behind the launches that read what was there before."""
+        """Copy the inputs to the device at once, after the launches that read the ones before."""
         host = self._transfers.buffer(layout.size)
         layout.write(host, inputs)
         if self._inputs is not None:
@@ -217,19 +217,19 @@ class GraphRecorder(Recorder):
 
 
 def _layout(inputs: Sequence[StepInput], size: int) -> Layout:
-    """Of the inputs with their rows padded to `size`; some have one entry more than there are rows."""
+    """Return the layout of inputs with their rows padded to `size`; some have one entry more than there are rows."""
     rows = len(inputs[0].values)
     shapes = [(len(values) + size - rows, *values.shape[1:]) for values, _ in inputs]
     return Layout.of([(values.dtype, shape) for (values, _), shape in zip(inputs, shapes, strict=True)])
 
 
 def graph_recorder(limits: GraphLimits | None, transfers: PinnedTransfers, device: torch.device) -> Recorder | None:
-    """The recorder of a CUDA device."""
+    """Make the recorder of a CUDA device, or return None without limits."""
     return None if limits is None else GraphRecorder(limits, transfers, device, cuda_capture, cuda_free_bytes)
 
 
 def cuda_capture() -> Capture:
-    """Records into `torch.cuda.CUDAGraph`s that share one pool of memory."""
+    """Make a function that records into `torch.cuda.CUDAGraph`s, which share one pool of memory."""
     pool = torch.cuda.graph_pool_handle()
     stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -250,5 +250,5 @@ def cuda_capture() -> Capture:
 
 
 def cuda_free_bytes() -> int:
-    """Free bytes of the device, without those that torch has reserved."""
+    """Return the free bytes of the device, without those that torch has reserved."""
     return int(torch.cuda.mem_get_info()[0])

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU computes with: our kernels in Triton, which is imported here and not before."""
+"""The kernels of an NVIDIA GPU: our own in Triton, which is imported here and not before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule_plugins.platform.cuda_products import CudaProducts
 
 
 def cuda_kernels() -> Kernels:
-    """Return all that can run in this process."""
+    """Return all kernels that can run in this process."""
     if cuda.available() is not None:
         return Kernels((LayerKernels(late=True), CudaProducts()))
     from ferrule_plugins.sampler.triton import TritonChooser

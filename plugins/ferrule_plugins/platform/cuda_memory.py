@@ -1,4 +1,4 @@
-"""How the memory of a GPU is divided, and what the user can change when it is not enough.
+"""The division of a GPU's memory, and advice to the user when it is not enough.
 
 `--gpu-memory-utilization` is the share of the device that this instance may use, whatever other processes do. It holds
 the weights, the memory of the largest step, which a rehearsal measures, the memory set aside for graphs, and what
@@ -40,7 +40,7 @@ class Reading:
 
 
 class Device(Protocol):
-    """What the platform reads from a GPU, and the operations that it needs."""
+    """A GPU: the readings and operations that the platform needs."""
 
     def name(self) -> str: ...
 
@@ -51,13 +51,13 @@ class Device(Protocol):
     def reset_peak(self) -> None: ...
 
     def peak(self) -> int:
-        """The most bytes that PyTorch had allocated since `reset_peak`."""
+        """Return the most bytes that PyTorch had allocated since `reset_peak`."""
         ...
 
     def synchronize(self) -> None: ...
 
     def map_host(self, size: int) -> torch.Tensor:
-        """`size` bytes of the host's memory, uint8 on the device, which works on them over the bus.
+        """Allocate `size` bytes of the host's memory, as a uint8 tensor of the device, which reads them over the bus.
 
         Raises ConfigError where the host has no such memory.
         """
@@ -94,7 +94,7 @@ class TorchDevice:
         return torch.as_tensor(_Mapped(size), device="cuda")
 
     def give_back(self) -> None:
-        """cuBLAS's workspaces too: torch keeps one of 32 MiB for each thread and stream that ever multiplied."""
+        """Free cached memory and cuBLAS's workspaces: torch keeps 32 MiB for each thread and stream that multiplied."""
         torch.cuda.synchronize()
         torch._C._cuda_clearCublasWorkspaces()
         torch.cuda.empty_cache()
@@ -102,9 +102,9 @@ class TorchDevice:
 
 
 class _Mapped:
-    """Page-locked memory of the host that the device has in its address space, for as long as somebody holds this.
+    """Page-locked host memory that the device has in its address space, for as long as this object lives.
 
-    Registered rather than pinned by torch, whose allocator takes the next power of two.
+    It is registered rather than pinned by torch, whose allocator takes the next power of two.
     """
 
     def __init__(self, size: int) -> None:
@@ -131,7 +131,10 @@ def _unmap(host: torch.Tensor) -> None:
 
 @dataclass
 class Budget:
-    """The bytes of one instance on one device. `begin` when nothing is loaded, `learn` when the weights are."""
+    """The bytes of one instance on one device.
+
+    `begin` is called when nothing is loaded, `learn` when the weights are.
+    """
 
     device: Device
     config: DeviceSettings = field(init=False)  # once it has begun
@@ -150,7 +153,7 @@ class Budget:
         self.step = max(0, self.device.peak() - weights)
 
     def cache(self) -> int:
-        """Bytes for the KV cache. Raises ConfigError where none are left."""
+        """Return how many bytes the KV cache gets. Raises ConfigError where none are left."""
         now, share = self.device.read(), self.config.cache.gpu_memory_utilization
         libraries = max(0, now.elsewhere - self.others)
         left = int(share * now.total) - now.allocated - self.step - self.graphs - libraries
@@ -169,7 +172,7 @@ class Budget:
         )
 
     def too_little(self, stage: str) -> ConfigError | StepTooLarge:
-        """The error for a device without memory in `stage`: "load", "rehearsal", "cache" or "step"."""
+        """Return the error for a device without memory in `stage`: "load", "rehearsal", "cache" or "step"."""
         now = self.device.read()
         figures = f"{gib(now.allocated)} used by this instance, {gib(now.elsewhere)} elsewhere, {gib(now.free)} free"
         told = f"the GPU has {gib(now.total)}: {figures}."
@@ -209,7 +212,7 @@ class Budget:
         )
 
     def _smaller_step(self, *, lower: bool = False) -> str:
-        """Half of what decides how large a step is; rows decide where they are all that a step has."""
+        """Return advice to halve the option that decides a step's size: tokens, or rows where these are all it has."""
         section = self.config.scheduler
         tokens, seqs = section.max_num_batched_tokens, section.max_num_seqs
         if tokens // 2 >= max(_FEWEST_TOKENS, seqs):
@@ -219,7 +222,7 @@ class Budget:
         return said if lower else f"Set {said}"
 
     def _less(self, now: Reading) -> float:
-        """A share of the device that leaves the headroom free, in hundredths, and less than now."""
+        """Return a share of the device that leaves the headroom free, in hundredths, and less than now."""
         share = self.config.cache.gpu_memory_utilization
         shortage = max(0, _HEADROOM - now.free) / max(1, now.total)
         return max(0.05, math.floor(100 * (share - max(0.05, shortage))) / 100)

@@ -18,21 +18,21 @@ _EVERY = 256 * 2**20  # bytes of weights that come between two looks at the mode
 
 
 class HostWeights:
-    """Moves what a model stores to the host while weights still come, so that at no time all are on the device.
+    """A mover of stored weights to the host while others are still loaded, so that the device never holds all of them.
 
-    At most `limit` bytes are there. A tensor that was moved keeps its identity, its shape and its device; only its
-    memory is elsewhere, and kernels read it over the bus. Nothing is copied in a step, so that steps are recorded as
-    any others. What a layer packs anew is on the device again, and is moved in its turn.
+    At most `limit` bytes are moved. A moved tensor keeps its identity, its shape and its device; only its memory is
+    elsewhere, and kernels read it over the bus. Nothing is copied in a step, so steps are recorded like any others.
+    What a layer packs anew is on the device again, and is moved in its turn.
     """
 
     def __init__(self, limit: int, map_host: Callable[[int], torch.Tensor], device: torch.device) -> None:
-        """`map_host` makes so many bytes of the host's memory, as a uint8 tensor of `device` that works on them."""
+        """Keep the limit and `map_host`, which makes so many bytes of host memory, as a uint8 tensor of `device`."""
         self._limit = limit
         self._map_host = map_host
         self._device = device
 
     def loading(self, model: Model, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        """Pass `weights` on, and move what came of them."""
+        """Pass `weights` on, and move the tensors that they have filled."""
         came = 0
         for name, tensor in weights:
             yield name, tensor
@@ -44,7 +44,7 @@ class HostWeights:
 
     @torch.no_grad()
     def move(self, model: Model) -> int:
-        """Move what the model stores until the limit is reached. Returns the bytes that are with the host then."""
+        """Move stored tensors until the limit is reached. Returns the bytes that are with the host then."""
         found: dict[int, list[torch.Tensor]] = {}
         for tensor in device_tensors(model, self._device):
             found.setdefault(tensor.untyped_storage().data_ptr(), []).append(tensor)

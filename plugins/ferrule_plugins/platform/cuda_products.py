@@ -30,7 +30,7 @@ _WHY_BLOCKS = (
 
 
 class CudaProducts(Products):
-    """Integers of 4 and 8 bits and fp8 by kernels in Triton; what these do not take becomes floats."""
+    """Products by kernels in Triton, of integers of 4 and 8 bits and fp8; other weights become floats."""
 
     keeps_fp8 = True
     looks_up = False

@@ -36,14 +36,14 @@ def _cuda_event() -> Event:
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors lie in one buffer of `size` bytes."""
+    """The places of tensors in one buffer of `size` bytes."""
 
     places: tuple[tuple[int, torch.dtype, tuple[int, ...]], ...]  # offset in bytes, type, shape
     size: int
 
     @classmethod
     def of(cls, tensors: Sequence[tuple[torch.dtype, Sequence[int]]]) -> Layout:
-        """One tensor after the other, each at a multiple of ALIGNMENT."""
+        """Lay out one tensor after the other, each at a multiple of ALIGNMENT."""
         places, end = [], 0
         for dtype, shape in tensors:
             places.append((end, dtype, tuple(shape)))
@@ -51,16 +51,16 @@ class Layout:
         return cls(tuple(places), end)
 
     def views(self, buffer: torch.Tensor) -> list[torch.Tensor]:
-        """The tensors in `buffer` [at least size] uint8."""
+        """Return the tensors in `buffer` [at least size] uint8."""
         return [
             buffer[offset : offset + torch.Size(shape).numel() * dtype.itemsize].view(dtype).view(shape)
             for offset, dtype, shape in self.places
         ]
 
     def write(self, buffer: torch.Tensor, inputs: Iterable[tuple[torch.Tensor, int]]) -> None:
-        """Copy tensors of the host to their places in `buffer`, which is there too; a number fills rows that are left.
+        """Copy tensors of the host to their places in `buffer`, on the host too; a number fills the remaining rows.
 
-        By NumPy: a step would need a hundred of torch's views, each of which takes microseconds.
+        NumPy does it: a step would need a hundred of torch's views, each of which takes microseconds.
         """
         memory = buffer.numpy()
         for (offset, _, shape), (values, fill) in zip(self.places, inputs, strict=True):
@@ -73,13 +73,13 @@ class Layout:
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray[Any, Any]:
-    """The same memory; bfloat16, which NumPy does not have, as integers."""
+    """Return an array over the same memory; bfloat16, which NumPy does not have, as integers."""
     array: np.ndarray[Any, Any] = (tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor).numpy()
     return array
 
 
 class PinnedCopies(Copies):
-    """Copies that are there when the device has passed `event`."""
+    """Tensors on their way to the host, which have arrived once the device has passed `event`."""
 
     def __init__(self, tensors: list[torch.Tensor], event: Event) -> None:
         super().__init__(tensors)
@@ -101,7 +101,7 @@ class PinnedTransfers(Transfers):
         self._event = event
 
     def buffer(self, size: int) -> torch.Tensor:
-        """[size] uint8 on the host, not initialised, from which copies need not wait."""
+        """Allocate [size] uint8 on the host, not initialised, from which copies need not wait."""
         return torch.empty(size, dtype=torch.uint8, pin_memory=self._pinned)
 
     def stage(self, tensors: Sequence[torch.Tensor], device: torch.device) -> list[torch.Tensor]:

@@ -1,4 +1,4 @@
-"""The levels of ``-O``, or of ``level`` in ``--compilation-config``: what all platforms understand by them."""
+"""The levels of ``-O``, or of ``level`` in ``--compilation-config``: their meaning on all platforms."""
 
 from __future__ import annotations
 
@@ -6,7 +6,10 @@ from ferrule.config import DeviceSettings
 
 
 def optimization_level(config: DeviceSettings) -> int:
-    """0 eager, 1 and 2 graphs, 3 compiled parts and graphs; 2 by default. Other values do not pass `resolve`."""
+    """Return the level: 0 eager, 1 and 2 graphs (2 by default), 3 compiled parts and graphs.
+
+    `resolve` refuses others.
+    """
     given = config.device.compilation_config
     level: int = given.get("level", given.get("mode", 2))
     return 0 if config.enforce_eager else level

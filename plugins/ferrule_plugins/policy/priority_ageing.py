@@ -10,7 +10,7 @@ AGE_SECONDS = 60.0  # a request that arrived this much earlier comes before one 
 
 
 class PriorityAgeingPolicy(SchedulingPolicy):
-    """Orders by arrival + AGE_SECONDS x priority.
+    """An order by arrival + AGE_SECONDS x priority.
 
     Two requests grow older at the same rate, so this order never changes. A request waits behind later ones only for
     AGE_SECONDS for each level between them.

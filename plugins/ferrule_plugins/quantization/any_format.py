@@ -1,4 +1,4 @@
-"""`humming`, by which vLLM means kernels of its own for the formats of other methods: here a name for all of these.
+"""`humming`: in vLLM, kernels of its own for the formats of other methods; here a name for all of these.
 
 https://github.com/vllm-project/vllm, vllm/model_executor/layers/quantization/humming.py.
 """
@@ -16,7 +16,7 @@ _METHODS = (Awq, Gptq, CompressedTensors, Fp8Method, ModelOpt, Mxfp4)
 
 
 class AnyFormat(OneOf):
-    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    conformance = "ferrule_testkit.samples.integers:AWQ"
     methods = _METHODS
     usual = Gptq
     formats = tuple(form for method in _METHODS for form in method.formats)

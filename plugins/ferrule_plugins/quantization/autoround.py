@@ -26,7 +26,7 @@ _SPECIAL = frozenset("*+?^$()[]{}|\\")  # what an expression has, and a name doe
 
 
 class AutoRound(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:AUTO_ROUND"
+    conformance = "ferrule_testkit.samples.integers:AUTO_ROUND"
     formats = ("auto-round", "auto_round", "intel/auto-round", "inc")
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -89,7 +89,7 @@ def _blocks(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _settings(config: Mapping[str, Any], changes: Mapping[str, Any]) -> Settings | None:
-    """Raises ValueError for what is not read."""
+    """Read a layer's settings; None is for floats. Raises ValueError for what is not supported."""
     stated = {**config, **{key: value for key, value in changes.items() if value is not None}}
     bits, kind = stated.get("bits"), str(stated.get("data_type") or "int")
     if type(bits) is int and bits >= _FLOATS:

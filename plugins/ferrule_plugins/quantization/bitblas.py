@@ -33,7 +33,7 @@ _INTERLEAVED = {4: AWQ_ORDER, 2: (0, 2, 4, 6, 1, 3, 5, 7, 8, 10, 12, 14, 9, 11, 
 
 
 def stated(folder: Path) -> dict[str, Any]:
-    """What the zero points of the folder's files are called, as a key of a configuration. Raises CheckpointError."""
+    """Return the kind of zero points that the folder's files have, as a configuration. Raises CheckpointError."""
     for file in weight_files(folder, ".safetensors", "model.safetensors"):
         if any(name.endswith(".zeros") for name in read_header(file)):
             return {ZEROS: "zeros"}
@@ -41,7 +41,7 @@ def stated(folder: Path) -> dict[str, Any]:
 
 
 def check(bits: int, symmetric: bool, ordered: bool) -> None:
-    """Raises ValueError with what is not read."""
+    """Check settings. Raises ValueError with what is not supported."""
     if ordered:
         raise ValueError("does not read desc_act=true in the form of BitBLAS, which has no order")
     if symmetric and bits == 8:
@@ -49,7 +49,7 @@ def check(bits: int, symmetric: bool, ordered: bool) -> None:
 
 
 class BitblasScheme(Quantized):
-    """Parameters `qweight`, `scales` and, where weights are not symmetric, zero points of the name `zeros`."""
+    """A scheme with parameters `qweight`, `scales` and, where weights are not symmetric, zero points named `zeros`."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, *, bits: int, group: int, symmetric: bool, zeros: str

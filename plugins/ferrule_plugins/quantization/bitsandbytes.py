@@ -47,7 +47,7 @@ TABLES = {"nf4": NF4, "fp4": FP4}
 
 
 class BitsAndBytes(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:BITSANDBYTES"
+    conformance = "ferrule_testkit.samples.quantization:BITSANDBYTES"
     formats = ("bitsandbytes",)
     left_keys = ("llm_int8_skip_modules",)
     from_floats = True
@@ -74,21 +74,21 @@ class BitsAndBytes(CheckedMethod):
 
 
 class Nf4FromFloats(CodedScheme):
-    """Float weights, quantized when they have come."""
+    """A scheme for float weights that are quantized once loaded."""
 
     def coded(self, layer: Any) -> Coded:
         return coded_of(layer.weight.detach())
 
 
 def coded_of(weight: torch.Tensor) -> Coded:
-    """The nearest nf4 numbers of weights [n, k], for groups of inputs: 64, or as many as divide k evenly."""
+    """Return the nearest nf4 codes of weights [n, k], for groups of 64 inputs, or as many as divide k evenly."""
     group = math.gcd(weight.shape[1], BLOCK)
     codes, scales = (encode if blocks.takes(weight) else encode_by_torch)(weight, torch.tensor(NF4), group)
     return Coded(codes, NF4, scales, group)
 
 
 def encode_by_torch(weight: torch.Tensor, table: torch.Tensor, group: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """As `ferrule_kernels.cpu.codes.encode`, on any device."""
+    """Encode a weight as `ferrule_kernels.cpu.codes.encode` does, on any device."""
     n, k = weight.shape
     scales = weight.reshape(n, -1, group).abs().amax(2).float()
     between = (table[1:] + table[:-1]) / 2
@@ -102,8 +102,11 @@ def encode_by_torch(weight: torch.Tensor, table: torch.Tensor, group: int) -> tu
 
 
 class BlocksScheme(CodedScheme):
-    """nf4 or fp4 of a checkpoint. Blocks reach into the next output where inputs are not a multiple of 64: groups are
-    of as many inputs as lie in one block."""
+    """A scheme for nf4 or fp4 of a checkpoint.
+
+    Blocks reach into the next output where inputs are not a multiple of 64: groups then have as many inputs as lie in
+    one block.
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, kind: str, nested: bool) -> None:
         super().__init__(shared, dtype)
@@ -132,13 +135,13 @@ class BlocksScheme(CodedScheme):
             setattr(layer, name, parameter)
 
     def _of_blocks(self, given: torch.Tensor, size: torch.Size) -> torch.Tensor:
-        """A scale for each block → for each group of each output."""
+        """Return a scale for each group of each output, given one for each block."""
         if given.is_floating_point() == self.nested or given.numel() != -(-size.numel() * self.group // BLOCK):
             raise ValueError("another number of scales, or of another type")
         return given.flatten().repeat_interleave(BLOCK // self.group)[: size.numel()].reshape(size)
 
     def _of_nested(self, given: torch.Tensor, size: torch.Size) -> torch.Tensor:
-        """One for each 256 blocks."""
+        """Return a nested scale for each group of each output, given one for each 256 blocks."""
         blocks = -(-size.numel() * self.group // BLOCK)
         if given.numel() != -(-blocks // _NESTED):
             raise ValueError("another number of nested scales")
@@ -146,7 +149,10 @@ class BlocksScheme(CodedScheme):
         return each.repeat_interleave(BLOCK // self.group)[: size.numel()].reshape(size)
 
     def _offset(self, given: torch.Tensor, size: torch.Size) -> torch.Tensor:
-        """What the JSON adds to nested scales, for each output; what else it says is compared with what is read."""
+        """Return the offset of nested scales that the JSON states, for each output.
+
+        Raises ValueError where it states another format.
+        """
         if given.dtype != torch.uint8 or given.numel() > _LONGEST_STATE:
             raise ValueError("no text of a usual length")
         stated = json.loads(bytes(given.flatten().tolist()))
@@ -175,12 +181,12 @@ class BlocksScheme(CodedScheme):
 
 
 def _bytes(given: torch.Tensor, size: torch.Size) -> torch.Tensor:
-    """Bytes, which a file may have under the name of another type."""
+    """Return a tensor's bytes, which a file may have under the name of another type."""
     return given.contiguous().flatten().view(torch.uint8).reshape(size)
 
 
 class RowsScheme(Quantized):
-    """int8 of a checkpoint: parameters `weight` [n, k] and `SCB` [n], the float that 127 stands for."""
+    """A scheme for int8 of a checkpoint: parameters `weight` [n, k] and `SCB` [n], the float that 127 stands for."""
 
     def allocate(self, layer: Any) -> None:
         self.given = layer.weight.dtype

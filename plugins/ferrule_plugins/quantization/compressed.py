@@ -57,7 +57,7 @@ _ORDERED = {None: False, False: False, "weight": False, "static": False, True: T
 
 @dataclass(frozen=True)
 class Group:
-    """One of `config_groups`, read. `kind` is int8, fp8, packed, nvfp4, mxfp4 or mxfp6.
+    """An entry of `config_groups`. `kind` is int8, fp8, packed, nvfp4, mxfp4 or mxfp6.
 
     `wide` activations are not quantized.
     """
@@ -73,7 +73,7 @@ class Group:
 
 
 def read(config: Mapping[str, Any]) -> list[Group]:
-    """The groups of a configuration. Raises ValueError with what is not read here."""
+    """Read the groups of a configuration. Raises ValueError with what is not supported."""
     if config.get("transform_config"):
         raise ValueError("does not read 'transform_config'")
     check_cache_scheme(config.get("kv_cache_scheme"))
@@ -112,12 +112,12 @@ def _group(name: str, values: Any, form: str) -> Group:
 
 
 def _rows(weights: Mapping[str, Any]) -> tuple[int, int] | None:
-    """The block of a group's inputs; None without groups."""
+    """Return the block of a group of inputs; None without groups."""
     return (1, weights["group_size"]) if weights.get("strategy") == "group" else None
 
 
 def _kind(name: str, weights: Mapping[str, Any], form: str, said: str) -> str:
-    """That of a `Group`. Raises ValueError with what is not read."""
+    """Return the `kind` of a `Group`. Raises ValueError with what is not supported."""
     kind, bits, strategy = weights.get("type"), weights.get("num_bits"), str(weights.get("strategy"))
     symmetric, size = weights.get("symmetric", True), weights.get("group_size")
     if kind == "int" and form == "pack-quantized" and strategy in ("group", "channel"):
@@ -184,8 +184,10 @@ class CompressedTensors(CheckedMethod):
 
 
 class PackedIntScheme(Grouped):
-    """Parameters `weight_packed`, `weight_scale`; `weight_zero_point` where groups are not symmetric, `weight_g_idx`
-    where they are out of order."""
+    """A scheme with parameters `weight_packed` and `weight_scale`.
+
+    There is also `weight_zero_point` where groups are not symmetric, and `weight_g_idx` where they are out of order.
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings, wide: bool) -> None:
         super().__init__(shared, dtype, settings, wide)
@@ -216,7 +218,7 @@ class PackedIntScheme(Grouped):
         return made
 
     def _words(self, count: int) -> int:
-        """That hold so many numbers."""
+        """Return how many words hold `count` numbers."""
         return -(-count * self.bits // 32)
 
     def weights(self, layer: Any) -> Integers | Wide:
@@ -230,15 +232,15 @@ class PackedIntScheme(Grouped):
         return self.ordered_integers(layer, numbers, zeros, scales, orders)
 
     def _numbers(self, words: torch.Tensor) -> torch.Tensor:
-        """Numbers [rows, …] and what fills up the last words."""
+        """Unpack numbers [rows, …], including those that fill up the last words."""
         missing = -words.shape[1] % per_words(self.bits)[1]
         return unpacked(torch.nn.functional.pad(words, (0, missing)) if missing else words, self.bits)
 
 
 class Float6Scheme(Quantized):
-    """Parameters `weight_packed` uint8, of four numbers e2m3 in three bytes; `weight_scale`, exponents for 32 inputs.
+    """A scheme with parameters `weight_packed` uint8, four numbers e2m3 in three bytes, and `weight_scale`.
 
-    An e2m3 is an integer from -60 to 60 by 8.
+    Scales are exponents for 32 inputs. An e2m3 is an integer from -60 to 60, divided by 8.
     """
 
     def allocate(self, layer: Any) -> None:

@@ -24,7 +24,7 @@ _WHY = "floats of {} bits are rounded as DeepSpeed does, and take 16 bits here, 
 
 
 class DeepSpeedFp(CheckedMethod):
-    """Settings: `bits`, 8 or 6, and `group_size`."""
+    """A method with the settings `bits`, 8 or 6, and `group_size`."""
 
     conformance: Mapping[str, Any] = {
         "config": {"quant_method": "deepspeedfp", "bits": 8, "group_size": 512},
@@ -47,7 +47,7 @@ class DeepSpeedFp(CheckedMethod):
 
 
 class RoundedScheme(Quantized):
-    """Float weights, rounded when they have come."""
+    """A scheme for float weights that are rounded once loaded."""
 
     def __init__(self, shared: Shared, bits: int, group: int) -> None:
         super().__init__(shared, wide=True)

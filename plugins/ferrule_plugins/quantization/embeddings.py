@@ -17,7 +17,7 @@ _ROWS = 4096  # that are made floats at a time
 
 
 def decoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-    """`tensors` with ``weight`` in place of the three that an embedding has. Raises CheckpointError."""
+    """Yield `tensors` with ``weight`` in place of the three that an embedding has. Raises CheckpointError."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:
         part = _PART.fullmatch(name)
@@ -36,7 +36,7 @@ def decoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, 
 
 
 def _floats(module: str, qdata: torch.Tensor, scale: torch.Tensor, zero_point: torch.Tensor) -> torch.Tensor:
-    """(numbers - zero points) * scales [n, groups], of the type that the scales have."""
+    """Return (numbers - zero points) * scales [n, groups], of the scales' type. Raises CheckpointError."""
     whole = qdata.ndim == 2 and scale.ndim == 2 and scale.shape == zero_point.shape
     if not whole or qdata.dtype != torch.int8 or not scale.is_floating_point() or zero_point.dtype != torch.int8:
         raise CheckpointError(f"The embedding {module} is not of integers with scales and zero points.")

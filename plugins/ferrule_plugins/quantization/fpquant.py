@@ -32,7 +32,7 @@ _WHY = "weights of FP-Quant are rotated back once, and take 16 bits from there o
 
 
 class FpQuant(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:FP_QUANT"
+    conformance = "ferrule_testkit.samples.integers:FP_QUANT"
     formats = ("fp_quant",)
     left_keys = ("modules_to_not_convert",)
 
@@ -61,7 +61,7 @@ def _rotated(config: Mapping[str, Any]) -> Any:
 
 
 class FpQuantScheme(Quantized):
-    """Parameters as above, with a matrix for each projection; or `dqweight` [n, k], which is rotated too."""
+    """A scheme with the module's parameters, a matrix for each projection; or with `dqweight` [n, k], rotated too."""
 
     def __init__(self, shared: Shared, config: Mapping[str, Any]) -> None:
         super().__init__(shared, wide=True)
@@ -98,7 +98,7 @@ class FpQuantScheme(Quantized):
         return Wide(torch.cat(back).to(self.given), _WHY)
 
     def _numbers(self, layer: Any) -> torch.Tensor:
-        """float32 [n, k]"""
+        """Return the weights as float32 [n, k]."""
         scales = layer.scales.detach()
         if self.kind == "mxfp4":
             scales = powers_of_two(scales)

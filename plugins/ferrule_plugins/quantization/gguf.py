@@ -28,7 +28,10 @@ from ferrule_quant.products import Levelled, Quantized, Shared, check_scales, pr
 
 
 def form_of(kind: str) -> Form:
-    """That of a type, or of one with a smaller block, such as Q4_K/128. Raises CheckpointError for others."""
+    """Return the form of a type, or of one with a smaller block, such as Q4_K/128.
+
+    Raises CheckpointError for others.
+    """
     name, _, block = kind.partition("/")
     if name not in BITS or not (block or "0").isdecimal():
         raise CheckpointError(f"quantization_config: no GGUF file has layers of the type {kind!r:.50}.")
@@ -48,7 +51,7 @@ def form_of(kind: str) -> Form:
 
 
 class GgufMethod(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:GGUF"
+    conformance = "ferrule_testkit.samples.quantization:GGUF"
     formats = ("gguf",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -73,11 +76,11 @@ class GgufMethod(CheckedMethod):
 
 
 class GgufScheme(Quantized):
-    """A parameter `blocks` uint8 [n, bytes], as rows are in the file, where the CPU's kernel packs these.
+    """A scheme with a parameter `blocks` uint8 [n, bytes], rows as in the file, where the CPU's kernel packs these.
 
-    Else, and for types with the size of their blocks, `numbers` int8 [n, k], which are codes where the form has a
-    table; `scales`, and `offsets` where the form has them, float32 [n, blocks]. Where groups have steps, `scale_steps`
-    and `offset_steps` are int8 [n, groups], and a block is several groups.
+    Else, and for types with the size of their blocks, the parameters are `numbers` int8 [n, k], which are codes where
+    the form has a table; `scales`, and `offsets` where the form has them, float32 [n, blocks]. Where groups have steps,
+    `scale_steps` and `offset_steps` are int8 [n, groups], and a block is several groups.
     """
 
     row_parameter = "blocks"

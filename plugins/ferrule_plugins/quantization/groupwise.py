@@ -60,7 +60,7 @@ _ONLY = "modules_in_block_to_quantize"
 
 
 class Groupwise(CheckedMethod):
-    """What AWQ and GPTQ share. The head stays as it is unless the checkpoint says otherwise."""
+    """The common part of AWQ and GPTQ. The head is not quantized unless the checkpoint says otherwise."""
 
     left_keys = ("modules_to_not_convert",)
 
@@ -69,14 +69,14 @@ class Groupwise(CheckedMethod):
         return side_by_side(layer, found, lambda own: self.made(own, torch.float32 if layer.head else None))
 
     def settings(self, name: str, head: bool) -> Settings | None:
-        """Those of the layer of that name, None for one that is not quantized."""
+        """Return the settings of the layer of that name, or None if it is not quantized."""
         if head and not self.config.get("lm_head") or any(means(pattern, name) for pattern in self.left):
             return None
         return Settings.of(self.config)
 
     @abstractmethod
     def made(self, settings: Settings, dtype: torch.dtype | None) -> LinearScheme:
-        """The format's scheme."""
+        """Make the format's scheme."""
 
     def bitblas_scheme(self, settings: Settings, dtype: torch.dtype | None, symmetric: bool) -> LinearScheme:
         zeros, bits, group = str(self.config.get(bitblas.ZEROS)), settings.bits, settings.group
@@ -84,7 +84,7 @@ class Groupwise(CheckedMethod):
 
 
 class Gptq(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:GPTQ"
+    conformance = "ferrule_testkit.samples.integers:GPTQ"
     formats = _GPTQ_NAMES
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ class Gptq(Groupwise):
 
 
 def _layout(config: Mapping[str, Any]) -> str:
-    """How the tensors of a GPTQ checkpoint are laid out."""
+    """Return the layout of a GPTQ checkpoint's tensors."""
     method = {"marlin": "marlin", "gptq_marlin_24": "marlin_24", "bitblas": "bitblas"}.get(
         str(config.get("quant_method")), "gptq"
     )
@@ -143,7 +143,7 @@ def _layout(config: Mapping[str, Any]) -> str:
 
 
 class Awq(Groupwise):
-    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    conformance = "ferrule_testkit.samples.integers:AWQ"
     formats = ("awq", "awq_marlin", "auto_awq")
 
     @classmethod
@@ -175,9 +175,9 @@ def _version(config: Mapping[str, Any]) -> str:
 
 
 class Either(OneOf):
-    """A name for both, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
+    """A name for both methods, by which other engines mean kernels of their own: ``moe_wna16`` and ``ipex``."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:AWQ"
+    conformance = "ferrule_testkit.samples.integers:AWQ"
     methods = (Awq, Gptq)
     usual = Gptq
     formats = (*Gptq.formats, *Awq.formats)
@@ -211,7 +211,7 @@ class GptqScheme(Grouped):
 
 
 class AwqScheme(Grouped):
-    """The layout "gemm": `order` is that of so many numbers along the outputs."""
+    """A scheme for the layout "gemm": `order` is that of so many numbers along the outputs."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, settings: Settings, order: tuple[int, ...] = AWQ_ORDER
@@ -235,10 +235,13 @@ class AwqScheme(Grouped):
 
 
 class AwqVectorScheme(Grouped):
-    """The layout "gemv". Zero points and scales of a row are filled up, to `_filled_up` words of eight groups."""
+    """A scheme for the layout "gemv".
+
+    Zero points and scales of a row are filled up, to `_filled_up` words of eight groups.
+    """
 
     def units(self, layer: Any) -> None:
-        """None: what fills up a row is at the end of the whole layer's."""
+        """Return None: the layer cannot be cut, because its padding is at the end of the whole layer's rows."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         words = self._filled_up(layer)
@@ -249,7 +252,7 @@ class AwqVectorScheme(Grouped):
         }
 
     def _filled_up(self, layer: Any) -> int:
-        """Words for the zero points of a row: of small groups, so many that they are a multiple of 2 or 4."""
+        """Return how many words a row's zero points take, rounded up to a multiple of 2 or 4 for small groups."""
         times = {64: 2, 32: 4}.get(self.group, 1)
         return -(-self.groups(layer) // (8 * times)) * times
 
@@ -260,10 +263,11 @@ class AwqVectorScheme(Grouped):
 
 
 class AwqFastScheme(AwqVectorScheme):
-    """The layout "gemv_fast". Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a.
+    """A scheme for the layout "gemv_fast".
 
-    Four outputs take turns for 64 inputs each, and four numbers that follow each other are a word of 16 bits. `scales`
-    and `qzeros`, floats that are -zero * scale, are [groups, n].
+    Of 32 inputs the numbers 8 a + 2 b + c (a, b < 4; c < 2) stand in the order b, c, a. Four outputs take turns for 64
+    inputs each, and four numbers that follow each other are a word of 16 bits. `scales` and `qzeros`, floats that are
+    -zero * scale, are [groups, n].
     """
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:

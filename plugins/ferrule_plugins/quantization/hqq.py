@@ -42,7 +42,7 @@ _FAR = "groups of HQQ's axis 0 are not neighbouring inputs: such weights take 16
 
 @dataclass(frozen=True)
 class Settings:
-    """Of one layer. Groups of 0 are all inputs, or with `axis` 0 all outputs."""
+    """The settings of one layer. A group of 0 is all inputs, or with `axis` 0 all outputs."""
 
     bits: int
     group: int
@@ -50,7 +50,7 @@ class Settings:
 
     @classmethod
     def of(cls, stated: Any) -> Settings:
-        """Raises ValueError with what is not read."""
+        """Read the settings of a configuration. Raises ValueError with what is not supported."""
         if not isinstance(stated, Mapping) or not isinstance(stated.get("weight_quant_params"), Mapping):
             raise ValueError("finds no 'weight_quant_params'")
         weights = stated["weight_quant_params"]
@@ -66,7 +66,7 @@ class Settings:
 
 
 class Hqq(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:HQQ"
+    conformance = "ferrule_testkit.samples.integers:HQQ"
     formats = ("hqq",)
     left_keys = ("skip_modules",)
 
@@ -103,7 +103,7 @@ class Hqq(CheckedMethod):
 
 
 def _read(config: Mapping[str, Any]) -> tuple[Settings | None, dict[str, Settings]]:
-    """The settings of all layers, or those of the layers that are named. Raises ValueError."""
+    """Return the settings of all layers, or those of the layers that are named. Raises ValueError."""
     stated = config.get("quant_config")
     if isinstance(stated, Mapping) and stated and "weight_quant_params" not in stated:
         return None, {name: Settings.of(each) for name, each in stated.items()}
@@ -111,7 +111,10 @@ def _read(config: Mapping[str, Any]) -> tuple[Settings | None, dict[str, Setting
 
 
 class HqqScheme(Quantized):
-    """Parameters `W_q` uint8 [n, k], unpacked; `scale` and `zero` [n, groups], with axis 0 [n / group, k]."""
+    """A scheme with parameters `W_q` uint8 [n, k], unpacked, `scale` and `zero` [n, groups].
+
+    With axis 0 these two are [n / group, k].
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, settings: Settings) -> None:
         super().__init__(shared, dtype, wide=True)
@@ -135,11 +138,14 @@ class HqqScheme(Quantized):
         layer.weight, layer.W_q, layer.scale, layer.zero = None, numbers, scale, zero
 
     def _rows(self, count: int) -> int:
-        """Of scales, for so many outputs."""
+        """Return how many rows of scales there are for `count` outputs."""
         return count if self.settings.axis else count // (self.settings.group or count)
 
     def _numbers(self, packed: torch.Tensor, shape: torch.Size) -> torch.Tensor:
-        """As `unpacked`: what fills up the last row of words is left out."""
+        """Unpack the numbers, without those that fill up the last row of words.
+
+        Raises ValueError where they do not fit the shape.
+        """
         bits, size = self.settings.bits, shape.numel()
         width, per = PACKED[_PACKING[bits]]
         words = packed.contiguous().view(torch.int32 if bits == 3 else torch.uint8)
@@ -163,6 +169,6 @@ class HqqScheme(Quantized):
         return Integers(numbers, scale, zero, bits, self.settings.group)
 
     def _far_apart(self, numbers: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> torch.Tensor:
-        """Weights [n, k]; scales and zero points [n / group, k] are those of every so many outputs."""
+        """Return weights [n, k] where every so many outputs share scales and zero points [n / group, k]."""
         weight = (numbers.view(-1, *scale.shape) - zero) * scale
         return weight.flatten(0, 1).to(self.given)

@@ -28,12 +28,12 @@ _SETTINGS = ("nbits", "group_size", "axis", "channel_wise")
 
 
 def is_hqq(content: Any) -> bool:
-    """Whether a file has modules in place of tensors, and one of them is quantized."""
+    """Return whether a file has modules in place of tensors, and one of them is quantized."""
     return isinstance(content, Mapping) and any(_quantized(module) for module in content.values())
 
 
 def tensors(content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
-    """Those of all modules, by the names that a safetensors file would have. Raises CheckpointError."""
+    """Return the tensors of all modules, by the names that a safetensors file would have. Raises CheckpointError."""
     found: dict[str, torch.Tensor] = {}
     for name, module in content.items():
         if not isinstance(module, Mapping):
@@ -46,7 +46,7 @@ def tensors(content: Mapping[Any, Any]) -> dict[str, torch.Tensor]:
 
 
 def settings(content: Mapping[Any, Any]) -> dict[str, Any]:
-    """The `quantization_config` of a file: what its layers say."""
+    """Return the `quantization_config` of a file, from what its layers state."""
     layers = {str(name): _meta(module) for name, module in content.items() if _quantized(module)}
     stated = {
         name: {"weight_quant_params": {key: meta[key] for key in _SETTINGS if key in meta}}
@@ -56,12 +56,12 @@ def settings(content: Mapping[Any, Any]) -> dict[str, Any]:
 
 
 def unpacked(words: torch.Tensor, bits: int, per: int) -> torch.Tensor:
-    """Numbers [rows * per, columns] of words [rows, columns], whose first rows are in the upper bits."""
+    """Unpack words [rows, columns], whose first rows are in the upper bits, to numbers [rows * per, columns]."""
     return torch.cat([words >> (bits * place) & ((1 << bits) - 1) for place in reversed(range(per))])
 
 
 def checked(name: str, value: torch.Tensor) -> torch.Tensor:
-    """A dense tensor with all of its bytes. Raises CheckpointError."""
+    """Return a tensor that is dense and has all of its bytes. Raises CheckpointError for another."""
     if value.layout != torch.strided or value.is_meta:
         raise _damaged(name, "it is not a dense tensor")
     if value.nbytes > value.untyped_storage().nbytes():
@@ -74,13 +74,13 @@ def _quantized(module: Any) -> bool:
 
 
 def _meta(module: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What a layer says of its numbers."""
+    """Return the object in which a layer describes its numbers."""
     meta = module.get("meta", module)
     return meta if isinstance(meta, Mapping) else module
 
 
 def _layer(name: Any, module: Mapping[str, Any]) -> dict[str, Any]:
-    """The tensors of a quantized layer."""
+    """Return the tensors of a quantized layer."""
     meta = dict(_meta(module))
     both = meta.get("zero_scale")
     if isinstance(both, torch.Tensor):
@@ -93,7 +93,7 @@ def _layer(name: Any, module: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _floats(name: Any, meta: Mapping[str, Any], kind: str) -> torch.Tensor:
-    """Scales or zero points, which may be quantized."""
+    """Return scales or zero points, which may be quantized, as floats."""
     if isinstance(meta.get(kind), torch.Tensor):
         return checked(f"{name}.{kind}", meta[kind])
     numbers, own = meta.get(f"{kind}_q"), meta.get(f"meta_{kind}")
@@ -114,7 +114,7 @@ def _floats(name: Any, meta: Mapping[str, Any], kind: str) -> torch.Tensor:
 
 
 def _dequantized(name: str, values: list[torch.Tensor], packing: tuple[int, int], shape: Sequence[int]) -> torch.Tensor:
-    """float32 of `shape`. `values` are packed numbers, their scales and their zero points."""
+    """Return float32 of `shape`, from `values`: packed numbers, their scales and their zero points."""
     numbers, scale, zero = values
     bits, per = packing
     columns, size = numbers.shape[-1] if numbers.ndim > 1 else 1, math.prod(shape)

@@ -25,7 +25,7 @@ from ferrule_quant.online import Online
 
 
 class FromFloats(CheckedMethod):
-    """One form for all layers but the head."""
+    """A method with one form for all layers but the head."""
 
     form: Form
     head_form: Form
@@ -55,7 +55,7 @@ class ExpertsInt8(Int8WeightOnly):
 
 
 class LayersInt8(Int8WeightOnly):
-    """`tpu_int8` and `neuron_quant`, with the settings that these have."""
+    """The methods `tpu_int8` and `neuron_quant`, with their settings."""
 
     conformance = {"config": {"quant_method": "tpu_int8", "activation_scheme": "none"}}
     formats = ("tpu_int8", "neuron_quant")

@@ -35,12 +35,12 @@ QQQ_CHANNELS = (4, 0, 5, 1, 6, 2, 7, 3)
 
 
 def order_of_tiles(inputs: Sequence[int], step: int, interleaved: Sequence[int]) -> torch.Tensor:
-    """Which of the 1024 numbers of four tiles stands at each place."""
+    """Return which of the 1024 numbers of four tiles stands at each place."""
     return _order(_tiles(inputs, step), interleaved)
 
 
 def _order(entries: torch.Tensor, interleaved: Sequence[int]) -> torch.Tensor:
-    """`entries` with those of each word interleaved."""
+    """Return `entries` with those of each word interleaved."""
     return entries.reshape(-1, len(interleaved))[:, list(interleaved)].flatten()
 
 
@@ -49,21 +49,21 @@ def _axes() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def _tiles(inputs: Sequence[int], step: int) -> torch.Tensor:
-    """Numbers of four tiles [thread, tile, half of the outputs, input] that threads have, as places in these."""
+    """Return the numbers that threads have, as places in four tiles: [thread, tile, half of the outputs, input]."""
     thread, tile, half = _axes()
     rows = step * (thread % 4) + torch.tensor(inputs)
     return 256 * tile + 16 * rows + thread // 4 + 8 * half
 
 
 def _sparse_tiles() -> torch.Tensor:
-    """The same of kept numbers: a thread has neighbouring outputs, and its number chooses the tile."""
+    """Return `_tiles` for sparse weights, where a thread has neighbouring outputs and its number chooses the tile."""
     thread, output, half = _axes()
     rows, column = 2 * (thread % 4) + torch.tensor(_PAIRS), thread // 4
     return 16 * rows + 256 * (column // 2) + 8 * (column % 2) + 4 * half + output
 
 
 def in_order(words: torch.Tensor, order: torch.Tensor, bits: int) -> torch.Tensor:
-    """int32 [k / 16, words] to uint8 [n, k]."""
+    """Unpack int32 [k / 16, words] to uint8 [n, k]."""
     places = unpacked(words, bits)
     blocks = places.view(-1, order.numel())
     numbers = torch.empty_like(blocks)
@@ -73,7 +73,7 @@ def in_order(words: torch.Tensor, order: torch.Tensor, bits: int) -> torch.Tenso
 
 
 def scales_in_order(scales: torch.Tensor, order: Sequence[int]) -> torch.Tensor:
-    """[groups, n] to [n, groups]."""
+    """Put scales [groups, n] in order, [n, groups]."""
     blocks = scales.reshape(-1, len(order))
     found = torch.empty_like(blocks)
     found[:, list(order)] = blocks
@@ -86,7 +86,7 @@ _SPARSE_GROUPS = tuple(8 * i + j for i in range(8) for j in (0, 4, 1, 5, 2, 6, 3
 
 
 class MarlinScheme(Quantized):
-    """Parameters `B` int32 [k / 16, 2 n] and `s` [groups, n], or as `names` says."""
+    """A scheme with parameters `B` int32 [k / 16, 2 n] and `s` [groups, n], or as `names` says."""
 
     bits = 4
 
@@ -111,11 +111,11 @@ class MarlinScheme(Quantized):
         return ("qzeros", "g_idx")
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
-        """Those that the checkpoint fills."""
+        """Return the parameters that the checkpoint fills."""
         return {self.names[0]: self.words(layer, layer.in_features), self.names[1]: self.scales(layer, torch.float32)}
 
     def words(self, layer: Any, inputs: int) -> torch.nn.Parameter:
-        """Of so many inputs for each output."""
+        """Make a parameter for the words of `inputs` inputs of each output."""
         per = 32 // self.bits
         return checkpoint_parameter(layer, (inputs // TILE, -1), torch.int32, count=lambda n: n * TILE // per)
 
@@ -133,7 +133,7 @@ class MarlinScheme(Quantized):
 
 
 class SparseMarlinScheme(MarlinScheme):
-    """Parameters `B_24` of half the inputs, `B_meta` int16 [k / 32, 2 n] and `s`; 4 or 8 bits.
+    """A scheme with parameters `B_24` of half the inputs, `B_meta` int16 [k / 32, 2 n] and `s`; 4 or 8 bits.
 
     A word of `B_meta` says for each of four groups of four inputs which two are kept, two bits each. Words stand in the
     order of CUTLASS's ``reorder_meta``: 64 outputs are permuted, and the words of two columns alternate.
@@ -167,7 +167,7 @@ class SparseMarlinScheme(MarlinScheme):
 
 
 def _kept_places(meta: torch.Tensor) -> torch.Tensor:
-    """int16 [k / 32, 2 n] to the inputs that each output keeps, int64 [n, k / 2]."""
+    """Map int16 [k / 32, 2 n] to the inputs that each output keeps, int64 [n, k / 2]."""
     columns, n = 2 * meta.shape[0], meta.shape[1] // 2
     row, column = torch.arange(n)[:, None].repeat(1, columns), torch.arange(columns).repeat(n, 1)
     row = row // 64 * 64 + row % 2 * 2 + row % 8 // 4 + row % 32 % 4 // 2 * 32 + row % 64 // 8 * 4
@@ -181,7 +181,7 @@ def _kept_places(meta: torch.Tensor) -> torch.Tensor:
 
 
 class QqqScheme(MarlinScheme):
-    """Parameters `B`; `s_channel` float32 [1, n], and `s_group` float16 [groups, n], by which it is multiplied.
+    """A scheme with parameters `B`; `s_channel` float32 [1, n], and its factor `s_group` float16 [groups, n].
 
     Without groups numbers are signed, and `s_channel` is a sixteenth of the scale: its kernel shifts numbers up.
     """
@@ -210,9 +210,9 @@ class QqqScheme(MarlinScheme):
 
 
 class Qqq(CheckedMethod):
-    """QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
+    """The method QQQ (https://arxiv.org/abs/2406.09904): 4 bits, and activations of 8 bits, a scale for each row."""
 
-    conformance = "ferrule_plugins.quantization.integer_samples:QQQ"
+    conformance = "ferrule_testkit.samples.integers:QQQ"
     formats = ("qqq",)
     left_keys = ("modules_to_not_convert",)
 

@@ -56,14 +56,14 @@ _GROUPS = {  # inputs of a group: the usual number, and all that are read
 
 @dataclass(frozen=True)
 class Stored:
-    """How a layer's weights are kept. `group` counts inputs; 0 without groups."""
+    """The format of a layer's weights. `group` counts inputs; 0 is no groups."""
 
     algorithm: str
     group: int
 
     @classmethod
     def of(cls, stated: Mapping[str, Any]) -> Stored:
-        """Raises ValueError with what is not read."""
+        """Read the format that a configuration states. Raises ValueError with what is not supported."""
         name = str(stated.get("quant_algo")).upper()
         if name not in (*_FP8, *_INT8, *_INT4, *_NVFP4, *_MXFP4):
             raise ValueError(f"does not read the quant_algo {stated.get('quant_algo')!r:.80}")
@@ -106,7 +106,7 @@ class ModelOpt(CheckedMethod):
         return side_by_side(layer, [self._stored(name) for name in names_of(layer)], lambda own: self._made(own, dtype))
 
     def _stored(self, name: str) -> Stored | None:
-        """That of the layer, or of the modules that it is part of; None for floats."""
+        """Return the format of the layer, or of a module that it is part of; None for floats."""
         if any(means(pattern, name) for pattern in self.left):
             return None
         if self._all is not None:
@@ -137,13 +137,13 @@ class ModelOpt(CheckedMethod):
 
 
 def _stated(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings, which older files have one level down."""
+    """Return the settings, which older files have one level down."""
     inner = config.get("quantization")
     return inner if isinstance(inner, Mapping) else config
 
 
 def _schemes(stated: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored]]:
-    """That of all layers, or those of some by their names. Raises ValueError."""
+    """Return the format of all layers, or those of some by their names. Raises ValueError."""
     if str(stated.get("quant_algo")).upper() != _MIXED:
         return Stored.of(stated), {}
     layers = stated.get("quantized_layers")
@@ -175,7 +175,7 @@ class NvFp4Scheme(CodedScheme):
 
 
 class Int4Scheme(Quantized):
-    """Parameters `weight` uint8 [n / 2, k], numbers from -8 to 7; `weight_scale` [n, groups]."""
+    """A scheme with parameters `weight` uint8 [n / 2, k], numbers from -8 to 7, and `weight_scale` [n, groups]."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
         super().__init__(shared, dtype, wide=True)

@@ -21,7 +21,7 @@ GROUP = 32
 
 
 class Mxfp4(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.samples:MXFP4"
+    conformance = "ferrule_testkit.samples.quantization:MXFP4"
     formats = ("mxfp4", "gpt_oss_mxfp4")
     from_floats = True
 
@@ -32,7 +32,10 @@ class Mxfp4(CheckedMethod):
 
 
 class Mxfp4Scheme(CodedScheme):
-    """Parameters: `blocks` uint8 [n, groups, 16], of a pair the first in the low half; `scales` uint8 [n, groups]."""
+    """A scheme with parameters `blocks` uint8 [n, groups, 16] and `scales` uint8 [n, groups].
+
+    The first number of a pair is in the low half.
+    """
 
     def units(self, layer: Any) -> tuple[int, int]:
         return 1, GROUP

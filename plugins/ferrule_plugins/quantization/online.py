@@ -70,7 +70,7 @@ _CPU_ALONE = ("mxfp8",)
 
 
 class Named(CheckedMethod):
-    """`linear` and `moe` name what becomes of layers and of experts; None leaves them as they are."""
+    """A method that quantizes layers as `linear` says and experts as `moe` says; None leaves them as they are."""
 
     from_floats = True
     linear: str | None = None
@@ -86,7 +86,7 @@ class Named(CheckedMethod):
 
     @classmethod
     def kinds(cls, config: Mapping[str, Any]) -> tuple[str | None, str | None]:
-        """Of layers and of experts. Raises ValueError."""
+        """Return the kinds of layers and of experts. Raises ValueError."""
         return cls.linear, cls.moe
 
     def scheme(self, layer: LinearLayer) -> LinearScheme | None:
@@ -112,7 +112,7 @@ class NvFp4PerToken(Named):
 
 
 class ByConfig(Named):
-    """`online`: what the configuration says, with ``--hf-overrides`` for a checkpoint of floats."""
+    """The method `online`, as the configuration says, or ``--hf-overrides`` for a checkpoint of floats."""
 
     conformance = {
         "config": {"quant_method": "online", "linear": "fp8_per_channel", "moe": {"weight": "fp8_per_block"}}
@@ -134,7 +134,7 @@ class ByConfig(Named):
 
 
 def _kind(key: str, stated: Any) -> str | None:
-    """A name, or an object with one as "weight". Raises ValueError."""
+    """Read a name, or an object with one as "weight". Raises ValueError."""
     if isinstance(stated, Mapping):
         if stated.get("activation") is not None:
             raise ValueError(f"reads no 'activation' of {key!r}: it follows from the weights")
@@ -148,7 +148,7 @@ def _kind(key: str, stated: Any) -> str | None:
 
 
 def blocks_of(weight: torch.Tensor) -> Fp8:
-    """weight [n, k], of any float type, as e4m3 with a scale for each block."""
+    """Quantize weight [n, k], of any float type, to e4m3 with a scale for each block."""
     n, k = weight.shape
     numbers, scales = torch.empty((n, k), dtype=torch.float8_e4m3fn, device=weight.device), []
     for first in range(0, n, BLOCK):
@@ -161,7 +161,7 @@ def blocks_of(weight: torch.Tensor) -> Fp8:
 
 
 def in_rows(weight: torch.Tensor, group: int, scales_of: Callable[[torch.Tensor], torch.Tensor]) -> Coded:
-    """weight [n, k] as e2m1, with what `scales_of` makes of groups [rows, groups, group]."""
+    """Quantize weight [n, k] to e2m1, with the scales that `scales_of` gives for groups [rows, groups, group]."""
     n, k = weight.shape
     codes, scales = torch.empty((n, k), dtype=torch.uint8, device=weight.device), []
     for first in range(0, n, _ROWS):
@@ -172,7 +172,7 @@ def in_rows(weight: torch.Tensor, group: int, scales_of: Callable[[torch.Tensor]
 
 
 def nearest(parts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """Codes of the numbers that are nearest to groups [rows, groups, group] by their scales."""
+    """Return the codes of the numbers nearest to groups [rows, groups, group] divided by their scales."""
     table = torch.tensor(E2M1[:8], device=parts.device)
     apart = parts / scales.clamp(min=_TINY).unsqueeze(-1)
     codes = torch.bucketize(apart.abs(), (table[1:] + table[:-1]) / 2)
@@ -180,7 +180,10 @@ def nearest(parts: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def powers(parts: torch.Tensor) -> torch.Tensor:
-    """Of the two powers of two next to a group's largest number by 6, the one with less error. NaN where it is none."""
+    """Return the power of two with less error of the two next to a sixth of each group's largest number.
+
+    It is NaN where that number is not finite.
+    """
     most = parts.abs().amax(2)
     low = (most.clamp(min=_TINY) / _E2M1).log2().floor().clamp(-126, 126).exp2()
     table, errors = torch.tensor(E2M1, device=parts.device), []
@@ -191,6 +194,6 @@ def powers(parts: torch.Tensor) -> torch.Tensor:
 
 
 def small_floats(parts: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-    """What e4m3 makes of a group's largest number by 6 and by `whole`. NaN where there is one."""
+    """Return a sixth of each group's largest number, rounded to e4m3 in units of `whole`. NaN stays NaN."""
     stored = (parts.abs().amax(2) / _E2M1 / whole.clamp(min=_TINY)).to(torch.float8_e4m3fn)
     return stored.float() * whole

@@ -28,7 +28,7 @@ _UNUSED = ("startrows",)  # of one of its kernels
 
 
 def stated(folder: Path) -> dict[str, Any]:
-    """What the names of a folder's tensors say of outliers, as a configuration would. Raises CheckpointError."""
+    """Return what the names of a folder's tensors say of outliers, as a configuration. Raises CheckpointError."""
     ends = {name.rpartition(".")[2] for name in _names(folder)}
     return {key: True for key, names in ((SPARSE, _SPARSE), (FULL, _FULL)) if set(names) <= ends}
 
@@ -45,8 +45,10 @@ def expected(config: Mapping[str, Any]) -> bool:
 
 
 class OutlierParameter(CheckpointParameter):
-    """Keeps tensors of any size, for each projection that the layer merges; its own numbers, one for each, mean
-    nothing. `most` is how many entries such a tensor may have."""
+    """A parameter that keeps tensors of any size, one for each projection that the layer merges.
+
+    Its own numbers, one for each projection, mean nothing. `most` limits the number of entries of such a tensor.
+    """
 
     kind: torch.dtype
     most: int
@@ -78,7 +80,7 @@ class OutlierParameter(CheckpointParameter):
 
 
 def allocate(layer: Any, config: Mapping[str, Any]) -> None:
-    """Give the layer the parameters of outliers that the configuration says there are."""
+    """Give the layer parameters for the outliers that the configuration announces."""
     n, k = layer.out_features, layer.in_features
     sparse, full = bool(config.get(SPARSE)), bool(config.get(FULL))
     most = {"rows": n + 1, "cols": n * k, "vals": n * k, "full_rows": n * k, "full_row_indices": n}
@@ -90,7 +92,10 @@ def allocate(layer: Any, config: Mapping[str, Any]) -> None:
 
 
 def add(layer: Any, weight: torch.Tensor) -> torch.Tensor:
-    """`weight` [n, k] with the layer's outliers added in place. Raises CheckpointError for ones that do not fit."""
+    """Add the layer's outliers to `weight` [n, k] in place, and return it.
+
+    Raises CheckpointError for ones that do not fit.
+    """
     for group, added in ((_SPARSE, _add_sparse), (_FULL, _add_full)):
         own = [getattr(layer, name).given for name in group if hasattr(layer, name)]
         if not any(own):

@@ -51,7 +51,7 @@ _AGAIN = "`ferrule pack` makes such a folder anew from the checkpoint that it wa
 
 @dataclass(frozen=True)
 class LayerForm:
-    """How a layer is kept: as integers in a `form`, or as bfloat16 where that is None."""
+    """The form in which a layer is stored: integers in a `form`, or bfloat16 if that is None."""
 
     form: Form | None
     factors: bool = False
@@ -64,7 +64,7 @@ class LayerForm:
         return cls(matrix.form, matrix.factors is not None, table)
 
     def stated(self, layers: Sequence[str]) -> dict[str, Any]:
-        """The entry of `forms` for these layers."""
+        """Return the entry of `forms` for these layers."""
         if self.form is None:
             return {"kind": _BFLOAT16, "table": self.table, "layers": list(layers)}
         form = self.form
@@ -83,7 +83,7 @@ class LayerForm:
 
 
 def stated(kept: Mapping[str, LayerForm], dtype: torch.dtype, method: str | None) -> dict[str, Any]:
-    """The ``quantization_config`` of a model whose layers are kept so."""
+    """Return the ``quantization_config`` of a model whose layers are stored in these forms."""
     layers: dict[LayerForm, list[str]] = {}
     for name, how in kept.items():
         layers.setdefault(how, []).append(name)
@@ -97,7 +97,10 @@ def stated(kept: Mapping[str, LayerForm], dtype: torch.dtype, method: str | None
 
 
 def read(config: Mapping[str, Any]) -> dict[str, LayerForm]:
-    """How each layer is kept. Raises CheckpointError for another layout, and for what `stated` does not say."""
+    """Return the form of each layer.
+
+    Raises CheckpointError for another layout, and for what `stated` does not write.
+    """
     order = config.get("layout")
     if order not in LAYOUTS or isinstance(order, bool):
         known = " and ".join(map(str, LAYOUTS))
@@ -127,7 +130,7 @@ def _forms(config: Mapping[str, Any]) -> list[Any]:
 
 
 def _kept(form: Mapping[str, Any], dtype: str) -> LayerForm:
-    """Raises KeyError, TypeError or ValueError for an entry that is not valid."""
+    """Read an entry of `forms`. Raises KeyError, TypeError or ValueError for one that is not valid."""
     if form["kind"] == _BFLOAT16 and dtype == _BFLOAT16:
         return LayerForm(None, table=_flag(form["table"]))
     bits, group, digits = form["bits"], form["group"], form["digits"]
@@ -151,7 +154,7 @@ def _flag(value: Any) -> bool:
 
 class FerrulePacked(QuantizationMethod):
     formats = (METHOD,)
-    conformance = "ferrule_plugins.quantization.samples:PACKED"
+    conformance = "ferrule_testkit.samples.quantization:PACKED"
 
     def __init__(self, config: Mapping[str, Any]) -> None:
         super().__init__(config)
@@ -161,7 +164,7 @@ class FerrulePacked(QuantizationMethod):
 
     @classmethod
     def refuses(cls, config: Mapping[str, Any], caps: DeviceCaps, dtype: torch.dtype) -> str | None:
-        """Another layout is not refused: the constructor says what is wrong with the folder."""
+        """Return why the weights cannot be used, except for another layout: that is the constructor's to report."""
         if not config:
             return "the weights are not packed: `ferrule pack` writes a folder of such"
         if "host_memory" not in caps.features:
@@ -188,7 +191,7 @@ class FerrulePacked(QuantizationMethod):
         return None if kept is None else self._packed(kept)
 
     def _apart(self, layer: LinearLayer) -> LinearScheme | None:
-        """Of projections that are kept in different forms, as layers within the one that merges them."""
+        """Return the scheme of projections that are stored in different forms, as layers within the merged one."""
         found = {name: self._kept.get(f"{layer.name}.{name}") for name in layer.projections}
         if not any(found.values()):
             return None
@@ -199,7 +202,7 @@ class FerrulePacked(QuantizationMethod):
 
 
 def _missing_kernel(config: Mapping[str, Any]) -> str | None:
-    """Which kernel is not here, and why."""
+    """Return which kernel is missing here, and why, or None."""
     try:
         library.load()
     except library.KernelsUnavailableError as error:
@@ -211,7 +214,7 @@ def _missing_kernel(config: Mapping[str, Any]) -> str | None:
 
 
 class PackedScheme(LinearScheme):
-    """One layer whose matrix comes as the kernel reads it."""
+    """A scheme for one layer whose matrix is stored as the kernel reads it."""
 
     def __init__(self, kept: LayerForm, workspace: Workspace, turn: bool) -> None:
         self.kept = kept
@@ -253,7 +256,7 @@ class PackedScheme(LinearScheme):
 
 
 def allocate_packed(layer: Any, kept: LayerForm) -> None:
-    """Give a layer the parameters of its packed tensors in the place of its weight, in memory such as packing gives."""
+    """Give a layer the parameters of its packed tensors in place of its weight, in memory such as packing gives."""
     outputs, inputs = layer.out_features, layer.in_features
     if kept.table:
         tied = getattr(layer, "tied", None)
@@ -271,7 +274,7 @@ def allocate_packed(layer: Any, kept: LayerForm) -> None:
 
 
 def _whole(layer: Any, data: torch.Tensor) -> CheckpointParameter:
-    """A parameter that comes in one tensor: those of its projections would be empty."""
+    """Make a parameter that is filled by one tensor: those of its projections would be empty."""
     borders = list(_borders(layer.projections.values()))
     return CheckpointParameter(data, 0, {**dict.fromkeys([0, *borders], 0), layer.out_features: data.numel()})
 
@@ -284,7 +287,7 @@ def _borders(rows: Any) -> Iterator[int]:
 
 
 def take_data(layer: Any, name: str) -> torch.Tensor:
-    """The parameter's data, which leaves the parameter empty."""
+    """Return the parameter's data, and leave the parameter empty."""
     data: torch.Tensor = layer.get_parameter(name).detach()
     setattr(layer, name, torch.nn.Parameter(data.new_empty(0), requires_grad=False))
     return data

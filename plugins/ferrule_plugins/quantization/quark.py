@@ -37,7 +37,7 @@ _FEW = ("int4", "uint4")
 
 @dataclass(frozen=True)
 class Stored:
-    """How a layer's weights are kept: `dtype` and `strategy` as Quark names them; `wide` activations stay floats."""
+    """The format of a layer's weights: `dtype` and `strategy` as Quark names them; `wide` activations stay floats."""
 
     dtype: str
     strategy: str
@@ -46,7 +46,7 @@ class Stored:
 
 
 def read(name: str, stated: Any) -> Stored | None:
-    """One scheme of the configuration, None for floats. Raises ValueError with what is not read."""
+    """Read one scheme of the configuration, None for floats. Raises ValueError with what is not supported."""
     if not isinstance(stated, Mapping):
         raise ValueError(f"finds no object in {name}")
     weight, activations = stated.get("weight"), stated.get("input_tensors")
@@ -69,7 +69,7 @@ def read(name: str, stated: Any) -> Stored | None:
 
 
 class Quark(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:QUARK"
+    conformance = "ferrule_testkit.samples.integers:QUARK"
     formats = ("quark",)
 
     def __init__(self, config: Mapping[str, Any]) -> None:
@@ -105,7 +105,7 @@ class Quark(CheckedMethod):
 
 
 def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored | None]]:
-    """That of all layers, and those of some. Raises ValueError."""
+    """Return the format of all layers, and those of some by pattern. Raises ValueError."""
     some = config.get("layer_quant_config") or {}
     if not isinstance(some, Mapping):
         raise ValueError("reads 'layer_quant_config' as an object")
@@ -121,7 +121,7 @@ def _packing(config: Mapping[str, Any]) -> str:
 
 
 class QuarkIntScheme(Grouped):
-    """Parameters `weight`, `weight_scale`, `weight_zero_point`. Numbers of ``int4`` are `signed`."""
+    """A scheme with parameters `weight`, `weight_scale`, `weight_zero_point`. Numbers of ``int4`` are `signed`."""
 
     def __init__(
         self, shared: Shared, dtype: torch.dtype | None, settings: Settings, *, order: tuple[int, ...], signed: bool

@@ -25,7 +25,7 @@ _WHY = "no kernel leaves out the zeros of sparse weights: they take 16 bits as o
 
 
 class Sparsity:
-    """The ``sparsity_config`` of a checkpoint. Raises ValueError with what is not read."""
+    """The ``sparsity_config`` of a checkpoint. Raises ValueError with what is not supported."""
 
     def __init__(self, config: Any) -> None:
         stated = config or {"format": "dense"}
@@ -36,12 +36,12 @@ class Sparsity:
         self._targets, self._left = listed(stated, "targets"), listed(stated, "ignore")
 
     def means(self, layer: LinearLayer) -> bool:
-        """Whether the layer's weights are sparse."""
+        """Return whether the layer's weights are sparse."""
         return self.any and targeted(layer, self._targets) and not chosen(layer, self._left)
 
 
 class Sparse(LinearScheme):
-    """Fills in the zeros, and hands the layer over to the scheme of its weights."""
+    """A scheme that fills in the zeros, and hands the layer over to the scheme of its weights."""
 
     def __init__(self, inner: Quantized) -> None:
         self._inner = inner
@@ -71,7 +71,7 @@ class Sparse(LinearScheme):
 
 
 class SparseFloats(Quantized):
-    """Of weights that are not quantized."""
+    """A scheme for sparse weights that are not quantized."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None) -> None:
         super().__init__(shared, dtype, wide=True)
@@ -84,7 +84,7 @@ class SparseFloats(Quantized):
 
 
 def filled(kept: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """[n, k / 2] and bits [n, k / 8] → [n, k]. Raises CheckpointError for another number of bits."""
+    """Spread numbers [n, k / 2] by bits [n, k / 8] to [n, k]. Raises CheckpointError for another number of set bits."""
     places = torch.stack([mask >> bit & 1 for bit in range(8)], dim=-1).flatten(1).bool()
     if not bool((places.sum(1) == kept.shape[1]).all()):
         raise CheckpointError("The bits of a sparse layer are not half of its inputs.", "The file may be damaged.")

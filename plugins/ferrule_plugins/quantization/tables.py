@@ -34,7 +34,7 @@ _MOST = 1 << 26  # numbers of a layer's codebooks: published ones have 2^20
 
 
 class SqueezeLlm(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:SQUEEZELLM"
+    conformance = "ferrule_testkit.samples.integers:SQUEEZELLM"
     formats = ("squeezellm",)
     left_keys = ("modules_to_not_convert",)
 
@@ -57,7 +57,7 @@ def _bits(config: Mapping[str, Any]) -> Any:
 
 
 class TableScheme(Quantized):
-    """Parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
+    """A scheme with parameters `qweight` int32 words [k, n] and `lookup_table` [n, numbers]."""
 
     def __init__(self, shared: Shared, config: Mapping[str, Any]) -> None:
         super().__init__(shared, wide=True)
@@ -83,7 +83,7 @@ class TableScheme(Quantized):
 
 
 class Aqlm(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:AQLM"
+    conformance = "ferrule_testkit.samples.integers:AQLM"
     formats = ("aqlm",)
     left_keys = ("linear_weights_not_to_quantize",)
 
@@ -108,7 +108,10 @@ class Aqlm(CheckedMethod):
 
 
 class AqlmScheme(Quantized):
-    """Parameters `codes` [n / out, k / in, books], `codebooks` [projections, books, codes, out, in] and `scales`."""
+    """A scheme with parameters `codes`, `codebooks` and `scales`.
+
+    `codes` are [n / out, k / in, books], `codebooks` [projections, books, codes, out, in].
+    """
 
     def __init__(self, shared: Shared, sizes: list[int]) -> None:
         super().__init__(shared, wide=True)
@@ -131,7 +134,7 @@ class AqlmScheme(Quantized):
         layer.weight = None
 
     def _rows(self, count: int) -> int:
-        """Of codes, for so many outputs."""
+        """Return how many rows of codes there are for `count` outputs."""
         return count // self.outer
 
     @property
@@ -148,14 +151,17 @@ class AqlmScheme(Quantized):
         return Wide(torch.cat([self._looked_up(*part) for part in parts]), why)
 
     def _additive(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> Additive:
-        """Of groups of one output. Bits that a code does not have are dropped, as the format's own programs do."""
+        """Return the weights of groups of one output.
+
+        Bits that a code does not have are dropped, as in the format's own programs.
+        """
         unsigned = codes.view(torch.uint8) if codes.dtype == torch.int8 else codes
         if self.bits not in (8, 16):
             unsigned = unsigned & ((1 << self.bits) - 1)
         return Additive(unsigned, books.flatten(2), scales.flatten())
 
     def _looked_up(self, codes: torch.Tensor, books: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-        """[n, k]"""
+        """Return the weights that the codes stand for, [n, k]."""
         found = codes.long() & ((1 << self.bits) - 1)
         each = torch.stack([book[found[..., number]] for number, book in enumerate(books)])
         weight = each.sum(0) * scales  # [n / out, k / in, out, in]

@@ -56,7 +56,7 @@ _INTX = {"IntxWeightOnlyConfig": True, "Int8DynamicActivationIntxWeightConfig": 
 
 @dataclass(frozen=True)
 class Stored:
-    """How a layer's weights are kept: `kind` is int8, intx, int4 or fp8; `wide` activations are not quantized.
+    """The format of a layer's weights: `kind` is int8, intx, int4 or fp8; with `wide`, activations are not quantized.
 
     fp8 has scales for blocks where `settings` says so by its group. `packing` is the order of int4.
     """
@@ -68,7 +68,7 @@ class Stored:
 
 
 def read(stated: Any) -> Stored | None:
-    """One configuration of torchao, None for floats. Raises ValueError with what is not read."""
+    """Read one configuration of torchao, None for floats. Raises ValueError with what is not supported."""
     if stated is None:
         return None
     values = stated.get("_data") if isinstance(stated, Mapping) else None
@@ -95,7 +95,7 @@ def read(stated: Any) -> Stored | None:
 
 
 def _int4(name: str, values: Mapping[str, Any]) -> Stored:
-    """Of 4 bits. Raises ValueError."""
+    """Return the format for 4 bits. Raises ValueError."""
     default, group = ("PRESHUFFLED", 128) if name == _FP8_INT4 else ("PLAIN", values.get("group_size", 128))
     packing = _named(values.get("int4_packing_format"), default).upper()
     if packing not in _INT4:
@@ -104,12 +104,12 @@ def _int4(name: str, values: Mapping[str, Any]) -> Stored:
 
 
 def _named(value: Any, default: str) -> str:
-    """What an enumeration or type is called, however it was written."""
+    """Return the name of an enumeration's value or of a type, however it was written."""
     return str(value.get("_data")) if isinstance(value, Mapping) else default if value is None else str(value)
 
 
 def _group(name: str, granularity: Any) -> int | None:
-    """Inputs that have a scale, None for all. Raises ValueError."""
+    """Return how many inputs share a scale, None for all. Raises ValueError."""
     kind = str(granularity.get("_type")) if isinstance(granularity, Mapping) else "PerRow"
     if kind in ("PerRow", "PerAxis", "PerTensor"):
         return None
@@ -120,7 +120,10 @@ def _group(name: str, granularity: Any) -> int | None:
 
 
 def _block(granularity: Any) -> int | None:
-    """Of fp8, the side of a block, None for rows and matrices: that of weights is the last where there are two."""
+    """Return the side of an fp8 block, None for rows and matrices. Of two granularities, the weights' is the last.
+
+    Raises ValueError.
+    """
     last = granularity[-1] if isinstance(granularity, list) and granularity else granularity
     if not isinstance(last, Mapping) or last.get("_type") != "PerBlock":
         if _group("float 8 bits", last) is not None:
@@ -133,7 +136,7 @@ def _block(granularity: Any) -> int | None:
 
 
 class TorchAo(CheckedMethod):
-    conformance = "ferrule_plugins.quantization.integer_samples:TORCHAO"
+    conformance = "ferrule_testkit.samples.integers:TORCHAO"
     formats = ("torchao",)
     left_keys = ("modules_to_not_convert",)
 
@@ -151,7 +154,7 @@ class TorchAo(CheckedMethod):
         return side_by_side(layer, found, lambda own: self._made(own, dtype))
 
     def _stored(self, name: str, head: bool) -> Stored | None:
-        """Heads stay as they are unless they are named, or embeddings are quantized too."""
+        """Return a layer's format. Heads are not quantized unless they are named, or embeddings are quantized too."""
         if any(means(pattern, name) for pattern in self.left):
             return None
         for pattern, own in self._named.items():
@@ -172,13 +175,13 @@ class TorchAo(CheckedMethod):
 
 
 def _fitting(stored: Stored | None, inputs: int) -> Stored | None:
-    """None for a layer that torchao leaves as it is, since its inputs do not fill groups."""
+    """Return the format, or None for a layer that torchao leaves as it is, since its inputs do not fill groups."""
     skipped = stored is not None and stored.kind == "int4" and inputs % (stored.settings.group or inputs)
     return None if skipped else stored
 
 
 def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored | None]]:
-    """That of all layers, and those of some by name: names before expressions. Raises ValueError."""
+    """Return the format of all layers, and those of some by name: names before expressions. Raises ValueError."""
     stated = config.get("quant_type")
     if isinstance(stated, str):
         raise ValueError(f"does not read files of old versions, which are pickles: quant_type is {stated!r:.80}")
@@ -195,7 +198,7 @@ def _schemes(config: Mapping[str, Any]) -> tuple[Stored | None, dict[str, Stored
 
 
 class IntxScheme(Quantized):
-    """Numbers int8 [n, k], scales and zero points [n, groups]; without these for the kind int8."""
+    """A scheme for numbers int8 [n, k] with scales and zero points [n, groups]; int8 has no zero points."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, stored: Stored) -> None:
         super().__init__(shared, dtype, stored.wide)

@@ -32,7 +32,7 @@ _TALL, _LONG, _SPAN = 8, 1024, 128  # outputs and inputs that tiles are filled u
 
 
 class Int4Scheme(Quantized):
-    """Numbers of 4 bits with scales for groups of inputs."""
+    """A scheme for numbers of 4 bits with scales for groups of inputs."""
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None, group: int) -> None:
         super().__init__(shared, dtype, wide=True)
@@ -49,17 +49,17 @@ class Int4Scheme(Quantized):
             setattr(layer, name, parameter)
 
     def groups(self, layer: Any) -> int:
-        """Along the inputs."""
+        """Return how many groups there are along the inputs."""
         inputs: int = layer.in_features
         return inputs // (self.group or inputs)
 
     @abstractmethod
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
-        """Those that the checkpoint fills."""
+        """Return the parameters that the checkpoint fills."""
 
 
 class PairsScheme(Int4Scheme):
-    """Bytes [n, k / 2] of two signed numbers; scales, and what is added, [groups, n]."""
+    """A scheme for bytes [n, k / 2] of two signed numbers, with scales and offsets [groups, n]."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -76,7 +76,7 @@ class PairsScheme(Int4Scheme):
 
 
 class WordsScheme(Int4Scheme):
-    """Words [n, k / 8] of unsigned numbers; scales and integer zero points [groups, n]."""
+    """A scheme for words [n, k / 8] of unsigned numbers, with scales and integer zero points [groups, n]."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         groups = self.groups(layer)
@@ -93,7 +93,7 @@ class WordsScheme(Int4Scheme):
 
 
 class TilesScheme(Int4Scheme):
-    """Tiles, and scales with what is added; each projection is filled up."""
+    """A scheme for tiles, with scales and offsets; each projection is filled up."""
 
     def parameters(self, layer: Any) -> dict[str, torch.nn.Parameter]:
         inputs = -(-layer.in_features // _LONG) * _LONG
@@ -123,7 +123,7 @@ def _filled_up(count: int) -> int:
 
 
 def _untiled(words: torch.Tensor) -> torch.Tensor:
-    """int32 [n / 8, k / 128, 32, 4] to uint8 [n, k]: 32 are 8 outputs and 4 inputs, 4 are spans of 32 inputs."""
+    """Unpack int32 [n / 8, k / 128, 32, 4] to uint8 [n, k]: 32 is 8 outputs and 4 inputs, 4 is spans of 32 inputs."""
     places = torch.stack([(words >> (4 * place) & 15).to(torch.uint8) for place in range(8)], dim=-1)
     # [tile, row of tiles, output, pair of inputs, span, even or odd, eight inputs]
     each = places.view(*words.shape[:2], _TALL, 4, 4, 2, 4)

@@ -11,7 +11,9 @@ from ferrule_parsing import ThinkingParser
 
 
 class DeepSeekV3(ThinkingParser):
-    """As `deepseek_r1` with `thinking` or `enable_thinking` in the template's variables; else everything is content."""
+    """The format of `deepseek_r1` with `thinking` or `enable_thinking` in the template's variables; else everything is
+    content.
+    """
 
     conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_V3"
 

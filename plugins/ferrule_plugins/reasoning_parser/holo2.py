@@ -10,7 +10,9 @@ from ferrule_parsing import ThinkingParser
 
 
 class Holo2(ThinkingParser):
-    """As `deepseek_r1`; with `thinking` or `enable_thinking` false in the template's variables all is content."""
+    """The format of `deepseek_r1`; with `thinking` or `enable_thinking` false in the template's variables all is
+    content.
+    """
 
     conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
     begins_inside = True

@@ -25,12 +25,12 @@ class Inkling(ThinkingParser):
     _thoughts = Tags("<|content_thinking|>")
 
     def constrain(self, form: Form) -> Form:
-        """The form as it is, which that of calls is, or in a message of its own."""
+        """Return the form as it is, as calls have it, or in a message of its own."""
         tags = (Fixed(_MESSAGE + _TEXT), Fixed(_TEXT))
         return super().constrain(OneOf((form, Series((OneOf(tags), form, Fixed(_END))))))
 
     def _after(self) -> bool:
-        """Everything is said but thoughts that come later."""
+        """Read behind the thoughts: everything is content but thoughts that come later."""
         text, tag = self._reader.until(self._thoughts)
         self._say(text)
         if tag:

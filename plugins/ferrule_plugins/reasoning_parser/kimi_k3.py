@@ -24,7 +24,7 @@ class KimiK3(ThinkingParser):
     answer_tags = ("<|open|>response<|sep|>", "<|close|>response<|sep|>")
 
     def _after(self) -> bool:
-        """Everything but the end of the message is said."""
+        """Read behind the thoughts: everything is content but the end of the message."""
         text, tag = self._reader.until(_MESSAGE_END)
         self._say(text)
         return bool(tag)

@@ -53,7 +53,7 @@ class OpenAIGptOss(ReasoningParser):
                 self._read(part)
 
     def constrain(self, form: Form) -> Form:
-        """The form is the text of the final message, or calls, behind a message of thoughts."""
+        """Return the form as the text of the final message, or as calls, behind a message of thoughts."""
         if self._over:
             return form
         answer = _answer(form)
@@ -63,8 +63,9 @@ class OpenAIGptOss(ReasoningParser):
         return OneOf((Series((Fixed(_ANALYSIS), behind)), answer))
 
     def thoughts(self) -> ThoughtTags:
-        """All messages of the channel count together. Behind them comes the answer; where there are tools, the model
-        chooses whether it is a call."""
+        """Return the tags of thoughts: all messages of the channel count together. Behind them comes the answer; where
+        there are tools, the model chooses whether it is a call.
+        """
         return ThoughtTags(
             inside=self._inside,
             opens=() if self._over else (_ANALYSIS,),
@@ -93,7 +94,7 @@ class OpenAIGptOss(ReasoningParser):
 
 
 def _answer(form: Form) -> Form:
-    """The form with the header of the final message, where it is not messages itself."""
+    """Return the form with the header of the final message, where it is not messages itself."""
     if isinstance(form, OneOf):
         return OneOf(tuple(_answer(option) for option in form.options))
     return form if starts_message(form) else Series((Fixed(_FINAL), form))

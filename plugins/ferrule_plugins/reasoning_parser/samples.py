@@ -46,7 +46,7 @@ DEEPSEEK_V4 = {
 
 
 def _ended(call: str, open: str = "<think>", close: str = "</think>", sure: bool = False) -> dict[str, Any]:
-    """An optional block, or one that the prompt opens (`sure`), which `call` ends too."""
+    """Return samples of an optional block, or of one that the prompt opens (`sure`), which `call` ends too."""
     return {
         "samples": (
             Thought(f"{open}\nHm, <b> is it?\n{close}\n\nHello\n", "Hm, <b> is it?", "Hello\n"),

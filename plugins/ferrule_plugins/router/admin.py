@@ -12,7 +12,6 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from ferrule import __version__, env
-from ferrule.config.report import shown
 from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Router, RouterContext, needs
@@ -89,7 +88,7 @@ class Admin(Router):
         return routes
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
-        if ctx.config.env.server_dev_mode:
+        if ctx.config.server_dev_mode:
             return {}
         hint = f"It is for development: the server must be started with {env.variable('server_dev_mode')}=1."
         return {route.path: hint for route in self.router(ctx).routes if isinstance(route, APIRoute)}
@@ -107,7 +106,7 @@ async def _only_named(request: Request) -> None:
 
 
 def _info(ctx: RouterContext, as_json: bool) -> dict[str, Any]:
-    options = shown(ctx.config)
+    options = ctx.config.options
     service, plugins = ctx.service, ctx.plugins
     kinds = sorted({ref.kind for ref in plugins.refs}) if isinstance(plugins, Plugins) else []
     return {

@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from ferrule import __version__
 from ferrule.errors import UnavailableError
 from ferrule.interfaces.router import Access, Router, RouterContext, needs
-from ferrule_plugins.router.elsewhere import elsewhere
+from ferrule_plugins.router.absent_routes import absent_routes
 
 _RETRY = 5  # seconds
 
@@ -67,4 +67,4 @@ class Health(Router):
         return {"/health": "health", "/ping": "health", "/metrics": "metrics"}
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
-        return elsewhere(ctx)
+        return absent_routes(ctx)

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from msgspec.structs import replace
 
-from ferrule.config import Config
+from ferrule.config import RouterSettings
 from ferrule.errors import RequestError, nearest
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
@@ -93,17 +93,17 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
     return {**derived, **(body.chat_template_kwargs or {})}
 
 
-def _check_logprobs(body: ChatBody, config: Config) -> None:
+def _check_logprobs(body: ChatBody, config: RouterSettings) -> None:
     if not body.top_logprobs:
         return
     if not body.logprobs:
         raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    most = config.model.max_logprobs
+    most = config.max_logprobs
     if most >= 0 and not 0 < body.top_logprobs <= most:
         raise RequestError(f"top_logprobs must be between 0 and {most}.", "top_logprobs")
 
 
-def _check_tools(body: ChatBody, config: Config) -> None:
+def _check_tools(body: ChatBody, config: RouterSettings) -> None:
     choice = body.tool_choice
     if body.tools is None:
         if choice not in (None, "none"):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrule.config import Config
-from ferrule.config.chosen import chosen_plugins
+from ferrule.config import RouterSettings
 from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Service
 from ferrule.schema import check_marks
@@ -44,7 +43,7 @@ def _read_by_plugins(ctx: RouterContext) -> bool:
     """Whether something is chosen that may read extra arguments. Nothing that is built in does."""
     if ctx.plugins.names("hooks"):
         return True
-    chosen = [each for each in chosen_plugins(ctx.config, ctx.plugins) if each[0] in _READS_ARGUMENTS]
+    chosen = [each for each in ctx.config.chosen if each[0] in _READS_ARGUMENTS]
     return not all(ctx.plugins.is_builtin(*each) for each in chosen)
 
 
@@ -75,7 +74,7 @@ def _common(body: GenerateBody) -> list[tuple[str, str]]:
     return notes
 
 
-def _chat(body: ChatBody, config: Config, service: Service) -> list[tuple[str, str]]:
+def _chat(body: ChatBody, config: RouterSettings, service: Service) -> list[tuple[str, str]]:
     notes = []
     if body.parallel_tool_calls is not None and not body.tools:
         notes.append(("parallel_tool_calls", "has an effect with tools only."))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule import log
-from ferrule.config import Config
+from ferrule.config import RouterSettings
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import RequestInfo, RouterContext
 from ferrule.interfaces.service import Admitted, Generate, Output, Service, Usage
@@ -25,7 +25,7 @@ _logger = log.get("openai")
 _LOGGED = 1024  # characters of a note that the log repeats
 
 
-def check(body: GenerateBody, config: Config) -> None:
+def check(body: GenerateBody, config: RouterSettings) -> None:
     """Refuse what does not go together, or not with this server."""
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true.", "stream_options")
@@ -98,7 +98,7 @@ class Asked:
             fingerprint=fingerprint(service),
             service=service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
-            token_ids=config.model.skip_tokenizer_init if with_ids is None else with_ids,
+            token_ids=config.skip_tokenizer_init if with_ids is None else with_ids,
             cached_details=front.enable_prompt_tokens_details,
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
@@ -149,7 +149,7 @@ def finish_of(output: Output) -> str | None:
     return None if output.finish is None else output.finish.value
 
 
-def _log_notes(answer_id: str, body: GenerateBody, config: Config) -> None:
+def _log_notes(answer_id: str, body: GenerateBody, config: RouterSettings) -> None:
     """`user`, `metadata` and the like change nothing: they are for whoever reads the log."""
     notes = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
     if notes and not config.frontend.disable_log_requests:

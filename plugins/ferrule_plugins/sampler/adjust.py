@@ -1,4 +1,4 @@
-"""What requests change in their logits before the choice: masks, biases, banned words, processors."""
+"""Changes that requests make to their logits before the choice: masks, biases, banned words, processors."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OpenTokenizer = Callable[[], Tokenizer | None]
 
 @dataclass(frozen=True)
 class Prepared:
-    """A request's parameters as arrays, made when it first samples. `sampling` tells whose they are.
+    """A request's parameters as arrays, made when it first samples. `sampling` identifies the request.
 
     Ids outside of the vocabulary are left out.
     """
@@ -41,11 +41,14 @@ class Prepared:
 
 
 class Failed(Exception):
-    """A logits processor has failed, and the log says so. The message is fit for the client."""
+    """The failure of a logits processor, which is logged. The message is fit for the client."""
 
 
 def prepare(sampling: TokenSampling, plugins: Plugins, vocab_size: int, tokenizer: OpenTokenizer) -> Prepared:
-    """Raises Failed for a processor that is unknown, refuses its arguments, or raises."""
+    """Prepare a request's changes to logits.
+
+    Raises Failed for a processor that is unknown, refuses its arguments, or raises.
+    """
 
     def ids(values: Sequence[int]) -> Ids:
         return np.array([value for value in values if 0 <= value < vocab_size], dtype=np.int64)
@@ -79,7 +82,7 @@ class Masks:
         self.bits.append(bits)
 
     def put(self, vocab_size: int, parcel: Parcel) -> tuple[Sent, Sent]:
-        """Rows [masks] int64 and words [masks, vocab / 32] int32."""
+        """Send rows [masks] int64 and words [masks, vocab / 32] int32."""
         words = np.zeros((len(self.rows), -(-vocab_size // 32) * 4), dtype=np.uint8)
         for mask, bits in zip(words, self.bits, strict=True):
             mask[: len(bits)] = bits[: len(mask)]
@@ -88,13 +91,13 @@ class Masks:
 
 @dataclass
 class Edits:
-    """What is added to single logits, minus infinity being a ban."""
+    """Numbers to add to single logits; minus infinity is a ban."""
 
     places: list[Ids] = field(default_factory=list)  # row * vocab + id
     values: list[Floats] = field(default_factory=list)
 
     def add(self, row: int, prepared: Prepared, vocab_size: int, stops: bool) -> None:
-        """`stops`: the request must not end yet."""
+        """Add a row's biases and, if it must not end yet (`stops`), bans on the tokens that would end it."""
         if len(prepared.bias_ids):
             self.places.append(prepared.bias_ids + row * vocab_size)
             self.values.append(prepared.bias)
@@ -103,25 +106,31 @@ class Edits:
             self.values.append(np.full(len(prepared.stops), _NEVER, dtype=np.float32))
 
     def put(self, parcel: Parcel) -> tuple[Sent, Sent]:
-        """Places [edits] int64 and values [edits] float32."""
+        """Send places [edits] int64 and values [edits] float32."""
         return parcel.put(np.concatenate(self.places)), parcel.put(np.concatenate(self.values))
 
 
 @dataclass
 class BadWords:
-    """Sequences that must not be completed, compared with the history where it is: the host may not know its end."""
+    """Sequences that must not be completed.
+
+    They are compared with the history on its device: the host may not know its end.
+    """
 
     words: list[tuple[int, int, int, tuple[int, ...]]] = field(default_factory=list)
 
     def add(self, row: int, sample: SampleRow, prepared: Prepared, sizes: tuple[int, int]) -> None:
-        """`sizes`: of the vocabulary, and of a slot in the history."""
+        """Add a row's banned words. `sizes` are those of the vocabulary and of a slot in the history."""
         vocab_size, stride = sizes
         end, first = sample.slot * stride + sample.position, sample.slot * stride + sample.num_prompt
         for word in prepared.bad_words:
             self.words.append((row * vocab_size + word[-1], end, first, word[:-1]))
 
     def put(self, parcel: Parcel) -> Sent:
-        """[words, 3 + longest] int64: the banned place, the output's end and start, and the ids before, -1 for none."""
+        """Send words [words, 3 + longest] int64.
+
+        A word is the banned place, the output's end and start, and the ids before it, -1 for none.
+        """
         longest = max(len(before) for _, _, _, before in self.words)
         table = np.full((len(self.words), 3 + longest), -1, dtype=np.int64)
         for line, (place, end, first, before) in zip(table, self.words, strict=True):
@@ -147,9 +156,9 @@ def ban_words(logits: torch.Tensor, history: torch.Tensor, table: torch.Tensor) 
 
 
 def process(logits: torch.Tensor, row: SampleRow, prepared: Prepared, history: torch.Tensor) -> torch.Tensor:
-    """One row through its processors: [vocab] → [vocab]. `history` holds its known ids. Waits for the device.
+    """Put one row through its processors: [vocab] → [vocab]. `history` holds its known ids. Waits for the device.
 
-    Raises Failed for a processor that raises, or returns something else than logits.
+    Raises Failed for a processor that raises, or returns something other than logits.
     """
     for title, processor in prepared.processors:
         known = history[row.num_embedded :].tolist()
@@ -164,7 +173,7 @@ def process(logits: torch.Tensor, row: SampleRow, prepared: Prepared, history: t
 def _begun(
     name: str, arguments: dict[str, Any], plugins: Plugins, tokenizer: OpenTokenizer
 ) -> tuple[str, LogitsProcessor]:
-    """A processor and its title. The tokenizer is opened for those only that want to see it."""
+    """Make a processor, and return it with its title. The tokenizer is opened only for processors that use it."""
     title = plugins.title("logits_processor", name)
     with _failing(title, "begin"):
         processor: LogitsProcessor = plugins.make("logits_processor", name, **arguments)
@@ -175,7 +184,7 @@ def _begun(
 
 @contextmanager
 def _failing(title: str, doing: str) -> Iterator[None]:
-    """Whatever a processor raises is this row's fault, no neighbour's."""
+    """Turn whatever a processor raises into `Failed`, the fault of its row alone."""
     try:
         yield
     except Exception as error:

@@ -1,4 +1,4 @@
-"""What a device may have kernels for: choosing tokens, masks, penalties, log-probabilities.
+"""The operations that a device may have kernels for: choosing tokens, masks, penalties, log-probabilities.
 
 Torch's version is the definition. The platform of CPUs supplies compiled kernels for the choice, that of GPUs Triton's
 for all of it, which never wait for the device.
@@ -25,13 +25,13 @@ NEVER = float("-inf")
 
 
 class TorchChooser(Chooser):
-    """On any device; one that computes apart is waited for."""
+    """A chooser for any device, by torch; it waits for devices that compute asynchronously."""
 
     def __init__(self) -> None:
         self._penalties = Penalties()
 
     def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
-        """Everything is there."""
+        """Do nothing: everything is ready."""
 
     def best(self, logits: torch.Tensor) -> Best:
         most, tokens = logits.max(-1)
@@ -67,7 +67,7 @@ class TorchChooser(Chooser):
 
 
 class CompiledChooser(TorchChooser):
-    """Where the logits are float32 in memory, row after row; what is not goes to torch."""
+    """A chooser with kernels, for contiguous float32 logits in the CPU's memory; torch handles all others."""
 
     def __init__(self, kernel: sampling.Sampling) -> None:
         super().__init__()
@@ -92,13 +92,13 @@ class CompiledChooser(TorchChooser):
 
 
 def chooser(kernels: Kernels) -> Chooser:
-    """The device's, or torch's."""
+    """Return the device's chooser, or torch's."""
     part = kernels.part(SamplerKernels)
     return TorchChooser() if part is None else part.chooser()
 
 
 def _mask(logits: torch.Tensor, words: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-    """One row [vocab]: what few words allow is kept, what many do not allow is banned."""
+    """Mask one row [vocab]: if few words allow tokens, keep those; else ban those that the words do not allow."""
     vocab, some = logits.shape[0], np.flatnonzero(words)
     if 8 * len(some) < len(words):
         where, bit = np.nonzero(np.unpackbits(words[some].view(np.uint8), bitorder="little").reshape(-1, 32))

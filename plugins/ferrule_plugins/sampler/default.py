@@ -19,12 +19,14 @@ Change = Callable[[Chooser, torch.Tensor], None]
 
 
 class DefaultSampler(Sampler):
-    """Order: grammar, allowed ids, bad words, min_tokens, bias, processors, penalties; then greedy, or temperature,
-    min_p, top_k, top_p and inversion. Logprobs are told in each of the modes.
+    """A sampler that treats each row as if it were alone, and reports logprobs in each of the modes.
+
+    It applies, in order: grammar, allowed ids, bad words, min_tokens, bias, processors, penalties; then a greedy
+    choice, or temperature, min_p, top_k, top_p and inversion.
 
     What a request needs as arrays is made once and kept by slot; what a batch needs, for as long as its parameters
-    stay. All of it goes to the device in one copy, and the device is waited for where a request has a logits processor
-    only.
+    stay. All of it goes to the device in one copy, and the device is waited for only where a request has a logits
+    processor.
     """
 
     logprobs_modes = frozenset(LogprobsMode)
@@ -70,7 +72,10 @@ class DefaultSampler(Sampler):
     def _edits(
         self, plan: Plan, batch: SampleBatch, vocab: int, parcel: Parcel, errors: dict[int, str]
     ) -> Iterator[Change]:
-        """Masks, banned words, bans and biases, and processors. What goes wrong is put into `errors`, by row."""
+        """Yield the changes by masks, banned words, bans and biases, and processors.
+
+        Failures go to `errors`, by row.
+        """
         masks, edits, words = adjust.Masks(), adjust.Edits(), adjust.BadWords()
         processed: list[tuple[int, adjust.Prepared]] = []
         for index, row in enumerate(batch.rows):

@@ -17,7 +17,7 @@ ELEMENTS = 1 << 22  # logits that are worked on at once
 
 
 def draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.Tensor) -> torch.Tensor:
-    """Tokens [rows] int64 for logits [rows, vocab] float32 and noise [rows] float64 in [0, 1).
+    """Draw tokens [rows] int64 for logits [rows, vocab] float32 and noise [rows] float64 in [0, 1).
 
     Applies temperature, min_p, top_k and top_p, in this order. Each row has a finite maximum.
     """
@@ -30,7 +30,7 @@ def draw(logits: torch.Tensor, samplings: Sequence[TokenSampling], noise: torch.
 
 
 def processed(logits: torch.Tensor, shapes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """The logits [rows, vocab] that tokens [rows] were drawn from: minus infinity where a token is left out.
+    """Return the logits [rows, vocab] that tokens [rows] were drawn from: minus infinity where a token is left out.
 
     A row of `shapes` [rows, 4] float64: top_k (0: all), top_p, temperature, min_p. Nothing waits for the device. A
     token that was drawn is never left out, even where a kernel rounds otherwise at the border.
@@ -41,7 +41,7 @@ def processed(logits: torch.Tensor, shapes: torch.Tensor, tokens: torch.Tensor) 
 
 
 def _processed(logits: torch.Tensor, shapes: torch.Tensor, tokens: torch.Tensor) -> torch.Tensor:
-    """Tokens [rows, 1]."""
+    """Return `processed` of one part, for tokens [rows, 1]."""
     vocab = logits.shape[1]
     top_k, top_p, temperature, min_p = (column.unsqueeze(1) for column in shapes.unbind(1))
     logits = logits / temperature.float()

@@ -9,7 +9,10 @@ from ferrule_plugins.sampler.plan import Numbers
 
 
 class Penalties:
-    """For all rows that have them, in time linear in their ids. Keeps a buffer of counts, all zero between calls."""
+    """The penalties of all rows that have them, applied in time linear in their ids.
+
+    Keeps a buffer of counts, all zero between calls.
+    """
 
     def __init__(self) -> None:
         self._counts = torch.zeros(0, dtype=torch.int32)
@@ -40,7 +43,7 @@ class Penalties:
         view[keys] = values - frequency * counts - presence * (counts > 0)
 
     def _count(self, keys: torch.Tensor, counted: torch.Tensor, size: int) -> torch.Tensor:
-        """How often each key occurs among the counted ones, [keys] int32."""
+        """Count how often each key occurs among the counted ones, [keys] int32."""
         if self._counts.numel() < size:
             self._counts = torch.zeros(size, dtype=torch.int32, device=keys.device)
         self._counts.index_add_(0, keys, counted.to(torch.int32))

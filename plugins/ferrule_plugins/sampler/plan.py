@@ -1,4 +1,4 @@
-"""What a batch's parameters ask for, on the host: made once for as long as the parameters stay, sent in one copy."""
+"""A plan of what a batch's parameters ask for, on the host: made once while they stay the same, sent in one copy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ class Parcel:
         self._there: list[torch.Tensor] = []
 
     def put(self, array: np.ndarray[Any, Any]) -> Sent:
-        """The answer is the array on the device, once the parcel is sent. The array must not change afterwards."""
+        """Add an array, which must not change afterwards.
+
+        The result returns it on the device, once the parcel is sent.
+        """
         place = len(self._host)
         self._host.append(torch.from_numpy(array))
         return lambda: self._there[place]
@@ -39,7 +42,7 @@ class Parcel:
 
 
 class Plan:
-    """Which rows do what. Holds for rows with equal parameters in the same order."""
+    """The rows of a batch by what must be done for them. It holds for rows with equal parameters in the same order."""
 
     def __init__(self, samplings: Sequence[TokenSampling]) -> None:
         self.samplings = list(samplings)
@@ -72,7 +75,7 @@ class Plan:
         return Draws(table, self._filtered, parcel.put(table))
 
     def _numbers(self, positions: list[int]) -> list[float]:
-        """Noise [draws] at these positions, which grow by one from step to step."""
+        """Return noise [draws] at these positions, which grow by one from step to step."""
         steps = [position - begin for position, begin in zip(positions, self._begin, strict=False)]
         if not steps or min(steps) < 0 or max(steps) >= _AHEAD:
             ahead = np.array(positions)[:, None] + np.arange(_AHEAD)
@@ -91,7 +94,7 @@ class Plan:
 
 
 def _shape(sampling: TokenSampling) -> tuple[float, float, float, float]:
-    """top_k (0: all), top_p, temperature and min_p; those of a greedy row change nothing."""
+    """Return top_k (0: all), top_p, temperature and min_p; those of a greedy row change nothing."""
     return (0, 1, 1, 0) if sampling.greedy else (sampling.top_k, sampling.top_p, sampling.temperature, sampling.min_p)
 
 
@@ -100,7 +103,7 @@ def _is_penalised(sampling: TokenSampling) -> bool:
 
 
 def _is_edited(sampling: TokenSampling) -> bool:
-    """True when tokens are banned or biased, or a processor has a say."""
+    """Return whether tokens are banned or biased, or a processor may change logits."""
     return bool(
         sampling.allowed_token_ids
         or sampling.bad_words

@@ -1,4 +1,4 @@
-"""What rows that ask for logprobs are told: of the logits as the model gave them, or as their tokens are drawn."""
+"""The logprobs of rows that ask for them: of the logits as the model gave them, or as their tokens are drawn."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from ferrule_plugins.sampler.plan import Parcel, Plan, Ranked
 
 
 class Told:
-    """One step's. `see_raw` and `see_processed` are called before and after requests change their logits."""
+    """The logprobs of one step.
+
+    `see_raw` and `see_processed` are called before and after requests change their logits.
+    """
 
     def __init__(self, choose: Chooser, plan: Plan, mode: LogprobsMode, parcel: Parcel) -> None:
         self._choose, self._mode = choose, mode
@@ -21,7 +24,10 @@ class Told:
         self._logits: torch.Tensor | None = None  # [rows that ask, vocab]
 
     def see_raw(self, logits: torch.Tensor, kept: bool) -> None:
-        """`kept`: nothing changes these logits [all rows, vocab] before the end of the step."""
+        """See the logits [all rows, vocab] before changes.
+
+        With `kept`, nothing changes them before the end of the step.
+        """
         if not self._mode.processed:
             rows = None if self._all else self._rows()
             self._ranked = self._choose.rank(logits, rows, self._tops, Reading(self._mode.normalised, kept))
@@ -31,7 +37,7 @@ class Told:
             self._logits = logits.index_select(0, self._rows())
 
     def of(self, tokens: torch.Tensor) -> list[torch.Tensor] | None:
-        """What `logprobs.rank` makes of what was seen and of the tokens [all rows] that were chosen."""
+        """Return the tensors of `logprobs.rank` for the logits seen and the chosen tokens [all rows], or None."""
         chosen = tokens if self._all else tokens.index_select(0, self._rows())
         if self._logits is not None:
             found = processed(self._logits, self._shapes(), chosen)

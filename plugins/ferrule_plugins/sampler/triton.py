@@ -50,7 +50,7 @@ class TritonChooser(Chooser):
         adjusting.penalise(logits, history, penalised.there(), penalised.longest, counts)
 
     def _reserve(self, rows: int, logits: torch.Tensor) -> torch.Tensor:
-        """Zeros in which penalties of so many rows are counted."""
+        """Return zeros in which penalties of `rows` rows are counted."""
         vocab = logits.shape[1]
         if (
             self._counts is None
@@ -62,7 +62,10 @@ class TritonChooser(Chooser):
         return self._counts
 
     def rank(self, logits: torch.Tensor, rows: torch.Tensor | None, tops: Sequence[int], read: Reading) -> Ranked:
-        """Rows are copied where something will overwrite them; a log-probability is computed for what is told only."""
+        """Rank tokens.
+
+        Rows are copied where something will overwrite them; only reported log-probabilities are computed.
+        """
         vocab = logits.shape[1]
         raw = logits if rows is None else logits.index_select(0, rows)
         raw = raw.clone() if rows is None and not read.kept else raw

@@ -444,8 +444,9 @@ SERVED = (*ENGINE, *REQUESTS, *DEPRECATED)
 
 
 def shown(metric: Metric, for_version: str | None) -> bool:
-    """Whether a name is exported with `--show-hidden-metrics-for-version`: X.Y shows what is hidden since X.Y or later,
-    and what was deprecated in X.Y."""
+    """Return whether a name is exported with `--show-hidden-metrics-for-version`: X.Y shows names that are hidden since
+    X.Y or later, and those that were deprecated in X.Y.
+    """
     if not metric.deprecated:
         return True
     major, minor = parse_version(metric.deprecated)
@@ -456,6 +457,6 @@ def shown(metric: Metric, for_version: str | None) -> bool:
 
 
 def parse_version(text: str) -> tuple[int, int]:
-    """(0, 9) of "0.9" or "0.9.1". Raises ValueError."""
+    """Return the first two numbers of a version: (0, 9) for "0.9" or "0.9.1". Raises ValueError."""
     major, minor, *_ = text.split(".")
     return int(major), int(minor)

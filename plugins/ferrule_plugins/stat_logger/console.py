@@ -49,7 +49,7 @@ class Console(StatLogger):
         )
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        """Not needed: the line is made from the engine's statistics."""
+        """Do nothing: the line is made from the engine's statistics."""
 
     def on_finish(self, stats: RequestStats) -> None:
-        """Not needed: the line is made from the engine's statistics."""
+        """Do nothing: the line is made from the engine's statistics."""

@@ -83,7 +83,7 @@ class Prometheus(StatLogger):
         return self._tokens if metric.buckets is catalog.TOKENS else metric.buckets
 
     def _note_collections(self) -> None:
-        """What the garbage collector of this process did, for a process that follows."""
+        """Write the figures of this process's garbage collector into its store, for the process that exports them."""
         figures = [float(stat[name]) for stat in gc.get_stats() for name, _, _ in _GC_FIGURES]
         self._stores.own.cells(_GC, len(figures))[:] = array("d", figures)
 
@@ -109,7 +109,9 @@ class Prometheus(StatLogger):
         self._note_collections()
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
-        """Tokens that arrive together share the time since the previous ones; with the first token they count as 0."""
+        """Note the time since the previous tokens, which tokens that arrive together share; with the first token, the
+        others count as 0.
+        """
         if first:
             self._by_name[catalog.FIRST_TOKEN].observe(gap)
             num_tokens, gap = num_tokens - 1, 0.0
@@ -154,7 +156,7 @@ class Prometheus(StatLogger):
         return CONTENT_TYPE_LATEST, generate_latest(self._registry).decode()
 
     def collect(self) -> Iterator[Metric]:
-        """Called by the registry for each scrape."""
+        """Yield the metrics; the registry calls this for each scrape."""
         totals: dict[str, Series] = {}
         for (name, *values), figures in self._stores.totals().items():
             totals.setdefault(name, []).append((values, figures))
@@ -178,7 +180,9 @@ class Prometheus(StatLogger):
         return family
 
     def _processes(self) -> Iterator[Metric]:
-        """Of one process as it is; of several each with its name, but what their interpreters say of themselves."""
+        """Yield the figures of one process as they are; of several, each with its name, without what their interpreters
+        say of themselves.
+        """
         if self._stores.folder is None:
             yield from ProcessCollector(registry=None).collect()
             yield from GCCollector(CollectorRegistry()).collect()
@@ -221,7 +225,7 @@ def _key(metric: catalog.Metric, values: Sequence[str], engine: int = 0) -> Key:
 
 
 def _collections(figures: Sequence[float]) -> Iterator[Metric]:
-    """The families of `GCCollector`, from the cells of another process."""
+    """Yield the families of `GCCollector`, from the cells of another process."""
     for place, (_, name, doc) in enumerate(_GC_FIGURES):
         family = CounterMetricFamily(name, doc, labels=["generation"])
         for generation, value in enumerate(list(figures)[place :: len(_GC_FIGURES)]):
@@ -230,7 +234,7 @@ def _collections(figures: Sequence[float]) -> Iterator[Metric]:
 
 
 def _buckets(figures: list[float], bounds: Sequence[float]) -> tuple[list[tuple[str, float]], float]:
-    """A histogram's cells as Prometheus shows them: cumulative, and the sum."""
+    """Return a histogram's cells as Prometheus shows them: cumulative, and the sum."""
     counts = accumulate(figures[:-1])
     return [
         (floatToGoString(bound), count) for bound, count in zip((*bounds, float("inf")), counts, strict=True)

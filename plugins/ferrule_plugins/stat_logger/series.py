@@ -2,6 +2,10 @@
 
 A `Store` is a piece of memory that only its process writes. As a file in a folder that the API processes share, the
 others can read it at any time: nobody is asked, so a process that hangs holds up no scrape, and what it counted stays.
+
+The process that is scraped adds all files up, always in the same order, so that rounding never makes a sum decrease.
+Labels have a fixed set of values, so a file's size is known beforehand. The first process alone records the engine's
+figures, so that they are counted once.
 """
 
 from __future__ import annotations
@@ -26,7 +30,9 @@ class Store:
     """
 
     def __init__(self, path: Path | None = None, read_only: bool = False) -> None:
-        """Raises OSError or ValueError for a file that is not there yet."""
+        """Open the store in a file, or in memory without one. Raises OSError or ValueError for a file that does not
+        exist yet.
+        """
         if path is None:
             memory = mmap.mmap(-1, _BYTES)
         elif read_only:
@@ -45,7 +51,7 @@ class Store:
         self._read = 1  # words whose records are known
 
     def cells(self, key: Key, width: int) -> memoryview[float]:
-        """The values of a series, zeros at first. What is beyond the room is kept nowhere."""
+        """Return the values of a series, zeros at first. Values beyond the store's room are not kept."""
         found = self._records.get(key)
         return self._append(key, width) if found is None else found
 
@@ -62,7 +68,7 @@ class Store:
         return self._records[key]
 
     def records(self) -> dict[Key, memoryview[float]]:
-        """All series, in the order in which they were made."""
+        """Return all series, in the order in which they were made."""
         while self._read < self._words[0]:
             length, width = self._words[self._read], self._words[self._read + 1]
             begin = (self._read + 2) * _WORD
@@ -77,14 +83,15 @@ class Stores:
     """This process's store, and those of its siblings to add up."""
 
     def __init__(self, folder: Path | None = None, number: int | None = 0) -> None:
-        """Without a number this process only reads: its own store is not one of them."""
+        """Open this process's store. Without a number, this process only reads: its own store is not one of them."""
         self.folder = folder
         self.own = Store(None if folder is None or number is None else folder / f"{_PREFIX}{number}")
         self._known = {} if number is None else {str(number): self.own}
 
     def by_process(self) -> list[tuple[str, Store]]:
-        """Each with the process's number, in one order for all: sums must be the same to the last bit, or a counter
-        could seem to fall."""
+        """Return each store with the process's number, in one order for all: sums must be the same to the last bit, or
+        a counter could seem to fall.
+        """
         for path in self.folder.glob(f"{_PREFIX}*") if self.folder else ():
             number = path.name.removeprefix(_PREFIX)
             if number not in self._known:
@@ -93,7 +100,7 @@ class Stores:
         return sorted(self._known.items())
 
     def totals(self) -> dict[Key, list[float]]:
-        """Every series, summed."""
+        """Return every series, summed."""
         found: dict[Key, list[float]] = {}
         for _, store in self.by_process():
             for key, cells in store.records().items():
@@ -104,7 +111,7 @@ class Stores:
 
 
 class Histogram:
-    """Writes a histogram's cells: a count for each bucket, the last without a bound, and the sum."""
+    """A writer of a histogram's cells: a count for each bucket, the last without a bound, and the sum."""
 
     def __init__(self, cells: memoryview[float], bounds: Sequence[float]) -> None:
         self._cells = cells
@@ -116,7 +123,7 @@ class Histogram:
 
 
 def one_two_five(most: int) -> tuple[float, ...]:
-    """1, 2, 5, 10, 20, 50 … up to `most`."""
+    """Return 1, 2, 5, 10, 20, 50 … up to `most`."""
     bounds: list[float] = []
     scale = 1
     while scale <= most:

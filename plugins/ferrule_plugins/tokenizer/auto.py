@@ -31,7 +31,7 @@ _MAX_ADDED = 1024  # special tokens around a text
 
 
 class _Model(msgspec.Struct):
-    """Of a BPE model. `merges` are pairs of tokens, or texts of two."""
+    """The fields of a BPE model. `merges` are pairs of tokens, or texts of two."""
 
     continuing_subword_prefix: str | None = None
     end_of_word_suffix: str | None = None
@@ -39,7 +39,9 @@ class _Model(msgspec.Struct):
 
 
 class _File(msgspec.Struct):
-    """What is read of a ``tokenizer.json`` beside the library; the vocabulary is passed over, not decoded."""
+    """The fields of a ``tokenizer.json`` that are read beside the library; the vocabulary is passed over, not
+    decoded.
+    """
 
     decoder: Any = None
     normalizer: Any = None
@@ -149,7 +151,7 @@ class AutoTokenizers(TokenizerSource):
 
 
 def _is_plain(folder: Path, settings: Mapping[str, Any], options: Mapping[str, Any]) -> bool:
-    """Whether the SentencePiece model of a folder is all that there is of its tokenizer."""
+    """Return whether the SentencePiece model of a folder is all that there is of its tokenizer."""
     if not (folder / sentencepiece.FILE).is_file() or mistral.find_file(folder) is not None:
         return False
     stated = settings.get("tokenizer_class")
@@ -158,7 +160,7 @@ def _is_plain(folder: Path, settings: Mapping[str, Any], options: Mapping[str, A
 
 
 def _made(file: Path, stated: Mapping[str, Any]) -> tuple[Any, Mapping[str, Any] | None, Growth, dict[str, Any]]:
-    """Of a SentencePiece model: as `_load`, and the settings, of which those that are stated win."""
+    """Return what `_load` returns, for a SentencePiece model, and the settings, of which the stated ones win."""
     import tokenizers
 
     whole, settings = sentencepiece.read_file(file)

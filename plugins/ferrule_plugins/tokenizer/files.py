@@ -16,7 +16,9 @@ _MOST_DIGITS = 9  # of a token's number
 
 
 def read_settings(folder: Path) -> dict[str, Any]:
-    """``tokenizer_config.json``, completed by the older ``special_tokens_map.json``; empty when there is neither."""
+    """Read ``tokenizer_config.json``, completed by the older ``special_tokens_map.json``; empty when there is
+    neither.
+    """
     settings: dict[str, Any] = {}
     for name in ("special_tokens_map.json", "tokenizer_config.json"):
         if (folder / name).is_file():
@@ -25,7 +27,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
 
 
 def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token … as templates see them; a token is written as a string or as an object."""
+    """Return bos_token, eos_token … as templates see them; a token is written as a string or as an object."""
     found = {}
     named = settings.get("extra_special_tokens") or settings.get("model_specific_special_tokens")
     for role, value in [*((role, settings.get(role)) for role in ROLES), *_items(named)]:
@@ -36,7 +38,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
-    """Special tokens without a role."""
+    """Return the special tokens without a role."""
     found = []
     for key in ("additional_special_tokens", "extra_special_tokens"):
         values = settings.get(key)
@@ -46,7 +48,9 @@ def extra_special_tokens(settings: Mapping[str, Any]) -> list[str]:
 
 
 def token_content(value: Any) -> str | None:
-    """Of a token that is a string or an object. Raises CheckpointError for a string that is not Unicode text."""
+    """Return the text of a token that is a string or an object, or None. Raises CheckpointError for a string that is
+    not Unicode text.
+    """
     if isinstance(value, Mapping):
         value = value.get("content")
     if not isinstance(value, str) or not value:
@@ -59,7 +63,9 @@ def token_content(value: Any) -> str | None:
 
 
 def added_tokens(settings: Mapping[str, Any]) -> dict[int, Mapping[str, Any]]:
-    """``added_tokens_decoder``: tokens by their numbers, the least first. Raises CheckpointError for other data."""
+    """Return the tokens of ``added_tokens_decoder`` by their numbers, the least first. Raises CheckpointError for other
+    data.
+    """
     found = settings.get("added_tokens_decoder") or {}
     if not isinstance(found, Mapping) or not all(
         key.isdecimal() and len(key) <= _MOST_DIGITS and isinstance(value, Mapping) for key, value in found.items()
@@ -89,10 +95,10 @@ def _items(value: Any) -> list[tuple[str, Any]]:
 
 
 def chat_templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str, str] | None:
-    """The folder's chat template, or its named ones.
+    """Return the folder's chat template, or its named ones.
 
-    Files win over ``tokenizer_config.json``: ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``,
-    then ``chat_template.json``.
+    Files win over ``tokenizer_config.json``: ``chat_template.jinja`` and ``additional_chat_templates/NAME.jinja``, then
+    ``chat_template.json``.
     """
     named: dict[str, str] = {}
     stated = settings.get("chat_template")
@@ -122,7 +128,7 @@ def chat_templates(folder: Path, settings: Mapping[str, Any]) -> str | dict[str,
 
 
 def read_template(file: Path) -> str:
-    """Raises CheckpointError naming the file."""
+    """Read a chat template from a file. Raises CheckpointError naming the file."""
     try:
         return read_small(file, _MAX_TEMPLATE_BYTES, "chat template").decode()
     except OSError as error:

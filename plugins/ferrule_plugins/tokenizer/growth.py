@@ -82,7 +82,9 @@ class _Step(Struct, frozen=True):
 
 
 def read_growth(stated: Mapping[str, Any], affixes: tuple[str | None, ...] = ()) -> Growth:
-    """The bound for a whole ``tokenizer.json``. Raises ValueError that says which part of it may write too much."""
+    """Return the bound for a whole ``tokenizer.json``. Raises ValueError that says which part of the file may write too
+    much.
+    """
     growth = _growth(stated.get("normalizer"), "normalizers")
     if growth.most > _MOST:
         raise ValueError(f"its normalizer may write {growth.most:.3g} characters for one; the most is {_MOST}")
@@ -102,7 +104,9 @@ def read_growth(stated: Mapping[str, Any], affixes: tuple[str | None, ...] = ())
 
 
 def _growth(whole: Any, key: str, *, forms: bool = True) -> Growth:
-    """The longest chain of steps: what one writes counts for another only if that reads a character of it."""
+    """Return the growth of the longest chain of steps: what one step writes counts for another only if that one reads a
+    character of it.
+    """
     steps = [_step(part, forms) for part in _parts(whole, key)]
     after: list[float] = []  # for each step, last one first: what the following ones make of a character that it writes
     for place in reversed(range(len(steps))):
@@ -118,7 +122,7 @@ def _meets(earlier: _Step, later: _Step) -> bool:
 
 
 def _parts(whole: Any, key: str) -> Iterator[Mapping[str, Any]]:
-    """The steps of a part of the file, sequences in sequences opened. Raises ValueError for too many."""
+    """Yield the steps of a part of the file, with sequences in sequences opened. Raises ValueError for too many."""
     left, count = [whole], 0
     while left:
         part = left.pop()
@@ -159,7 +163,9 @@ def _replacement(part: Mapping[str, Any]) -> _Step:
 
 
 def _longest(encoded: str) -> float:
-    """The longest text in SentencePiece's table: the size of its trie, the trie, and texts that end in a null."""
+    """Return the length of the longest text in SentencePiece's table: the size of its trie, the trie, and texts that
+    end in a null.
+    """
     data = base64.b64decode(encoded)
     texts = data[4 + int.from_bytes(data[:4], "little") :]
     return float(max(len(text.decode("utf-8", "replace")) for text in texts.split(b"\0")))

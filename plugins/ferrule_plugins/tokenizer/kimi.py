@@ -61,7 +61,9 @@ class KimiTokenizer(Tokenizer):
         self.settings = settings
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Nothing is added in front of a text or behind it, as in the published tokenizer."""
+        """Return the ids of a text. As in the published tokenizer, no token is added in front of a text or behind
+        it.
+        """
         found: list[int] = []
         for part in _cut(text):
             found += self._inner.encode(part, allowed_special="all")
@@ -83,7 +85,9 @@ class KimiTokenizer(Tokenizer):
 
 
 def open_folder(folder: Path) -> KimiTokenizer:
-    """Raises CheckpointError: for another family's file, which would be cut wrongly, too."""
+    """Open the tokenizer of a folder. Raises CheckpointError, also for another family's file, which would be cut
+    wrongly.
+    """
     settings = read_settings(folder)
     known = [f"{module}.{_CLASS}" for module in _MODULES]
     if settings.get("tokenizer_class") != _CLASS or _code(settings) not in known:
@@ -111,14 +115,14 @@ def open_folder(folder: Path) -> KimiTokenizer:
 
 
 def _code(settings: Mapping[str, Any]) -> Any:
-    """The class that a checkpoint names, or the known one where it names none."""
+    """Return the class that a checkpoint names, or the known one where it names none."""
     stated = settings.get("auto_map") or {}
     code = stated.get("AutoTokenizer") if isinstance(stated, Mapping) else stated
     return (code[0] if isinstance(code, list) and code else code) or f"{_MODULES[0]}.{_CLASS}"
 
 
 def _ranks(file: Path) -> dict[bytes, int]:
-    """Lines of a token in base64 and its rank."""
+    """Read a file whose lines have a token in base64 and its rank. Raises CheckpointError."""
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
@@ -131,7 +135,7 @@ def _ranks(file: Path) -> dict[bytes, int]:
 
 
 def _cut(text: str) -> Sequence[str]:
-    """Parts that tiktoken takes in linear time, cut as the published tokenizer cuts them."""
+    """Cut a text into parts that tiktoken takes in linear time, as the published tokenizer cuts them."""
     if len(text) <= _LONGEST_RUN:
         return (text,) if text else ()
     parts = []

@@ -43,13 +43,13 @@ class _Config(msgspec.Struct):
 
 
 class _Tekken(msgspec.Struct):
-    """What is checked of a ``tekken.json`` before the library reads it."""
+    """The fields of a ``tekken.json`` that are checked before the library reads it."""
 
     config: _Config
 
 
 def find_file(folder: Path) -> Path | None:
-    """The tokenizer of Mistral's form in a folder: tekken before sentencepiece, the highest version first."""
+    """Return the tokenizer of Mistral's form in a folder: tekken before sentencepiece, the highest version first."""
     if (folder / TEKKEN).is_file():
         return folder / TEKKEN
     versions = [
@@ -138,7 +138,7 @@ def _sentencepiece_bytes(inner: Any) -> Any:
 
 
 def _message(message: Mapping[str, Any], thinks: bool) -> dict[str, Any]:
-    """What mistral-common knows of a message; ids of calls in the only form that it takes."""
+    """Return the fields that mistral-common knows of a message, with ids of calls in the only form that it accepts."""
     role = message["role"]
     known: dict[str, Any] = {"role": "system" if role == "developer" else role, "content": message["content"]}
     if role == "assistant" and message.get("tool_calls"):
@@ -174,7 +174,7 @@ def _call_id(given: Any) -> str:
 class MistralTokenizers(TokenizerSource):
     """Options: none."""
 
-    conformance = "ferrule_plugins.tokenizer.samples:MISTRAL"
+    conformance = "ferrule_testkit.samples.tokenizer:MISTRAL"
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         file = find_file(folder) or folder / "tokenizer.model"

@@ -33,7 +33,7 @@ _ROLES = {40: ("unknown", 0), 41: ("bos", 1), 42: ("eos", 2), 43: ("padding", -1
 
 
 def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """What a ``tokenizer.json`` and a ``tokenizer_config.json`` would have. Raises CheckpointError."""
+    """Return what a ``tokenizer.json`` and a ``tokenizer_config.json`` would have. Raises CheckpointError."""
     try:
         if file.stat().st_size > _MAX_BYTES:
             raise CheckpointError(f"{file} is larger than {_MAX_BYTES} bytes.")
@@ -74,7 +74,7 @@ class _Message:
 
 
 def _metadata(data: bytes) -> Mapping[str, Any]:
-    """The metadata of a GGUF file with the same tokenizer. Raises ValueError if the data is not such a model."""
+    """Return the metadata of a GGUF file with the same tokenizer. Raises ValueError if the data is not such a model."""
     fields = list(islice(_fields(data), _MOST_PIECES + 1))
     if len(fields) > _MOST_PIECES:
         raise ValueError("too many fields")
@@ -103,7 +103,7 @@ def _metadata(data: bytes) -> Mapping[str, Any]:
 
 
 def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Numbers and values of a message's fields: integers, or bytes. Raises ValueError."""
+    """Yield the numbers and values of a message's fields: integers, or bytes. Raises ValueError."""
     at = 0
     while at < len(data):
         key, at = _integer(data, at)
@@ -121,7 +121,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _integer(data: bytes, at: int) -> tuple[int, int]:
-    """A number of 7 bits to the byte, and where it ends. Raises ValueError."""
+    """Return a number of 7 bits to the byte, and where it ends. Raises ValueError."""
     found = 0
     for place, byte in enumerate(data[at : at + 10]):
         found |= (byte & 127) << (7 * place)

@@ -16,7 +16,7 @@ _Step = Callable[["str | bytes", bool], "str | bytes"]
 
 
 def byte_alphabet() -> dict[str, int]:
-    """The printable stand-ins that byte-level BPE uses for bytes (the GPT-2 table): character → byte."""
+    """Return the printable stand-ins that byte-level BPE uses for bytes (the GPT-2 table): character → byte."""
     plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
     table = {chr(byte): byte for byte in plain}
     others = (byte for byte in range(256) if byte not in set(plain))
@@ -24,7 +24,7 @@ def byte_alphabet() -> dict[str, int]:
 
 
 def make_token_bytes(decoder: Mapping[str, Any] | None) -> TokenBytes | None:
-    """The function for a decoder, or None when tokens cannot be decoded one by one."""
+    """Return the function for a decoder, or None when tokens cannot be decoded one by one."""
     if decoder is None:
         return lambda token, first: (token if first else " " + token).encode()
     steps: list[_Step] = []

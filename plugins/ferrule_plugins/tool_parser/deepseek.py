@@ -38,7 +38,7 @@ class DeepSeekV3(FormatParser):
     https://huggingface.co/deepseek-ai/DeepSeek-V3-0324
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V3"
+    conformance = "ferrule_testkit.samples.tool_parser:DEEPSEEK_V3"
     special_tokens = (*_SECTION, *_CALL)
     format = ToolFormat(
         open=(_SECTION[0], *_MISSPELT),
@@ -59,7 +59,7 @@ class DeepSeekV31(FormatParser):
     https://huggingface.co/deepseek-ai/DeepSeek-V3.1
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V31"
+    conformance = "ferrule_testkit.samples.tool_parser:DEEPSEEK_V31"
     special_tokens = (*_SECTION, *_CALL)
     format = ToolFormat(
         open=(_SECTION[0],),
@@ -93,7 +93,7 @@ class DeepSeekV32(FormatParser):
     https://huggingface.co/deepseek-ai/DeepSeek-V3.2
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V32"
+    conformance = "ferrule_testkit.samples.tool_parser:DEEPSEEK_V32"
     special_tokens = ("｜DSML｜",)
     format = ToolFormat(
         dropped=(("<｜DSML｜", ">"), ("</｜DSML｜", ">")),
@@ -117,7 +117,7 @@ class DeepSeekV4(DeepSeekV32):
     https://github.com/vllm-project/vllm, the parser and the tests of `deepseek_v4`
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:DEEPSEEK_V4"
+    conformance = "ferrule_testkit.samples.tool_parser:DEEPSEEK_V4"
     format = ToolFormat(
         open=("<｜DSML｜tool_calls>",),
         close=("</｜DSML｜tool_calls>",),

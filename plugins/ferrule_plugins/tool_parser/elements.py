@@ -37,7 +37,7 @@ class Markup:
     entry: str
 
     def outside(self, name: str) -> bool:
-        """Whether a tag is one of those around calls."""
+        """Return whether a tag is one of those around calls."""
         return name in (self.block, self.call) or name.startswith(f"{self.call} ")
 
     def take(self, reader: Reader) -> _Tag | None:
@@ -57,7 +57,7 @@ class Markup:
 
 
 class Shape:
-    """What a schema says of a value and of those in it, found out as far as it is asked for. None: nothing."""
+    """A schema's claims about a value and the values in it, looked up as far as they are asked for. None: no claim."""
 
     def __init__(self, schema: Mapping[str, Any] | None, definitions: Mapping[str, Any]) -> None:
         self._schema = {**definitions, **(schema or {})}
@@ -119,7 +119,7 @@ class _Nesting:
         return len(self._open) > DEEPEST
 
     def begin(self, name: str, out: CallWriter) -> Shape:
-        """What belongs in front of the value of an element, which is of the shape that is returned."""
+        """Write what belongs in front of the value of an element, and return the value's shape."""
         self.close(self._place(name) + 1, out)
         around = self._open[-1]
         again = not around.is_list and name in around.given
@@ -133,17 +133,17 @@ class _Nesting:
         return around.shape.entry if around.is_list else around.shape.member(name)
 
     def enter(self, name: str, shape: Shape, is_list: bool, out: CallWriter) -> None:
-        """The value is an object or a list."""
+        """Begin a value that is an object or a list."""
         self.say("[" if is_list else "{", out)
         self._open.append(_Open(name, shape, is_list))
 
     def repeat(self, name: str, shape: Shape, first: str, out: CallWriter) -> None:
-        """The value is the first entry of a list, of which others may follow in elements of the same name."""
+        """Begin a list with a first entry; others may follow in elements of the same name."""
         self.say("[" + first, out)
         self._open.append(_Open(name, shape, is_list=True, repeats=True, empty=False))
 
     def ended(self) -> None:
-        """The value is over."""
+        """End a value."""
         if self._muted == len(self._open):
             self._muted = None
 
@@ -154,15 +154,15 @@ class _Nesting:
             self.ended()
 
     def find(self, name: str) -> int:
-        """The place of the innermost element of this name. 0: there is none."""
+        """Return the place of the innermost element of this name. 0: there is none."""
         return next((at for at in range(len(self._open) - 1, 0, -1) if self._open[at].name == name), 0)
 
     def ends_call(self, tag: _Tag) -> bool:
-        """Whether an opening tag begins another call, or a block of them."""
+        """Return whether an opening tag begins another call, or a block of them."""
         return self._markup.outside(tag.name) and not (tag.closes or self._open[-1].shape.declares(tag.name))
 
     def ends_text(self, tag: _Tag) -> bool:
-        """Whether a tag in a text ends it, though it is not the text's own."""
+        """Return whether a tag in a text ends it, though it is not the text's own."""
         if tag.closes:
             return bool(self.find(tag.name)) or self._markup.outside(tag.name)
         around = self._open[-1]
@@ -174,7 +174,9 @@ class _Nesting:
             out.arguments(text)
 
     def _place(self, name: str) -> int:
-        """What an element belongs to: an outer one, whose tag is missing, if that alone knows the name."""
+        """Return the place that an element belongs to: an outer element, whose closing tag is missing, if only that one
+        knows the name.
+        """
         for at in range(len(self._open) - 1, -1, -1):
             if self._expects(self._open[at], name):
                 return at
@@ -188,13 +190,14 @@ class _Nesting:
 
 
 class ElementsReader(HeadedReader):
-    """Reads one call. Values stream once their kind is known: strings as they come, objects and lists member by member.
+    """A reader of one call. Values stream once their kind is known: strings as they come, objects and lists member by
+    member.
 
-    An element that begins with another element is a list if its schema says so, or if it says nothing and the first
-    one is an entry; otherwise an object. Of members that come twice the first counts, but where the schema says list,
-    they are its entries. A missing closing tag is made up for where an outer one, another call, or what belongs to an
-    outer element follows.
-    `exact`: functions whose arguments a constraint wrote, so that JSON in them is right and may hold any text.
+    An element that begins with another element is a list if its schema says so, or if it says nothing and the first one
+    is an entry; otherwise an object. Of members that come twice the first counts, but where the schema says list, they
+    are its entries. A missing closing tag is made up for where an outer one, another call, or what belongs to an outer
+    element follows. `exact`: functions whose arguments a constraint wrote, so that JSON in them is right and may hold
+    any text.
     """
 
     def __init__(self, head: CallHead, markup: Markup, schemas: Schemas, exact: frozenset[str]) -> None:
@@ -224,7 +227,7 @@ class ElementsReader(HeadedReader):
     # ---- states: whether the next one may have something to read
 
     def _between(self, reader: Reader, out: CallWriter) -> bool:
-        """In an object or a list, before or behind an element."""
+        """Read in an object or a list, before or behind an element."""
         if not reader.past_space():
             return False
         start = reader.at
@@ -256,7 +259,7 @@ class ElementsReader(HeadedReader):
             self._end(out)
 
     def _at_value(self, reader: Reader, out: CallWriter) -> bool:
-        """What follows says what kind of value this is."""
+        """Read the start of a value, which decides its kind."""
         self._text.append(reader.space())
         if reader.empty:
             return False
@@ -299,7 +302,7 @@ class ElementsReader(HeadedReader):
         return True
 
     def _in_json(self, reader: Reader, out: CallWriter) -> bool:
-        """JSON that is sure to be right, so that any tag may stand in its strings."""
+        """Read JSON that is sure to be right, so that any tag may stand in its strings."""
         reader.at = self._json.feed(reader.text, reader.at)
         texts = self._json.take()
         self._open.say("".join(part.text for part in texts), out)
@@ -318,14 +321,14 @@ class ElementsReader(HeadedReader):
     # ---- parts
 
     def _add(self, text: str, out: CallWriter) -> None:
-        """More text of a value."""
+        """Add text to a value."""
         if self._shape.kinds == _STRING:
             self._open.say(encode_basestring(text)[1:-1], out)
         else:
             self._text.append(text)
 
     def _end_value(self, out: CallWriter) -> None:
-        """A value that is a text was read."""
+        """End a value that is a text."""
         text, kinds = "".join(self._text), self._shape.kinds
         self._state = self._between
         if kinds == _STRING:

@@ -13,7 +13,7 @@ from ferrule_parsing import TaggedJsonParser
 
 
 class Hermes(TaggedJsonParser):
-    conformance = "ferrule_plugins.tool_parser.samples:HERMES"
+    conformance = "ferrule_testkit.samples.tool_parser:HERMES"
     open_tag = "<tool_call>"
     close_tag = "</tool_call>"
 
@@ -44,7 +44,7 @@ class LongCat(TaggedJsonParser):
     https://huggingface.co/meituan-longcat/LongCat-Flash-Chat
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:LONGCAT"
+    conformance = "ferrule_testkit.samples.tool_parser:LONGCAT"
     special_tokens = ("<longcat_tool_call>", "</longcat_tool_call>")
     open_tag = "<longcat_tool_call>"
     close_tag = "</longcat_tool_call>"

@@ -35,7 +35,7 @@ _LONGEST = 256  # characters of a name
 
 
 class _Call(JsonCall):
-    """What stands behind the mark of a call, and the name that stood in front of it."""
+    """A call: the text behind its mark, after a name that stood in front of the mark."""
 
     def begins(self, text: str, at: int) -> bool:
         return super().begins(text, at) or _FIRST.match(text, at) is not None
@@ -49,7 +49,7 @@ class _Call(JsonCall):
 
 
 class _CallReader(CallReader):
-    """Reads an object behind a name that means nothing."""
+    """A reader of an object behind a name that means nothing."""
 
     def __init__(self, call: CallReader) -> None:
         self._call = call
@@ -79,7 +79,7 @@ class _Message(_Call):
 
 
 class Inkling(FormatParser):
-    conformance = "ferrule_plugins.tool_parser.samples:INKLING"
+    conformance = "ferrule_testkit.samples.tool_parser:INKLING"
     special_tokens = (MESSAGE, TEXT, CALL, END, END_SAMPLING, *_OTHERS)
     format = ToolFormat(open=(CALL,), close=(END,), calls=(_Call(arguments_keys=("args",)),))
     enforced_format = ToolFormat(between="", calls=(_Message(),))
@@ -108,7 +108,7 @@ class _Headers:
         self._at_header = True
 
     def feed(self, text: str) -> str:
-        """What new text brings. What may be a name is held back."""
+        """Return the text to read of new text. A part that may be a name is held back."""
         self._reader.push(text)
         found: list[str] = []
         while not self._reader.empty:
@@ -126,11 +126,11 @@ class _Headers:
         return "".join(found)
 
     def rest(self) -> str:
-        """Nothing comes any more."""
+        """Return the text that was held back, at the end of the output."""
         return self._reader.rest()
 
     def _name(self) -> str | None:
-        """The name that stands here, behind the mark of a call if there is one. None: more text is needed."""
+        """Return the name that stands here, behind the mark of a call if there is one. None: more text is needed."""
         start = self._reader.at
         name = self._reader.match(_NAME)
         marked = False if len(name) > _LONGEST else None if self._reader.empty else self._reader.take(CALL)

@@ -17,7 +17,7 @@ class Granite(FormatParser):
     https://huggingface.co/ibm-granite/granite-3.1-8b-instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:GRANITE"
+    conformance = "ferrule_testkit.samples.tool_parser:GRANITE"
     special_tokens = ("<|tool_call|>", "<tool_call>")
     format = ToolFormat(open=("<|tool_call|>", "<tool_call>"), brackets=_LIST, separator=", ", calls=(JsonCall(),))
 
@@ -30,7 +30,7 @@ class Granite20bFc(FormatParser):
     https://huggingface.co/ibm-granite/granite-20b-functioncalling
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:GRANITE_20B_FC"
+    conformance = "ferrule_testkit.samples.tool_parser:GRANITE_20B_FC"
     special_tokens = ("<function_call>",)
     format = ToolFormat(open=("<function_call>",), padding=(" ", ""), between="", calls=(JsonCall(),))
 
@@ -44,7 +44,7 @@ class InternLM(FormatParser):
     https://github.com/InternLM/InternLM/blob/main/chat/chat_format.md
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:INTERNLM"
+    conformance = "ferrule_testkit.samples.tool_parser:INTERNLM"
     special_tokens = ("<|action_start|>", "<|plugin|>", "<|action_end|>")
     format = ToolFormat(
         open=("<|action_start|><|plugin|>", "<|action_start|> <|plugin|>"),
@@ -64,7 +64,7 @@ class Jamba(FormatParser):
     https://huggingface.co/ai21labs/AI21-Jamba-1.5-Mini
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:JAMBA"
+    conformance = "ferrule_testkit.samples.tool_parser:JAMBA"
     special_tokens = ("<tool_calls>", "</tool_calls>")
     format = ToolFormat(
         open=("<tool_calls>",),
@@ -83,7 +83,7 @@ class HunyuanA13B(FormatParser):
     https://huggingface.co/tencent/Hunyuan-A13B-Instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:HUNYUAN_A13B"
+    conformance = "ferrule_testkit.samples.tool_parser:HUNYUAN_A13B"
     format = ToolFormat(
         open=("<tool_calls>",), close=("</tool_calls>",), brackets=_LIST, separator=", ", calls=(JsonCall(),)
     )
@@ -98,7 +98,7 @@ class Phi4Mini(FormatParser):
     https://huggingface.co/microsoft/Phi-4-mini-instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:PHI4_MINI"
+    conformance = "ferrule_testkit.samples.tool_parser:PHI4_MINI"
     special_tokens = ("<|tool_call|>", "<|/tool_call|>")
     format = ToolFormat(
         open=("functools[", "<|tool_call|>"),  # the word alone stands in other texts
@@ -118,7 +118,7 @@ class XLam(FormatParser):
     https://huggingface.co/Salesforce/Llama-xLAM-2-8b-fc-r
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:XLAM"
+    conformance = "ferrule_testkit.samples.tool_parser:XLAM"
     special_tokens = ("[TOOL_CALLS]", "<tool_call>", "</tool_call>")
     format = ToolFormat(
         open=("", "[TOOL_CALLS]", "<tool_call>", "```json"),
@@ -139,7 +139,7 @@ class CohereCommand3(FormatParser):
     The marks of the answer itself and of its citations are left out. https://huggingface.co/CohereLabs/c4ai-command-a-03-2025
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:COHERE_COMMAND3"
+    conformance = "ferrule_testkit.samples.tool_parser:COHERE_COMMAND3"
     special_tokens = ("<|START_ACTION|>", "<|END_ACTION|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>")
     format = ToolFormat(
         open=("<|START_ACTION|>",),
@@ -172,7 +172,7 @@ class GigaChat3(FormatParser):
     https://huggingface.co/ai-sage/GigaChat3-10B-A1.8B
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:GIGACHAT3"
+    conformance = "ferrule_testkit.samples.tool_parser:GIGACHAT3"
     special_tokens = ("<|function_call|>", "<|role_sep|>", "<|message_sep|>")
     format = ToolFormat(
         open=("<|function_call|>", "function call<|role_sep|>"),
@@ -191,7 +191,7 @@ class Llama3Json(FormatParser):
     https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_1/
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:LLAMA3_JSON"
+    conformance = "ferrule_testkit.samples.tool_parser:LLAMA3_JSON"
     special_tokens = ("<|python_tag|>", "<|python_start|>", "<|python_end|>")
     format = ToolFormat(
         open=("", "<|python_tag|>", "<|python_start|>"),

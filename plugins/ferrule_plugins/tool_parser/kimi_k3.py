@@ -43,7 +43,7 @@ class _Writer(CallWriter):
 
 
 class KimiK3(FormatParser):
-    conformance = "ferrule_plugins.tool_parser.samples:KIMI_K3"
+    conformance = "ferrule_testkit.samples.tool_parser:KIMI_K3"
     special_tokens = ("<|open|>", "<|close|>", "<|sep|>")
     format = ToolFormat(
         open=("<|open|>tools<|sep|>",),

@@ -19,7 +19,7 @@ class Pythonic(FormatParser):
     https://www.llama.com/docs/model-cards-and-prompt-formats/llama3_2/
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:PYTHONIC"
+    conformance = "ferrule_testkit.samples.tool_parser:PYTHONIC"
     special_tokens = ("<|python_tag|>",)
     format = ToolFormat(open=("", "<|python_tag|>"), brackets=_LIST, separator=", ", calls=(_PYTHON,))
 
@@ -32,7 +32,7 @@ class Llama4Pythonic(FormatParser):
     https://www.llama.com/docs/model-cards-and-prompt-formats/llama4/
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:LLAMA4_PYTHONIC"
+    conformance = "ferrule_testkit.samples.tool_parser:LLAMA4_PYTHONIC"
     special_tokens = ("<|python_start|>", "<|python_end|>")
     format = ToolFormat(
         open=("", "<|python_start|>"), close=("<|python_end|>",), brackets=_LIST, separator=", ", calls=(_PYTHON,)
@@ -49,7 +49,7 @@ class Olmo3(FormatParser):
     https://huggingface.co/allenai/Olmo-3-7B-Instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:OLMO3"
+    conformance = "ferrule_testkit.samples.tool_parser:OLMO3"
     special_tokens = ("<function_calls>", "</function_calls>")
     format = ToolFormat(
         open=("<function_calls>",), close=("</function_calls>",), separator="\n", padding=("\n", "\n"), calls=(_PYTHON,)
@@ -65,7 +65,7 @@ class Lfm2(FormatParser):
     https://huggingface.co/LiquidAI/LFM2-1.2B
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:LFM2"
+    conformance = "ferrule_testkit.samples.tool_parser:LFM2"
     special_tokens = ("<|tool_call_start|>", "<|tool_call_end|>")
     format = ToolFormat(
         open=("<|tool_call_start|>",),
@@ -88,7 +88,7 @@ class FunctionGemma(FormatParser):
     https://ai.google.dev/gemma/docs/functiongemma/formatting-and-best-practices
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:FUNCTIONGEMMA"
+    conformance = "ferrule_testkit.samples.tool_parser:FUNCTIONGEMMA"
     special_tokens = ("<start_function_call>", "<end_function_call>", "<escape>")
     format = ToolFormat(
         open=("<start_function_call>",),
@@ -111,7 +111,7 @@ class Gemma4(FormatParser):
     https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:GEMMA4"
+    conformance = "ferrule_testkit.samples.tool_parser:GEMMA4"
     special_tokens = ("<|tool_call>", "<tool_call|>", '<|"|>')
     format = ToolFormat(
         open=("<|tool_call>",),

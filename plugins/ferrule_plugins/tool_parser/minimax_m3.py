@@ -40,7 +40,7 @@ class _Elements(HeadedCall):
         return ElementsReader(self.head, self.markup, schemas, exact)
 
     def form(self, function: EnforcedFunction) -> Form | None:
-        """Arguments of which the schema says nothing may be any elements."""
+        """Return the form of a call. Arguments that the schema does not describe may be any elements."""
         head = self.head.form(function.name)
         if head is None:
             return None
@@ -54,14 +54,14 @@ class _Elements(HeadedCall):
 
 
 class _Forms:
-    """Makes the forms of one function's arguments."""
+    """A maker of the forms of one function's arguments."""
 
     def __init__(self, markup: Markup) -> None:
         self._markup = markup
         self._left = _MOST_PARTS
 
     def members(self, schema: dict[str, Any], depth: int) -> Form | None:
-        """The members of an object. None for what cannot be said so."""
+        """Return the form of the members of an object. None where the schema cannot be expressed so."""
         ways = argument_schemas.ways(schema)
         each = [self._way(one, depth) for one in ways]
         found = tuple(one for one in each if one is not None)
@@ -85,7 +85,7 @@ class _Forms:
         return None if value is None else Series((Fixed(f"{self._markup.prefix}<{name}>"), value))
 
     def _value(self, name: str, schema: dict[str, Any], depth: int) -> Form | None:
-        """A value and the tag behind it."""
+        """Return the form of a value and the tag behind it, or None."""
         kinds, options = argument_schemas.types(schema), argument_schemas.options(schema)
         may_be_text = not kinds or "string" in kinds
         if options is None:
@@ -120,7 +120,7 @@ class _Forms:
         return element and Repeated(element, "", schema.get("minItems", 0), schema.get("maxItems"))
 
     def _one_of(self, values: list[Any], schema: dict[str, Any], kinds: frozenset[str], end: str) -> Form | None:
-        """Values that are read as what they are."""
+        """Return the form of those values that are read as what they are, or None."""
         if not argument_schemas.all_valid(values, schema):
             return None
         texts = {
@@ -139,14 +139,14 @@ class _Forms:
 
 
 def _keep_their_type(options: list[dict[str, Any]]) -> bool:
-    """Whether a string that looks like a value of another type, and is read as one, fits as well."""
+    """Return whether a string that looks like a value of another type, and is read as one, fits as well."""
     strings = [one for one in options if argument_schemas.types(one) <= {"string"}]
     free = any(argument_schemas.keywords(one) not in _VALUES for one in strings)
     return not free or all(argument_schemas.keywords(one) <= {"type"} for one in options if one not in strings)
 
 
 def _read_alike(ways: list[dict[str, Any]]) -> bool:
-    """Whether objects and lists of one name have one schema, so that they are read in the same way."""
+    """Return whether objects and lists of one name have one schema, so that they are read in the same way."""
     seen: dict[str, Any] = {}
     named = ((name, value) for way in ways for name, value in way.get("properties", {}).items())
     return all(seen.setdefault(name, value) == value or not _contains(value) for name, value in named)
@@ -157,7 +157,7 @@ def _contains(schema: Any) -> bool:
 
 
 class MiniMaxM3(FormatParser):
-    conformance = "ferrule_plugins.tool_parser.samples:MINIMAX_M3"
+    conformance = "ferrule_testkit.samples.tool_parser:MINIMAX_M3"
     special_tokens = (_PREFIX,)
     format = ToolFormat(
         open=(f"{_PREFIX}<tool_call>",),

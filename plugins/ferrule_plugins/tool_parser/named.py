@@ -33,7 +33,7 @@ class Mistral(FormatParser):
     https://github.com/mistralai/mistral-common, https://huggingface.co/mistralai/Mistral-Small-3.2-24B-Instruct-2506
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:MISTRAL"
+    conformance = "ferrule_testkit.samples.tool_parser:MISTRAL"
     special_tokens = (_TAG, _ID, _ARGUMENTS)
     format = ToolFormat(open=(_TAG,), brackets=("[", "]"), separator=", ", calls=(_OLD, _NEW))
     new_id = staticmethod(_short_id)
@@ -62,7 +62,7 @@ class KimiK2(FormatParser):
     https://huggingface.co/moonshotai/Kimi-K2-Instruct/blob/main/docs/tool_call_guidance.md
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:KIMI_K2"
+    conformance = "ferrule_testkit.samples.tool_parser:KIMI_K2"
     special_tokens = (
         *("<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"),
         *("<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>"),
@@ -88,7 +88,7 @@ class Apertus(FormatParser):
     https://huggingface.co/swiss-ai/Apertus-8B-Instruct-2509
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:APERTUS"
+    conformance = "ferrule_testkit.samples.tool_parser:APERTUS"
     special_tokens = ("<|tools_prefix|>", "<|tools_suffix|>")
     format = ToolFormat(
         open=("<|tools_prefix|>",),

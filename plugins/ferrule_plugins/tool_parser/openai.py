@@ -25,7 +25,7 @@ class OpenAIToolParser(ToolParser):
     The text of all other messages is content. The model ends its output behind a call, so an enforced output is one.
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:OPENAI"
+    conformance = "ferrule_testkit.samples.tool_parser:OPENAI"
     special_tokens = SPECIAL_TOKENS
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
@@ -37,7 +37,7 @@ class OpenAIToolParser(ToolParser):
         self._empty = True  # there are none yet
 
     def constraint(self, choice: str | dict[str, Any]) -> GrammarSpec | None:
-        """One call; with "auto", wherever a message is addressed to a function."""
+        """Return the constraint for one call; with "auto", for a call wherever a message is addressed to a function."""
         functions = enforced(self.tools, choice)
         if not functions:
             return None
@@ -49,7 +49,9 @@ class OpenAIToolParser(ToolParser):
         return self._events(self._reader.feed(delta.text))
 
     def finish(self) -> Sequence[Event]:
-        """Behind arguments that are complete, what was held back is the beginning of a tag."""
+        """Return the last events. Behind complete arguments, text that was held back is the beginning of a tag, and is
+        dropped.
+        """
         events = self._events(self._reader.finish() if not self._complete else ())
         self._out.finish()
         return [*events, *self._out.take()]
@@ -78,7 +80,9 @@ class OpenAIToolParser(ToolParser):
         return self._out.take()
 
     def _is_function(self, recipient: str) -> bool:
-        """Recipients that are not functions are tools that the model was trained with, such as "python"."""
+        """Return whether a recipient is a function, and not a tool that the model was trained with, such as
+        "python".
+        """
         return len(recipient) > len(_FUNCTIONS) and recipient.startswith(_FUNCTIONS) or recipient in self._names
 
 
@@ -88,6 +92,6 @@ def _call(function: EnforcedFunction) -> Form:
 
 
 def _addressed(function: EnforcedFunction) -> Tag:
-    """A message to a function, from its recipient on."""
+    """Return the form of a message to a function, from its recipient on."""
     message = Series((Regex(_BEHIND_RECIPIENT), Fixed(MESSAGE), Json(function.schema)))
     return Tag(f"{FUNCTION_CALL}{function.name}", message)

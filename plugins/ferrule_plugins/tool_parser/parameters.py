@@ -21,7 +21,7 @@ class Qwen3Coder(FormatParser):
     https://huggingface.co/Qwen/Qwen3-Coder-30B-A3B-Instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:QWEN3_CODER"
+    conformance = "ferrule_testkit.samples.tool_parser:QWEN3_CODER"
     format = ToolFormat(
         open=("<tool_call>", "<function="),
         close=("</tool_call>",),
@@ -51,7 +51,7 @@ class Glm45(FormatParser):
     https://huggingface.co/zai-org/GLM-4.5
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:GLM45"
+    conformance = "ferrule_testkit.samples.tool_parser:GLM45"
     special_tokens = ("<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>")
     format = ToolFormat(
         open=("<tool_call>",),
@@ -69,9 +69,9 @@ class Glm45(FormatParser):
 
 
 class Glm47(Glm45):
-    """Calls without line breaks; some outputs have them all the same."""
+    """The format of `Glm45` without line breaks; some outputs have them all the same."""
 
-    conformance = "ferrule_plugins.tool_parser.samples:GLM47"
+    conformance = "ferrule_testkit.samples.tool_parser:GLM47"
     format = ToolFormat(
         open=("<tool_call>",),
         close=("</tool_call>",),
@@ -101,7 +101,7 @@ class MiniMaxM2(FormatParser):
     https://huggingface.co/MiniMaxAI/MiniMax-M2/blob/main/docs/tool_calling_guide.md
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:MINIMAX_M2"
+    conformance = "ferrule_testkit.samples.tool_parser:MINIMAX_M2"
     special_tokens = ("<minimax:tool_call>", "</minimax:tool_call>")
     format = ToolFormat(
         open=("<minimax:tool_call>",),
@@ -133,7 +133,7 @@ class HyV3(FormatParser):
     https://github.com/vllm-project/vllm, the parser `hy_v3`
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:HY_V3"
+    conformance = "ferrule_testkit.samples.tool_parser:HY_V3"
     special_tokens = (
         *("<tool_calls>", "</tool_calls>", "<tool_call>", "</tool_call>", "<tool_sep>"),
         *("<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
@@ -165,7 +165,7 @@ class MiniCpm5(FormatParser):
     https://github.com/vllm-project/vllm, the parser `minicpm5`
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:MINICPM5"
+    conformance = "ferrule_testkit.samples.tool_parser:MINICPM5"
     special_tokens = ("<function", "</function>", "<param", "</param>")
     format = ToolFormat(
         open=('<function name="', '<functionname="'),
@@ -193,7 +193,7 @@ class SolarOpen2(FormatParser):
     https://github.com/vllm-project/vllm, the parser `solar_open2`
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:SOLAR_OPEN2"
+    conformance = "ferrule_testkit.samples.tool_parser:SOLAR_OPEN2"
     special_tokens = (
         *("<|tool_call:start|>", "<|tool_call:end|>"),
         *("<|tool_arg:start|>", "<|tool_arg:value|>", "<|tool_arg:end|>"),
@@ -224,7 +224,7 @@ class SeedOss(FormatParser):
     https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:SEED_OSS"
+    conformance = "ferrule_testkit.samples.tool_parser:SEED_OSS"
     special_tokens = ("<seed:tool_call>", "</seed:tool_call>")
     format = ToolFormat(
         open=("<seed:tool_call>",),
@@ -254,7 +254,7 @@ class Step3(FormatParser):
     https://huggingface.co/stepfun-ai/step3
     """
 
-    conformance = "ferrule_plugins.tool_parser.samples:STEP3"
+    conformance = "ferrule_testkit.samples.tool_parser:STEP3"
     special_tokens = (
         *("<｜tool_calls_begin｜>", "<｜tool_calls_end｜>"),
         *("<｜tool_call_begin｜>", "<｜tool_sep｜>", "<｜tool_call_end｜>"),

@@ -16,8 +16,8 @@ import pytest
 from ferrule.launch.cli import main
 from ferrule_plugins.command.bench import limits
 from ferrule_testkit import server as servers
-from ferrule_testkit.timed import Client
 from tools.benchmarks.frontier import measure
+from tools.benchmarks.timed import Client
 
 Here = Callable[..., tuple[int, str, str]]
 Figures = Callable[..., dict[str, Any]]

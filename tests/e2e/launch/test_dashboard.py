@@ -1,4 +1,4 @@
-"""The dashboard asks for what a server shows, and the reference page and the file are those of the tables."""
+"""The dashboard asks for what a server shows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule_testkit import server as servers
 from tools import ROOT
-from tools.pages import dashboard
-from tools.pages import metrics as page
 
-DOCS = ROOT / "docs"
-FILE = DOCS / "dashboards" / "ferrule.json"
+FILE = ROOT / "docs" / "dashboards" / "ferrule.json"
 OF_PROMETHEUS = {"instance", "job"}  # labels that the scrape adds
 WORDS = {
     *("sum", "max", "by", "rate", "increase", "histogram_quantile", "vector", "or", "time", "le"),
@@ -90,13 +87,3 @@ def test_panels_fit_and_do_not_overlap() -> None:
             assert [target["refId"] for target in panel["targets"]] == list("ABCDEF"[: len(panel["targets"])])
     titles = [panel["title"] for panel in panels() if panel["type"] == "row"]
     assert titles == ["Now", "Traffic", "Latency", "Queue and cache", "Tokens", "HTTP", "Processes"]
-
-
-def test_files_are_written_from_the_tables(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for tool, file in ((dashboard, FILE), (page, DOCS / "reference" / "metrics.md")):
-        assert tool.main(["--write", str(tmp_path / "out")]) == 0
-        written = (tmp_path / "out").read_text(encoding="utf-8")
-        assert written == file.read_text(encoding="utf-8"), f"run: python -m {tool.__name__} --write {file}"
-        assert tool.main([]) == 0
-        assert capsys.readouterr().out == written
-        assert tool.main(["--help"]) == 2

@@ -10,8 +10,8 @@ import urllib.request
 from pathlib import Path
 
 from ferrule_testkit import server as servers
-from ferrule_testkit.bad_wheels import install_bad
-from ferrule_testkit.wheels import Distribution, install
+from tests.fakes.bad_wheels import install_bad
+from tools.wheels import Distribution, install
 
 
 def test_the_server_starts_among_broken_distributions(tiny_llama: Path, tmp_path: Path) -> None:

@@ -11,8 +11,7 @@ from ferrule.plugin import KINDS
 from ferrule_testkit.public import Shown
 from tools import ROOT
 from tools.contract import shown
-from tools.pages.console import WORLDS, World, main, renew, renewed
-from tools.pages.kinds import main as write_pages
+from tools.pages.console import WORLDS, World, renew, renewed
 from tools.pages.kinds import pages
 
 DOCS = ROOT / "docs"
@@ -20,14 +19,8 @@ DOCS = ROOT / "docs"
 
 @pytest.mark.parametrize("name", WORLDS)
 def test_the_output_on_a_page_is_what_its_commands_print(name: str) -> None:
-    """Run `python -m tools.pages.console docs/PAGE` when this fails, and read what it changed."""
+    """Run `python -m tools.pages` when this fails, and read what it changed."""
     assert renew(DOCS / name) == (DOCS / name).read_text(encoding="utf-8")
-
-
-def test_the_pages_of_the_kinds_are_up_to_date() -> None:
-    """Run `python -m tools.pages.kinds docs/reference/plugins templates/plugin` when this fails."""
-    found = {file.stem: file.read_text(encoding="utf-8") for file in (DOCS / "reference" / "plugins").glob("*.md")}
-    assert found == pages(ROOT / "templates" / "plugin")
 
 
 def test_every_kind_has_a_page_with_all_of_its_methods() -> None:
@@ -56,11 +49,3 @@ def test_a_page_is_renewed_block_by_block(tmp_path: Path) -> None:
     new = renewed(page, World(tmp_path))
     assert new == page.replace("stale\n", "hello: /home/me/there\ntakes 0.10 s\n")
     assert renewed(new, World(tmp_path / "again")) == new
-
-
-def test_only_known_pages_are_renewed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([]) == main([str(tmp_path / "x.md")]) == 2
-    assert write_pages([]) == 2
-    assert "usage" in capsys.readouterr().err
-    assert write_pages([str(tmp_path / "new"), str(ROOT / "templates" / "plugin")]) == 0
-    assert (tmp_path / "new" / "policy.md").read_text().startswith("# `policy`")

@@ -104,8 +104,12 @@ def _scoped(pick: Callable[[EngineRequest], tuple[str | None, ...]]) -> type[KVC
     return Scoped
 
 
+def _adapter(request: EngineRequest) -> str | None:
+    return None if request.adapter is None else request.adapter.name
+
+
 class HashOmitsSalt(Patched):
-    cache_cls = _scoped(lambda request: (request.adapter,))
+    cache_cls = _scoped(lambda request: (_adapter(request),))
 
 
 class HashOmitsAdapter(Patched):
@@ -113,7 +117,7 @@ class HashOmitsAdapter(Patched):
 
 
 class HashConfusesNoneWithEmpty(Patched):
-    cache_cls = _scoped(lambda request: (request.adapter or "", request.cache_salt or ""))
+    cache_cls = _scoped(lambda request: (_adapter(request) or "", request.cache_salt or ""))
 
 
 class _Rehashed(KVCacheManager):

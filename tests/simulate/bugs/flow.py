@@ -30,9 +30,9 @@ class StaleEpochAccepted(DefaultScheduler):
 
 
 class EpochNotRenewed(DefaultScheduler):
-    def _admit_head(self, draft: Draft, now: float) -> bool:
+    def _admit_next(self, draft: Draft, now: float, passes: bool = False) -> bool:
         self._epoch = 0
-        return super()._admit_head(draft, now)
+        return super()._admit_next(draft, now, passes)
 
 
 class SlotReusedWithoutRelease(DefaultScheduler):
@@ -104,9 +104,9 @@ class WaitingForgottenOnCancel(DefaultScheduler):
 
 
 class BudgetOverrun(DefaultScheduler):
-    def _admit_head(self, draft: Draft, now: float) -> bool:
+    def _admit_next(self, draft: Draft, now: float, passes: bool = False) -> bool:
         budget = draft.budget
-        admitted = super()._admit_head(draft, now)
+        admitted = super()._admit_next(draft, now, passes)
         draft.budget = budget
         return admitted
 
@@ -127,13 +127,13 @@ class PriorityInverted(Patched):
 
 
 class HeadSkippedWhenItDoesNotFit(DefaultScheduler):
-    def _admit_head(self, draft: Draft, now: float) -> bool:
-        if super()._admit_head(draft, now):
+    def _admit_next(self, draft: Draft, now: float, passes: bool = False) -> bool:
+        if super()._admit_next(draft, now, passes):
             return True
         if len(self.waiting) < 2:
             return False
         head = self.waiting._entries.pop(0)
-        admitted = super()._admit_head(draft, now)
+        admitted = super()._admit_next(draft, now, passes)
         self.waiting._entries.insert(0, head)
         return admitted
 
@@ -141,19 +141,23 @@ class HeadSkippedWhenItDoesNotFit(DefaultScheduler):
 class PromptSplitWithoutChunking(DefaultScheduler):
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
         super().__init__(limits, policy)
-        self._prefills = Prefills(replace(limits, chunked_prefill=True))
+        self._prefills = Prefills(replace(limits, chunked_prefill=True), self.encodings)
 
 
 class PromptsInProgressNotCounted(DefaultScheduler):
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
         super().__init__(limits, policy)
-        self._prefills = Prefills(replace(limits, max_num_partial_prefills=8, max_long_partial_prefills=8))
+        self._prefills = Prefills(
+            replace(limits, max_num_partial_prefills=8, max_long_partial_prefills=8), self.encodings
+        )
 
 
 class LongPromptsNotCounted(DefaultScheduler):
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
         super().__init__(limits, policy)
-        self._prefills = Prefills(replace(limits, max_long_partial_prefills=limits.max_num_partial_prefills))
+        self._prefills = Prefills(
+            replace(limits, max_long_partial_prefills=limits.max_num_partial_prefills), self.encodings
+        )
 
 
 # ------------------------------------------------------------------------------------------- deltas
@@ -257,7 +261,7 @@ class PooledPromptSplit(DefaultScheduler):
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy) -> None:
         super().__init__(limits, policy)
         if not limits.groups:
-            self._prefills = Prefills(replace(limits, chunked_prefill=True))
+            self._prefills = Prefills(replace(limits, chunked_prefill=True), self.encodings)
             self._budget = lambda: 2  # type: ignore[method-assign]
 
 

@@ -11,7 +11,7 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import entries_of
-from ferrule.config import Config, FrontendConfig
+from ferrule.config import Config, FrontendConfig, RouterSettings
 from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.interfaces.router import Access, RouterContext
@@ -27,7 +27,7 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 def built_in() -> list[Entry]:
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
-    context = RouterContext(config, PLUGINS, Lifecycle().service)
+    context = RouterContext(RouterSettings.of(config, PLUGINS), PLUGINS, Lifecycle().service)
     names = [name for name in PLUGINS.names("router") if PLUGINS.origin("router", name).startswith("ferrule ")]
     return [route for name in names for route in entries_of(PLUGINS.load("router", name)().router(context))]
 

@@ -11,13 +11,15 @@ import pytest
 from ferrule.assembly.engine import Engine, build_engine, open_executor
 from ferrule.config import CacheConfig, Config, DeviceConfig, ModelConfig, SchedulerConfig
 from ferrule.config.resolve import check_names, resolve, with_scheduler
-from ferrule.config.resolved import Resolved
+from ferrule.config.resolved import Resolved, WorkerSettings
+from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
-from ferrule.plugin import Plugins
-from ferrule.types import EngineRequest, TokenSampling
+from ferrule.plugin import Plugins, discover
+from ferrule.types import CacheGroup, EngineRequest, ModelInfo, TokenSampling
 from ferrule.wire.messages import Submit
 from ferrule.wire.queues import QueueChannel
-from ferrule_testkit.wheels import Distribution
+from tests.fakes.executor import FakeExecutor
+from tools.wheels import Distribution
 
 WRONG = """
 from ferrule.interfaces.{module} import {base}
@@ -105,6 +107,21 @@ CHOSEN: dict[str, Any] = {
 
 def started(config: Resolved, plugins: Plugins, channel: QueueChannel) -> Engine:
     return build_engine(config, plugins, channel, open_executor(config, plugins), cache_root=b"root")
+
+
+def test_an_executor_is_given_what_a_worker_needs_and_no_more() -> None:
+    given: list[WorkerSettings] = []
+
+    class Recording(FakeExecutor):
+        def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
+            given.append(config)
+            return super().start(config, plugins)
+
+    told, plugins = config("/no/such/model", env=Environment(api_key="secret")), discover()
+    channel = QueueChannel(lambda message: None)
+    build_engine(told, plugins, channel, Recording((CacheGroup("full", 16),)), cache_root=b"root")
+    assert [type(each) for each in given] == [WorkerSettings]
+    assert given[0] == WorkerSettings.of(told)
 
 
 @pytest.mark.parametrize(

@@ -71,13 +71,13 @@ def test_listgroup() -> None:
     rows = page("listgroup").splitlines()
     assert [row.split()[0] for row in rows] == list(groups(_SCHEMA))
     count = len(groups(_SCHEMA)["ModelConfig"])
-    assert rows[0].endswith(f"Which model runs, and what of it. ({count} options)")
+    assert rows[0].endswith(f"The model and what it is used for. ({count} options)")
 
 
 def test_a_group_by_its_title() -> None:
     text = page("ModelConfig")
     assert text == page("modelconfig")
-    assert text.startswith("ModelConfig: Which model runs, and what of it.\n")
+    assert text.startswith("ModelConfig: The model and what it is used for.\n")
     assert options(text) == [first(spec) for spec in groups(_SCHEMA)["ModelConfig"]]
     assert options(page("LoRAConfig"))[0] == "--enable-lora"
 

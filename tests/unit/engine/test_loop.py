@@ -13,8 +13,8 @@ from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import Adapter, AdapterLoad, CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Submit
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.fakes import VirtualClock, solo
+from tests.fakes.executor import FakeExecutor
 
 GROUPS = (CacheGroup("full", 4),)
 A, B = b"client-a", b"client-b"

@@ -16,7 +16,7 @@ from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, RowResult, StepPlan, StepResult, Targets, TokenSampling
 from ferrule_plugins.policy.fcfs import FcfsPolicy
-from ferrule_testkit.timed import Device
+from tools.benchmarks.timed import Device
 
 SLOW, FAST = Device(noise=0.0), Device(any=0.005, row=0.0002, prompt_token=0.00005, pair=1e-9, noise=0.0)
 MIXED = Work(1.0, 12, 300, 40_000)

@@ -38,13 +38,12 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, Service
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
-from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
-from ferrule_testkit.fake_engine import FakeEngine, Script, says, tokens
-from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.service import ScriptedService
 from ferrule_testkit.tokenizers import ByteTokenizers
+from tests.fakes.engine import FakeEngine, Script, says, tokens
+from tests.fakes.frontend import Answer, fold
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SAYS = 'Hm.</think>\n\nSo: <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ferrule.callers import Callers
+from ferrule.api_keys import Callers
 from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import (
@@ -49,8 +49,9 @@ from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta, Targets, TokenLogprobs
-from ferrule_testkit.fake_engine import FakeEngine, Script, echo, fake_info, says, tokens
-from ferrule_testkit.frontend import (
+from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
+from tests.fakes.engine import FakeEngine, Script, echo, fake_info, says, tokens
+from tests.fakes.frontend import (
     Answer,
     FakePlugins,
     ToolCall,
@@ -62,7 +63,6 @@ from ferrule_testkit.frontend import (
     serving,
     until,
 )
-from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
 
 
 class Recorder(StatLogger):

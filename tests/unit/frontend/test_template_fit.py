@@ -24,10 +24,10 @@ from ferrule.frontend.text.render import Renderer
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Event, TextDelta, ToolParser
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import discover
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
-from ferrule_testkit.fake_engine import FakeEngine, says
 from ferrule_testkit.tokenizers import ByteTokenizer
+from tests.fakes.engine import FakeEngine, says
 from tools import ROOT
 
 HERMES = builtin_templates()["hermes"].text

@@ -10,8 +10,9 @@ from setuptools.errors import OptionError
 
 from ferrule_kernels.building import BuildKernels, chosen
 from ferrule_kernels.cpu import library
+from tools import ROOT
 
-KNOWN = [name for name, _ in library.VARIANTS]
+KNOWN = [name for name, *_ in library.VARIANTS]
 ZEN4 = frozenset({"avx2", "fma", "f16c", "bmi2", "avx512_vnni", "avx512_bf16", *library._V4})
 
 
@@ -41,12 +42,16 @@ def test_a_variant_that_does_not_exist_is_named() -> None:
         chosen(KNOWN, "_v3,_v5", "x86_64", ZEN4)
 
 
-def test_the_command_leaves_the_other_extensions_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_compiles_the_listed_files_for_the_chosen_variants_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FERRULE_KERNEL_VARIANTS", "_v4")
-    distribution = Distribution({"ext_modules": [Extension(f"ferrule_kernels.cpu.{name}", []) for name in KNOWN]})
-    command = BuildKernels(distribution)
+    command = BuildKernels(Distribution({"ext_modules": [Extension("ferrule_kernels.cpu.variants", [])]}))
     command.ensure_finalized()
-    assert [each.name for each in command.extensions] == ["ferrule_kernels.cpu._v4"]
+    (only,) = command.extensions
+    assert only.name == "ferrule_kernels.cpu._v4"
+    assert only.extra_compile_args[-1] == "-march=x86-64-v4"
+    sources, headers = ({ROOT / name for name in names} for names in (only.sources, only.depends))
+    assert sources == set(library.HERE.glob("*.cpp"))
+    assert headers == set(library.HERE.glob("*.h"))
 
 
 def test_the_log_says_which_kernels_are_used(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,7 +141,7 @@ def test_a_server_without_memory_names_the_limit_and_exits(kind: str, kib: int, 
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize(("kind", "kib", "option"), [("RLIMIT_DATA", 200_000, "-d"), ("RLIMIT_AS", 560_000, "-v")])
+@pytest.mark.parametrize(("kind", "kib", "option"), [("RLIMIT_DATA", 165_000, "-d"), ("RLIMIT_AS", 560_000, "-v")])
 def test_libraries_that_do_not_get_memory_end_a_process_with_the_limit(kind: str, kib: int, option: str) -> None:
     """As an engine's process meets them, behind the launcher's check."""
     program = """

@@ -15,8 +15,8 @@ from ferrule.launch.check import check_start
 from ferrule.launch.prepare import prepare
 from ferrule.plugin import discover
 from ferrule_contrib import tiny
-from ferrule_testkit.fake_engine import FakeEngine
-from ferrule_testkit.wheels import Distribution
+from tests.fakes.engine import FakeEngine
+from tools.wheels import Distribution
 
 WRONG = """
 from ferrule.interfaces.{module} import {base}

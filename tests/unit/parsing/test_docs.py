@@ -13,9 +13,9 @@ from ferrule.env import Environment
 from ferrule.interfaces.parsers import TextDelta, ToolParser
 from ferrule.interfaces.service import Output
 from ferrule.plugin import discover
-from ferrule_testkit.frontend import fold
 from ferrule_testkit.kits import CallText, ToolParserKit
 from ferrule_testkit.kits.run import OK, run_kit
+from tests.fakes.frontend import fold
 from tools import ROOT
 
 PAGE = (ROOT / "docs" / "tools.md").read_text(encoding="utf-8")

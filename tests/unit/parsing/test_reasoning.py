@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from ferrule.interfaces.parsers import ChoiceContext, Content, Reasoning, ReasoningParser, TextDelta
 from ferrule_parsing import ThinkingParser
-from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_testkit.kits import ReasoningParserKit
 from ferrule_testkit.kits.count import work
 from ferrule_testkit.kits.reasoning_parser import Thought

@@ -10,8 +10,8 @@ from ferrule.errors import PluginError
 from ferrule.plugin import Plugins
 from ferrule_plugins.command import plugin_probe
 from ferrule_plugins.command.plugins import PluginsCommand
-from ferrule_testkit.bad_wheels import Bad, bad_distributions, install_bad
-from ferrule_testkit.wheels import Distribution
+from tests.fakes.bad_wheels import Bad, bad_distributions, install_bad
+from tools.wheels import Distribution
 
 BAD = list(bad_distributions())
 

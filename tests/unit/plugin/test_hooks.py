@@ -13,7 +13,7 @@ from ferrule.interfaces.hooks import AccessRequest
 from ferrule.plugin.faults import MAX_FAULTS
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineStats
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 HEARS = """
 from ferrule.interfaces.hooks import Hooks

@@ -14,7 +14,7 @@ from ferrule.config.plugins import configured
 from ferrule.errors import ConfigError, PluginError
 from ferrule.interfaces.scheduler import SchedulingPolicy
 from ferrule.plugin import CONTRACT, KINDS, PluginRef, Plugins, State, discover, load_first
-from ferrule_testkit.wheels import Distribution, build_wheel
+from tools.wheels import Distribution, build_wheel
 
 POLICY = """
 from ferrule.interfaces.scheduler import SchedulingPolicy
@@ -237,7 +237,7 @@ def test_a_stale_install_that_shadows_another_is_reported(site, tmp_path, monkey
     stale = tmp_path / "stale"
     stale.mkdir()
     monkeypatch.syspath_prepend(str(stale))
-    from ferrule_testkit.wheels import install
+    from tools.wheels import install
 
     install(policy_dist("twice-dist", "old", version="1.0"), stale)
     plugins = site.discover()
@@ -250,7 +250,7 @@ def test_a_stale_install_that_shadows_another_is_reported(site, tmp_path, monkey
 
 
 def test_equal_installs_are_not_reported(site, tmp_path, monkeypatch):
-    from ferrule_testkit.wheels import install
+    from tools.wheels import install
 
     site.install(policy_dist("twice-dist"))
     install(policy_dist("twice-dist"), tmp_path / "copy")

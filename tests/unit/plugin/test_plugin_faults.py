@@ -9,7 +9,7 @@ import pytest
 
 from ferrule.errors import ConfigError, PluginError, RequestFailed
 from ferrule.plugin.faults import MAX_FAULTS, FaultCount, culprit, failing_request, fault_logger, naming_culprit
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 PLATFORM = """
 from ferrule.errors import ConfigError

@@ -16,7 +16,7 @@ from ferrule.errors import ConfigError, PluginError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.options import PluginOption, describe_options, read_options
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 POLICY = """
 from __future__ import annotations

@@ -10,7 +10,7 @@ import pytest
 
 from ferrule.plugin import discover
 from ferrule.plugin.stated import stated
-from ferrule_testkit.wheels import Distribution
+from tools.wheels import Distribution
 
 SOURCE = """
 raise RuntimeError("imported")

@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 import torch
 
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.plugins import Plugins
 from ferrule.types import FinishReason, ModelInfo
 from ferrule_nn import Linear
 from ferrule_plugins.executor.uni import UniExecutor
-from ferrule_testkit.adapters import FakeBank, vectors
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
+from tests.fakes.adapters import FakeBank, vectors
 
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17)]
 ADAPTERS = ["one", None, "two"]
@@ -30,7 +30,7 @@ class WithBank(UniExecutor):
         super().__init__()
         self._bank = bank
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         self._worker = WorkerThread(open_worker(config, plugins, self._bank))
         return self._worker.start()
 

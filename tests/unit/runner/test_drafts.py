@@ -22,7 +22,7 @@ from ferrule.runner.outcome import Outcome
 from ferrule.types import Chunk, CompiledGrammar, FinishReason, StepPlan, ThoughtLimit
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
-from ferrule_testkit.speculator import LuckySpeculator
+from tests.fakes.speculator import LuckySpeculator
 
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [21, 22, 23], [31, 32, 33, 34, 35], [41, 42], [51, 52, 53, 54]]
 

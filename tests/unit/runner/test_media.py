@@ -16,7 +16,7 @@ from ferrule.types import Admit, Chunk, EngineRequest, HostTensor, MediaItem, St
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_plugins.sampler.default import DefaultSampler
-from ferrule_testkit.media_model import SeeingModel
+from tests.fakes.media_model import SeeingModel
 
 VOCAB, SIZE, BLOCK, MAX_LEN = 31, 16, 4, 64
 GREEDY = TokenSampling(seed=0, max_tokens=8, temperature=0.0)

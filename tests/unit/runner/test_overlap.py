@@ -42,7 +42,7 @@ from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuExecution, CpuMemory
 from ferrule_plugins.platform.cuda_stage import ALIGNMENT, PinnedTransfers
 from ferrule_testkit.checkpoints import tiny_model
-from ferrule_testkit.lazy_device import NoWaiting, PagedAttention, Unread, WaitedError
+from tests.fakes.lazy_device import NoWaiting, PagedAttention, Unread, WaitedError
 
 VOCAB, BLOCK, MAX_LEN = 64, 4, 32
 CONFIG: dict[str, Any] = {

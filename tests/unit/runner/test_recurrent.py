@@ -18,8 +18,8 @@ from ferrule.types import Admit, CacheGroup, Chunk, EngineRequest, StepPlan, Tok
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_plugins.sampler.default import DefaultSampler
-from ferrule_testkit.fake_executor import FakeExecutor
 from ferrule_testkit.fakes import FakeModel, solo
+from tests.fakes.executor import FakeExecutor
 
 FULL, RECURRENT = CacheGroup("full", 4), CacheGroup("recurrent", 4)
 VOCAB = 97

@@ -24,7 +24,7 @@ from ferrule.forms import (
     Triggered,
     Until,
 )
-from ferrule_testkit.http import Site, error_of
+from tests.fakes.http import Site, error_of
 
 SCHEMA = {"type": "object", "properties": {"b": {"type": "integer"}, "a": {}}, "required": ["b"]}
 TOOL = {"type": "function", "function": {"name": "f"}}

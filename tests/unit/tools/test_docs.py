@@ -19,7 +19,7 @@ import yaml
 
 from ferrule import env
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config
+from ferrule.config import Config, RouterSettings
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema
 from ferrule.env_vllm import FOREIGN
@@ -30,7 +30,7 @@ from ferrule.launch.program import summary
 from ferrule.plugin import discover
 from ferrule_kernels import building
 from ferrule_plugins.command import serve
-from ferrule_plugins.router.elsewhere import elsewhere
+from ferrule_plugins.router.absent_routes import absent_routes
 from tests.shared import OURS
 from tools import ROOT
 from tools.pages import cli as cli_page
@@ -305,13 +305,20 @@ def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
 
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:
     """Those of the page, and all that need another task."""
-    table = elsewhere(RouterContext(Config(), discover(), Lifecycle().service, lambda: ()))
+    plugins = discover()
+    table = absent_routes(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
     named = set(re.findall(r"`(/[^`]+)`", VLLM.partition("Of the routes")[2]))
     assert {path.rstrip("/") for path, why in table.items() if "needs task" in why} - {"/v2/embed"} <= named
     assert named <= {path.rstrip("/") for path in table}
 
 
 # ------------------------------------------------------------------------------------- written pages
+
+
+def test_files_that_the_architecture_names_exist() -> None:
+    named = re.findall(r"`([\w/]+\.py)`", (DOCS / "architecture.md").read_text(encoding="utf-8"))
+    assert len(named) > 30
+    assert [file for file in named if not any((ROOT / "core" / "ferrule").rglob(file))] == []
 
 
 def test_pages_that_are_written_from_the_code_are_current() -> None:

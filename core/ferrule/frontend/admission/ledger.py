@@ -1,4 +1,11 @@
-"""`Ledger`: what is open now, and the figures of it. Budgets are reserved here before any work is done."""
+"""`Ledger`: what is open now, and the figures of it. Budgets are reserved here before any work is done.
+
+Totals of tokens are counted here and not in the engine: a client may leave before it has read what the engine
+generated, an engine may die between two reports, and a beam search sends each prompt many times. A token is counted
+once, for its choice and for the total on the board, when a client reads it, or else when the engine's last word on the
+choice has come. A choice whose client has left gives back its place in the queue at once; its account is settled with
+that last word, which says how long it waited and ran. The metric of tokens per step is the engine's.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +15,11 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ferrule.callers import Visit
+from ferrule.api_keys import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
-from ferrule.hooks import HookRunner
-from ferrule.interfaces.stats import RequestStats, StatLogger
-from ferrule.plugin.faults import FaultCount
+from ferrule.frontend.metrics import Loggers
+from ferrule.interfaces.stats import RequestStats
 from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
 from ferrule.wire.board import (
     BUFFERED,
@@ -27,45 +33,6 @@ from ferrule.wire.board import (
 from ferrule.wire.buffers import Buffers
 
 TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a tuple
-
-
-class Loggers:
-    """Stat loggers with their titles, guarded: what one raises is logged, and it is disabled after three times.
-
-    With `silent` they are told of HTTP alone.
-    """
-
-    def __init__(
-        self, loggers: Sequence[tuple[str, StatLogger]], hooks: HookRunner | None = None, silent: bool = False
-    ) -> None:
-        self.hooks = hooks or HookRunner()
-        self._silent = silent
-        self._loggers = [(FaultCount(title), logger) for title, logger in loggers]
-
-    def tell(self, event: str, say: Callable[[StatLogger], None], always: bool = False) -> None:
-        """Call `say` with each of them; `event` is the method that it calls, for the log."""
-        for faults, logger in self._loggers if always or not self._silent else ():
-            if faults.disabled:
-                continue
-            try:
-                say(logger)
-            except Exception:
-                faults.add(event)
-
-    def exposition(self) -> tuple[str, str]:
-        """The metrics of all loggers that speak the first one's media type, and those of hooks."""
-        found: list[tuple[str, str]] = []
-
-        def ask(logger: StatLogger) -> None:
-            text = logger.exposition()
-            if text is not None:
-                found.append(text)
-
-        self.tell("exposition", ask, always=True)
-        media_type = found[0][0] if found else "text/plain; charset=utf-8"
-        kind = media_type.partition(";")[0]
-        texts = [text for other, text in found if other.partition(";")[0] == kind]
-        return media_type, "".join(texts) + self.hooks.metrics()
 
 
 @dataclass(slots=True, eq=False)

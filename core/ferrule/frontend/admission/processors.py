@@ -2,6 +2,9 @@
 
 All of them become (name, kwargs) of a plugin, which the engine makes anew. They are made here first, so that what is
 wrong with them is told before the engine hears of the request.
+
+The API process also imports those that `--logits-processor-pattern` allows: wrong arguments give a 400 and cost the
+engine nothing.
 """
 
 from __future__ import annotations
@@ -19,8 +22,6 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.faults import failing_request
 from ferrule.wire.functions import import_path
 
-FUNCTION = "python_function"  # the plugin that makes one of a function; clients cannot name it
-
 Trial = Callable[[Mapping[str, Any]], None]
 """Makes a processor of arguments and drops it. Raises ValueError for wrong ones, RequestFailed for any other fault."""
 
@@ -33,12 +34,18 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 def find_processors(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None) -> dict[str, Trial]:
     """The logits processors that requests may name: only those are imported."""
-    return {name: _trial(plugins, name, tokenizer) for name in allowed_processors(config, plugins) if name != FUNCTION}
+    names = (name for name in allowed_processors(config, plugins) if not _wraps_functions(plugins, name))
+    return {name: _trial(plugins, name, tokenizer) for name in names}
 
 
-def find_function_processor(plugins: Plugins, tokenizer: Tokenizer | None) -> Trial | None:
-    """That of `FUNCTION`; None where the user denied it."""
-    return _trial(plugins, FUNCTION, tokenizer) if FUNCTION in plugins.names("logits_processor") else None
+def find_function_processor(plugins: Plugins, tokenizer: Tokenizer | None) -> tuple[str, Trial] | None:
+    """Find the plugin that wraps functions, which clients cannot name; None where the user denied it."""
+    names = (name for name in plugins.names("logits_processor") if _wraps_functions(plugins, name))
+    return next(((name, _trial(plugins, name, tokenizer)) for name in names), None)
+
+
+def _wraps_functions(plugins: Plugins, name: str) -> bool:
+    return plugins.stated("logits_processor", name, "wraps_functions") is True
 
 
 def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
@@ -84,9 +91,10 @@ def _named(entry: Any, rules: Rules) -> tuple[str, dict[str, Any]]:
 
 def _function(shown: str, rules: Rules, **kwargs: Any) -> tuple[str, dict[str, Any]]:
     if rules.function_processor is None:
-        raise RequestError(f"logits_processors: the plugin logits_processor:{FUNCTION} is not allowed.", _PARAM)
-    _try(shown, rules.function_processor, kwargs)
-    return FUNCTION, kwargs
+        raise RequestError("logits_processors: the plugin that makes them of functions is not allowed.", _PARAM)
+    name, trial = rules.function_processor
+    _try(shown, trial, kwargs)
+    return name, kwargs
 
 
 def _try(shown: str, trial: Trial, kwargs: dict[str, Any]) -> None:

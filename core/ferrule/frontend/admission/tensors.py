@@ -2,6 +2,9 @@
 
 It takes base64 of a file that ``torch.save`` wrote for one tensor, or of a safetensors file with one tensor. The tensor
 is dense, contiguous, finite, [tokens, size] or [1, tokens, size], and float32, float16 or bfloat16.
+
+A file of ``torch.save`` is an archive with a pickle. Its opcodes must be exactly those of a plain tensor; none is
+executed.
 """
 
 from __future__ import annotations

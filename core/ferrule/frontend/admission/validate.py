@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 from pydantic import TypeAdapter
 
-from ferrule.callers import Visit
+from ferrule.api_keys import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.text.stops import StopStrings
@@ -59,7 +59,8 @@ class Rules(Struct, frozen=True, kw_only=True):
     defaults: dict[str, Any] = {}  # sampling values of the generation config
     processor_pattern: str | None = None
     processors: dict[str, Callable[[Mapping[str, Any]], None]] = {}  # that clients may name: each tries arguments
-    function_processor: Callable[[Mapping[str, Any]], None] | None = None  # the same, for one made of a function
+    # The name of the plugin that makes one of a function, and the same for it; None where it may not be used.
+    function_processor: tuple[str, Callable[[Mapping[str, Any]], None]] | None = None
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
     parts_thoughts: bool = False  # whether a reasoning parser runs

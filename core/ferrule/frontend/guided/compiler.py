@@ -1,4 +1,10 @@
-"""`GrammarCompiler`: constraints of requests to what the engine takes, compiled once and in children."""
+"""`GrammarCompiler`: constraints of requests to what the engine takes, compiled once and in children.
+
+Each API process keeps 256 MiB of compiled constraints, by use, and none over a restart. A schema of 20 fields compiles
+in 3 to 10 ms with `guidance`, which `auto` asks first, and in 70 to 200 ms with `xgrammar`. A cache on the disk would
+save that once for each schema and restart; in exchange the engine would load files that anybody with access to the
+folder has written.
+"""
 
 from __future__ import annotations
 

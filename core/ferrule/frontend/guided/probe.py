@@ -3,6 +3,10 @@
 Some constraints compile at once, and then take longer with each token, or fail in the middle of an answer: nested
 repetitions double the states of a parser, and a library's own limits are met only when a text gets there. So a text is
 written under the constraint, token by token, in the ways that make such constraints grow.
+
+The engine gives a constraint 0.15 s of a processor in a step (`ferrule.runner.grammars`), which catches what gets slow
+only later. A row without a mask could instead be left out of steps until it has one, but its thread would use the
+processor that the others need for as long as the client likes.
 """
 
 from __future__ import annotations

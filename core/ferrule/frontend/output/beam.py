@@ -1,6 +1,10 @@
 """Choices that are ranked: the best of a beam search, and the best of several samples.
 
 A choice of a beam search gets one delta, when the search is over, and is read like any other.
+
+A step of a beam search is a request of one token for each beam; the prefix cache has all but the last block of it.
+Engine, scheduler and runner do not know of beams: preemption, limits and cancellation apply to these requests as to any
+other.
 """
 
 from __future__ import annotations

@@ -62,7 +62,8 @@ class _Settings:
 class Tensorizer(WeightSource, WritesWeights):
     """Tensors are read one at a time. Nothing in such a file is code, and nothing is unpickled."""
 
-    patterns = (f"*{_ENDING}",)
+    forms = ("*.tensors",)
+    fetch_order = -1
 
     @classmethod
     def refuses(cls, folder: Path | None) -> str | None:

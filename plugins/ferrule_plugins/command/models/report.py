@@ -17,12 +17,12 @@ from ferrule.assembly.memory import count_parameters
 from ferrule.assembly.model import outline
 from ferrule.config import Resolved
 from ferrule.errors import FerruleError, StartupError
-from ferrule.frontend.families import find_family
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.locate.localise import find_settings, is_path
 from ferrule.runner.cache import snapshots_in
+from ferrule_plugins.command.families import find_family
 
 _METHODS = ("int8", "int4", "fp8")  # that quantize float weights as they load
 _GIB = 2**30

@@ -42,7 +42,7 @@ _ELSEWHERE = {  # tables of the library, and what a model that is only in one of
 
 
 def library_config(ctx: BuildContext) -> Any:
-    """The library's configuration object, with the overrides that `ctx.config` has. Raises CheckpointError."""
+    """Return the library's configuration object, with the overrides that `ctx.config` has. Raises CheckpointError."""
     from huggingface_hub.errors import StrictDataclassError
     from transformers import CONFIG_MAPPING, AutoConfig
 
@@ -73,7 +73,7 @@ def library_config(ctx: BuildContext) -> Any:
 
 
 def _numbers(value: Any) -> Any:
-    """A copy, in which infinities are numbers: the library writes them as {"__float__": "Infinity"}."""
+    """Copy a value so that infinities are numbers: the library writes them as {"__float__": "Infinity"}."""
     if isinstance(value, Mapping):
         if set(value) == {"__float__"} and value["__float__"] in ("Infinity", "-Infinity", "NaN"):
             return float(value["__float__"])
@@ -82,7 +82,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _check_kind(kind: str, outer: Mapping[str, Any]) -> None:
-    """Raises CheckpointError for a model type of the library that does not continue text."""
+    """Check that a model type of the library continues text. Raises CheckpointError where it does not."""
     from transformers.models.auto import modeling_auto
 
     classes = outer.get("architectures") or ()
@@ -110,7 +110,7 @@ def _check_kind(kind: str, outer: Mapping[str, Any]) -> None:
 
 
 def build(config: Any, ctx: BuildContext, attention: str) -> Any:
-    """The library's model without weights, on the meta device.
+    """Build the library's model without weights, on the meta device.
 
     Its attention goes to the function of that name in the library's registry. Raises CheckpointError.
     """
@@ -144,7 +144,7 @@ def _check_causal(model: Any) -> None:
 
 
 def usual_attention(model: Any) -> str:
-    """The library's attention that a class has if nobody asks for another."""
+    """Return the library's attention that a class has if nobody asks for another."""
     return "sdpa" if getattr(model, "_supports_sdpa", False) else "eager"
 
 
@@ -172,7 +172,7 @@ def class_name(inner: Any) -> str:
 
 
 def filled(cls: Any, config: Any, tensors: dict[str, torch.Tensor], ctx: BuildContext, attention: str) -> Any:
-    """A model with these weights. Raises CheckpointError that names the first tensors at fault."""
+    """Return a model with these weights. Raises CheckpointError that names the first tensors at fault."""
     from transformers.utils.logging import disable_progress_bar
 
     disable_progress_bar()  # the load format has shown one already

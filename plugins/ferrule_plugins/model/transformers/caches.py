@@ -51,11 +51,11 @@ class TokenTensor:
         return int(torch.Size(self.shape).numel())
 
     def entries(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
-        """The last `count` tokens as [count, size]."""
+        """Return the last `count` tokens as [count, size]."""
         return tensor.narrow(self.dim, tensor.shape[self.dim] - count, count).movedim(self.dim, 0).reshape(count, -1)
 
     def tensor(self, entries: torch.Tensor) -> torch.Tensor:
-        """What `entries` [tokens, size] were taken from."""
+        """Return the tensor that `entries` [tokens, size] were taken from."""
         rest = (*self.shape[: self.dim], *self.shape[self.dim + 1 :])
         return entries.to(self.dtype).view(len(entries), *rest).movedim(0, self.dim)
 
@@ -71,7 +71,7 @@ class StateTensor:
 
 @dataclass(frozen=True)
 class CacheForm:
-    """What a class's cache objects hold. Names of tensors are `name(path)`."""
+    """The contents of a class's cache objects. Names of tensors are `name(path)`."""
 
     frame: Any  # a cache without its tensors
     tokens: tuple[TokenTensor, ...]
@@ -80,7 +80,7 @@ class CacheForm:
 
     @classmethod
     def of(cls, caches: Mapping[int, Any]) -> CacheForm:
-        """From caches after texts of several lengths, keyed by these. Raises CannotKeepError."""
+        """Find the form from caches after texts of several lengths, keyed by these. Raises CannotKeepError."""
         found = {length: _places(cache) for length, cache in caches.items()}
         first, *others = found.values()
         if any(set(other) != set(first) for other in others):
@@ -104,7 +104,7 @@ class CacheForm:
         return cls(frame, tuple(tokens), tuple(states), frozenset(lengths))
 
     def build(self, length: int, tensors: Mapping[Path, torch.Tensor]) -> Any:
-        """A cache object after `length` tokens, with these tensors."""
+        """Build a cache object after `length` tokens, with these tensors."""
 
         def value(path: Path, framed: Any) -> Any:
             return length if path in self.lengths else tensors.get(path, framed)
@@ -112,7 +112,9 @@ class CacheForm:
         return _rebuilt(self.frame, value)
 
     def find(self, cache: Any) -> dict[Path, torch.Tensor]:
-        """The tensors of a cache object. Raises CannotKeepError where it has others than this form says."""
+        """Return the tensors of a cache object. Raises CannotKeepError where it has other tensors than this form
+        says.
+        """
         found = {path: value for path, (value, _) in _places(cache).items() if isinstance(value, torch.Tensor)}
         known = {each.path for each in self.tokens} | {each.path for each in self.states}
         if set(found) != known:
@@ -154,19 +156,19 @@ class OwnState:
         return cache["cache"] if self.places and cache is not None else cache
 
     def save(self, cache: Any) -> Any:
-        """The cache with the tensors that are in the modules now."""
+        """Return the cache with the tensors that are in the modules now."""
         if not self.places:
             return cache
         return {"cache": cache, "modules": {path: getattr(module, name) for path, module, name in self.places}}
 
 
 def attributes(inner: nn.Module) -> Attributes:
-    """Copies of the tensors that may be states."""
+    """Copy the tensors that may be states."""
     return {(path, attribute): _copied(value) for path, _, attribute, value in _attributes(inner)}
 
 
 def _attributes(inner: nn.Module) -> Iterator[tuple[str, nn.Module, str, Any]]:
-    """Tensors, and places without a value, that are attributes or buffers of modules and no parameters."""
+    """Yield the tensors, and places without a value, that are attributes or buffers of modules and not parameters."""
     for path, module in inner.named_modules():
         for attribute, value in (*vars(module).items(), *module._buffers.items()):
             if attribute[:1] != "_" and (value is None or isinstance(value, torch.Tensor)):
@@ -178,7 +180,7 @@ def _copied(value: Any) -> Any:
 
 
 def name(path: Path) -> str:
-    """How a place is called, such as `layers.0.keys`."""
+    """Return the name of a place, such as `layers.0.keys`."""
     return ".".join(str(key) for _, key in path) or "cache"
 
 
@@ -207,7 +209,9 @@ def _tensor(path: Path, values: Mapping[int, torch.Tensor], window: int) -> Toke
 
 
 def _alike(values: list[Any]) -> bool:
-    """Whether all are the same plain value; what is not plain (a configuration) is not looked at."""
+    """Return whether all values are the same plain value; values that are not plain (a configuration) are not looked
+    at.
+    """
     return not isinstance(values[0], _PLAIN) or all(
         type(each) is type(values[0]) and each == values[0] for each in values
     )
@@ -217,7 +221,9 @@ def _alike(values: list[Any]) -> bool:
 
 
 def _children(value: Any) -> dict[tuple[str, Any], Any]:
-    """What is inside: the items of a container, the attributes of an object; none for anything that is one value."""
+    """Return what is inside a value: the items of a container, the attributes of an object; none for anything that is
+    one value.
+    """
     if isinstance(value, dict):
         return {("item", key): each for key, each in value.items()}
     if isinstance(value, (list, tuple)):
@@ -228,7 +234,7 @@ def _children(value: Any) -> dict[tuple[str, Any], Any]:
 
 
 def _places(cache: Any) -> dict[Path, tuple[Any, int]]:
-    """Every value in a cache that has nothing inside, and the window of the layer that has it."""
+    """Return every value in a cache that has nothing inside, and the window of the layer that has it."""
     found: dict[Path, tuple[Any, int]] = {}
 
     def walk(value: Any, path: Path, window: int) -> None:
@@ -247,7 +253,7 @@ def _places(cache: Any) -> dict[Path, tuple[Any, int]]:
 
 
 def _rebuilt(value: Any, change: Callable[[Path, Any], Any], path: Path = ()) -> Any:
-    """A copy of a cache's containers and objects, whose innermost values are what `change` gives for them."""
+    """Copy a cache's containers and objects, with `change` applied to their innermost values."""
     inside = {} if isinstance(value, torch.Tensor) else _children(value)
     if not inside:
         changed = change(path, value)

@@ -34,7 +34,7 @@ Options = Callable[[str, nn.Module, torch.Tensor, torch.Tensor, Mapping[str, Any
 
 
 def short_windows(config: Any) -> Any:
-    """A copy of the library's configuration whose windows have `_WINDOW` tokens."""
+    """Copy the library's configuration with windows of `_WINDOW` tokens."""
     small = copy.deepcopy(config)
     text = small.get_text_config()
     for key, value in text.to_dict().items():
@@ -76,7 +76,9 @@ def compare(
     attention_mask: torch.Tensor | None,
     **given: Any,
 ) -> tuple[torch.Tensor, Any]:
-    """The attention function under `NAME`: the class's own eager one, held against what the paged cache would do."""
+    """Attend, under `NAME` in the library's registry: by the class's own eager function, compared with what the paged
+    cache would compute.
+    """
     path, comparison = module.__dict__[_COMPARISON]
     eager = _eager(module)
     comparison.compare(path, module, (query, key, value), attention_mask, given)
@@ -97,7 +99,9 @@ class _Comparison:
         mask: torch.Tensor | None,
         given: Mapping[str, Any],
     ) -> None:
-        """Raises CheckpointError where the class computes something else of random heads than paged attention."""
+        """Compare the class with paged attention on random heads. Raises CheckpointError where the class computes
+        something else.
+        """
         options = self.options(path, module, heads[1], heads[2], given)
         self.windows.add(options.window)
         draw = torch.Generator().manual_seed(0)
@@ -124,7 +128,7 @@ def _told(options: AttentionOptions) -> str:
 
 
 def _paged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-    """What attention over the paged cache computes for one request: q, k, v [heads, tokens, dim] float32."""
+    """Return what attention over the paged cache computes for one request: q, k, v [heads, tokens, dim] float32."""
     groups, tokens = q.shape[0] // k.shape[0], q.shape[1]
     k, v = k.repeat_interleave(groups, 0), v.repeat_interleave(groups, 0)
     scores = q @ k.transpose(1, 2) * options.scale
@@ -140,7 +144,9 @@ def _paged(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Attention
 
 
 def _eager(module: nn.Module) -> Callable[..., tuple[torch.Tensor, Any]]:
-    """The attention function in the file of the module's class; the library's for torch where it has none."""
+    """Return the attention function in the file of the module's class; the library's for torch where the file has
+    none.
+    """
     own: Callable[..., tuple[torch.Tensor, Any]] | None
     own = vars(sys.modules[type(module).__module__]).get("eager_attention_forward")
     if own is None:

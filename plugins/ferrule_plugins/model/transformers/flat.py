@@ -35,7 +35,9 @@ _HARMLESS = frozenset(
 
 
 class _Layer(nn.Module):
-    """What an attention module needs, as its call showed. A submodule, so that it is found as an `AttentionLayer`."""
+    """The needs of an attention module, as its call showed. It is a submodule, so that it is found as an
+    `AttentionLayer`.
+    """
 
     def __init__(self, name: str, cache: LayerCache, options: AttentionOptions) -> None:
         super().__init__()
@@ -52,7 +54,9 @@ class _Step:
 
 
 class Flat(nn.Module):
-    """Runs one class. Layers are found by a probe of one token, which on the meta device costs nothing."""
+    """A runner of one class for many requests together. Layers are found by a probe of one token, which on the meta
+    device costs nothing.
+    """
 
     def __init__(self, ctx: BuildContext, config: Any, lengths: Lengths) -> None:
         super().__init__()
@@ -63,7 +67,9 @@ class Flat(nn.Module):
         self.layers = nn.ModuleList()  # of `_Layer`, in the order in which they run; empty before a probe
 
     def build(self) -> Any:
-        """The model without weights. Raises CheckpointError for a class or configuration that is not for this way."""
+        """Build the model without weights. Raises CheckpointError for a class or configuration that cannot run
+        together.
+        """
         _check_config(self._config)
         inner = flat_model(self._config, self._ctx, NAME)
         _check_class(inner)
@@ -104,7 +110,7 @@ class Flat(nn.Module):
             ) from error
 
     def compare_with_library(self, inner: Any) -> None:
-        """Raises CheckpointError where the class computes something else than paged attention does."""
+        """Compare the class with paged attention. Raises CheckpointError where the class computes something else."""
         full = not self._ctx.sliding_window  # then no request is longer than the window
         config = self._config if full else check.short_windows(self._config)
         twin = flat_model(config, self._ctx, check.NAME).eval()
@@ -153,7 +159,7 @@ class Flat(nn.Module):
 
 
 class _Probe:
-    """Turns the first attention call of each module into a `_Layer`."""
+    """A recorder that turns the first attention call of each module into a `_Layer`."""
 
     def __init__(self, ctx: BuildContext, config: Any) -> None:
         text = config.get_text_config(decoder=True)
@@ -163,7 +169,9 @@ class _Probe:
         self.layers: dict[str, _Layer] = {}
 
     def record(self, path: str, module: nn.Module, k: torch.Tensor, width: int, given: Mapping[str, Any]) -> None:
-        """k is [1, kv_heads, 1, head_dim], `width` that of keys or values, and `given` the call's other arguments."""
+        """Record a call: k is [1, kv_heads, 1, head_dim], `width` that of keys or values, and `given` the call's other
+        arguments.
+        """
         if path in self.layers:
             raise CheckpointError(f"{path} attends twice in one pass, which needs a cache of its own kind.")
         strange = sorted(key for key, value in given.items() if value is not None and key not in _HARMLESS)
@@ -186,7 +194,7 @@ class _Probe:
         self.layers[path] = _Layer(path, LayerCache(group, k.shape[1], width), options)
 
     def _window(self, module: nn.Module, given: Mapping[str, Any]) -> int:
-        """The window that the call names; where it names none, what `layer_types` says of the layer."""
+        """Return the window that the call names; where it names none, the one that `layer_types` gives the layer."""
         if "sliding_window" in given:
             return int(given["sliding_window"] or 0)
         index = getattr(module, "layer_idx", None)
@@ -197,7 +205,7 @@ class _Probe:
 
 @dataclass(frozen=True)
 class _Registration:
-    """What `attend` needs to know of a module of the library, which is attached to it."""
+    """The data that `attend` needs about a module of the library, attached to that module."""
 
     path: str
     step: _Step
@@ -212,7 +220,9 @@ def attend(
     attention_mask: torch.Tensor | None,
     **given: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The attention function in the library's registry. Returns [1, tokens, heads, value_dim]."""
+    """Attend through the paged cache; this is the function in the library's registry. Returns [1, tokens, heads,
+    value_dim].
+    """
     registration: _Registration = getattr(module, _REGISTRATION)
     if attention_mask is not None:
         raise CheckpointError(f"{registration.path} brings a mask of its own; only causal attention can be served.")
@@ -230,7 +240,7 @@ def attend(
 
 
 def flat_model(config: Any, ctx: BuildContext, attention: str) -> Any:
-    """A model without weights whose attention goes to one of our functions. Raises CheckpointError."""
+    """Build a model without weights whose attention goes to one of Ferrule's functions. Raises CheckpointError."""
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import eager_mask
 
@@ -241,14 +251,14 @@ def flat_model(config: Any, ctx: BuildContext, attention: str) -> Any:
 
 
 def prepared(model: Any) -> Any:
-    """A model of the flat way, with what looks at values switched off."""
+    """Return the model, with the code that looks at values switched off."""
     if getattr(model, "_can_set_experts_implementation", lambda: False)():
         model.set_experts_implementation("batched_mm")  # the one that does not look at values, so that it can be probed
     return without_padding(model)
 
 
 def _check_config(config: Any) -> None:
-    """Raises CheckpointError for what shows in the configuration: state other than keys and values."""
+    """Check a configuration for state other than keys and values. Raises CheckpointError where there is some."""
     text = config.get_text_config(decoder=True)
     kinds = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - _PLAIN)
     if kinds:
@@ -258,7 +268,7 @@ def _check_config(config: Any) -> None:
 
 
 def _check_class(inner: Any) -> None:
-    """Raises CheckpointError for what shows in the class."""
+    """Check that the class keeps no recurrent state and lets its attention be replaced. Raises CheckpointError."""
     name = class_name(inner)
     if getattr(inner, "_is_stateful", False):
         raise CheckpointError(f"{name} keeps a recurrent state, which the paged cache does not have.")

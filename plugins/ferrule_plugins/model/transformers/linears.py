@@ -28,7 +28,7 @@ _INPUTS = 1024  # of a layer that are multiplied at a time
 
 
 class _AnyShape(Linear):
-    """Takes [..., in], as the library's layers do."""
+    """A linear layer for inputs [..., in], as the library's layers are."""
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         flat = super().forward(x.reshape(-1, self.in_features).contiguous())
@@ -36,7 +36,7 @@ class _AnyShape(Linear):
 
 
 def any_scheme(inner: Any, method: QuantizationMethod) -> bool:
-    """Whether the method has a scheme for any layer."""
+    """Return whether the method has a scheme for any layer."""
     return any(method.scheme(_layer(inner, path, linear)) is not None for path, linear in _candidates(inner))
 
 
@@ -47,7 +47,8 @@ def stored(
     dtype: torch.dtype,
     device: torch.device,
 ) -> tuple[dict[str, Linear], dict[str, torch.Tensor]]:
-    """The packed layers of a checkpoint that is quantized, by their paths, and its tensors with floats in their place.
+    """Return the packed layers of a checkpoint that is quantized, by their paths, and its tensors with floats in their
+    place.
 
     Raises CheckpointError for tensors that do not fit.
     """
@@ -79,12 +80,12 @@ def stored(
 
 
 def from_floats(scheme: LinearScheme) -> bool:
-    """Whether it quantizes float weights, and so leaves a layer's parameters as they are."""
+    """Return whether a scheme quantizes float weights, and so leaves a layer's parameters as they are."""
     return type(scheme).allocate is LinearScheme.allocate
 
 
 def _floats(layer: Linear, dtype: torch.dtype) -> torch.Tensor:
-    """What a packed layer multiplies by, [out, in]: its products with each input alone."""
+    """Return the float matrix that a packed layer multiplies by, [out, in]: its products with each input alone."""
     device = layer.device
     kind = torch.float32 if products_of(layer).any_type else dtype
     nothing = layer(torch.zeros((1, layer.in_features), dtype=kind, device=device))
@@ -143,7 +144,7 @@ def _is_head(inner: Any, linear: nn.Linear) -> bool:
 def _quantized(
     inner: Any, path: str, linear: nn.Linear, method: QuantizationMethod, device: torch.device
 ) -> Linear | None:
-    """The layer with its float weight quantized; None where the method leaves it as it is."""
+    """Return the layer with its float weight quantized; None where the method leaves it as it is."""
     scheme = method.scheme(_layer(inner, path, linear))
     if scheme is None or not from_floats(scheme):
         return None
@@ -163,7 +164,7 @@ def _quantized(
 
 
 def _is_product(linear: nn.Linear) -> bool:
-    """Whether a class computes what `nn.Linear` does; classes derived from it may do more."""
+    """Return whether a layer computes what `nn.Linear` does; classes derived from it may do more."""
     if type(linear) is nn.Linear:
         return True
     draw = torch.Generator().manual_seed(0)
@@ -177,7 +178,9 @@ def _is_product(linear: nn.Linear) -> bool:
 
 
 def _read_by_others(inner: Any, run: Callable[[], None]) -> set[str]:
-    """Paths of the layers whose weight or bias is read elsewhere than in their own forward pass, as a run shows."""
+    """Return the paths of the layers whose weight or bias is read elsewhere than in their own forward pass, as a run
+    shows.
+    """
     watched = dict(_candidates(inner))
     classes = {path: type(linear) for path, linear in watched.items()}
     try:
@@ -192,7 +195,7 @@ def _read_by_others(inner: Any, run: Callable[[], None]) -> set[str]:
 
 
 def _watching(cls: type[nn.Linear]) -> type[nn.Linear]:
-    """A class that notes when its parameters are read while it does not run."""
+    """Return a class that notes when its parameters are read while it does not run."""
 
     class Watching(cls):  # type: ignore[misc, valid-type]
         def __getattr__(self, name: str) -> Any:

@@ -49,7 +49,7 @@ class _Given:
 
 
 class _Passthrough(nn.Module):
-    """Stands for the base model, or a part of it, where only the head is to run: its output is `hidden`."""
+    """A stand-in for the base model, or a part of it, where only the head is to run: its output is `hidden`."""
 
     hidden: torch.Tensor
 
@@ -61,7 +61,7 @@ class _Passthrough(nn.Module):
 
 
 class TransformersModel(nn.Module, Model, Generates):
-    """Wraps the library's model. It runs flat where its class allows that, else row after row."""
+    """A model of the library. Its requests run together where its class allows that, else row after row."""
 
     any_architecture = True
     conformance = MappingProxyType({"recipes": ("llama", "gemma2", "mixtral", "mamba")})
@@ -89,14 +89,16 @@ class TransformersModel(nn.Module, Model, Generates):
 
     @property
     def way(self) -> str:
-        """How requests run, in words."""
+        """The way in which requests run, in words."""
         if self.flat is not None:
             return "together"
         anew = self._rows is not None and not self._rows.keeps_cache
         return "one after another, the whole text each time" if anew else "one after another"
 
     def cache_specs(self) -> dict[str, LayerCache]:
-        """Layers that attend are known once the model is built; others, once its weights are there."""
+        """Return the caches. Layers that attend are known once the model is built; others, once its weights are
+        loaded.
+        """
         if self.flat is None:
             return {} if self._rows is None else self._rows.cache_specs()
         if not len(self.flat.layers):
@@ -126,7 +128,9 @@ class TransformersModel(nn.Module, Model, Generates):
         return self._rows.forward(ids, ctx)
 
     def embed_size(self) -> int:
-        """0 for what needs ids besides, such as a second embedding in each layer."""
+        """Return the width of embeddings; 0 for a model that needs ids besides, such as for a second embedding in each
+        layer.
+        """
         table = self.inner.get_input_embeddings()
         runs = self.inner if self._gives_logits else getattr(self.inner, self.inner.base_model_prefix, self.inner)
         accepts_embeds = "inputs_embeds" in inspect.signature(runs.forward).parameters

@@ -41,7 +41,7 @@ def follow_lengths(inner: nn.Module, lengths: Lengths) -> PromptBorder | None:
 
 
 def _scaled(module: nn.Module) -> Mapping[str, Any] | None:
-    """The settings of a rotation that depends on the length."""
+    """Return the settings of a rotation that depends on the length; None for any other."""
     config: Any = getattr(module, "config", None)
     kinds = getattr(module, "rope_type", None)
     given = getattr(config, "rope_parameters", None)
@@ -71,7 +71,7 @@ class _OwnLengths:
         }
 
     def __call__(self, x: torch.Tensor, position_ids: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        """What the library returns: a tensor, or several, whose second dimension is the tokens."""
+        """Return what the library returns: a tensor, or several, whose second dimension is the tokens."""
         lengths = self._lengths.of_tokens
         if lengths is None:
             return self._fresh(x, position_ids, *args, **kwargs)
@@ -98,7 +98,7 @@ class _OwnLengths:
 
 
 def _merged(before: Any, given: Any, mine: torch.Tensor) -> Any:
-    """`given` without its last token, where `mine`; what was there `before` elsewhere."""
+    """Return `given` without its last token, where `mine`; the values of `before` elsewhere."""
     if isinstance(given, torch.Tensor):
         return given[:, :-1] if before is None else torch.where(mine, given[:, :-1], before)
     olds = [None] * len(given) if before is None else before

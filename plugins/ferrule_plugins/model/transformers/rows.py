@@ -35,7 +35,7 @@ NO_CACHE = "it keeps nothing from one step to the next, so each step computes th
 
 @dataclass(frozen=True)
 class Manner:
-    """How a class is called."""
+    """A way to call a class."""
 
     cache: str | None  # the argument with its cache; None: the whole text each time
     library_cache: bool = True  # a first step is given a cache of the library; False: the class makes its own
@@ -45,7 +45,7 @@ class Manner:
 
 
 class Rows:
-    """Runs one class in one manner.
+    """A runner of one class in one manner, row after row.
 
     `head`: the hidden states that `forward` gives are the logits already. `fresh`: the attributes of its modules before
     any text.
@@ -72,7 +72,7 @@ class Rows:
         return self._form is not None
 
     def cache_specs(self) -> dict[str, LayerCache]:
-        """What is kept by token."""
+        """Return what is kept by token."""
         size = self._ctx.block_size
         if self._form is None:
             return {_IDS: LayerCache(CacheGroup("full", size), 1, _BITS, attended=False)}
@@ -84,12 +84,12 @@ class Rows:
         return specs
 
     def state_specs(self) -> dict[str, StateSpec]:
-        """What is kept by slot."""
+        """Return what is kept by slot."""
         states = () if self._form is None else self._form.states
         return {name(each.path): StateSpec(each.shape, each.dtype) for each in states}
 
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        """[tokens] → [tokens, hidden], row after row."""
+        """Run the rows one after another: ids [tokens] → [tokens, hidden]."""
         embeds = self._embeds(ids, ctx)
         done = []
         for number, row in enumerate(ctx.rows):
@@ -162,7 +162,7 @@ class Rows:
         return torch.cat(done), cache
 
     def _call(self, ids: torch.Tensor, embeds: torch.Tensor | None, begin: int, cache: Any) -> tuple[torch.Tensor, Any]:
-        """One forward pass of the library: hidden states [tokens, hidden] and the cache after them."""
+        """Run one forward pass of the library: returns hidden states [tokens, hidden] and the cache after them."""
         manner, count = self._manner, len(ids)
         given: dict[str, Any] = {"return_dict": True}
         given |= {"input_ids": ids.unsqueeze(0)} if embeds is None else {"inputs_embeds": embeds.unsqueeze(0)}
@@ -209,7 +209,7 @@ class Rows:
 
 
 def manners(inner: Any) -> Iterator[Manner]:
-    """How a class may want to be called, the likeliest first."""
+    """Yield the manners in which a class may want to be called, the likeliest first."""
     accepted = set()
     for module in (inner, getattr(inner, inner.base_model_prefix or "-", inner)):
         accepted |= set(inspect.signature(module.forward).parameters)
@@ -249,7 +249,7 @@ class Rehearsal:
         self.lengths = self._slot
 
     def begin(self, begin: int, count: int) -> None:
-        """The next step."""
+        """Begin the next step, of `count` tokens at `begin`."""
         self.rows = (StepRow(0, count, begin),)
         self.lengths = torch.full((count,), begin + count, device=self._slot.device)
 

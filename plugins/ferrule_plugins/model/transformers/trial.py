@@ -30,7 +30,7 @@ Logits = Callable[[torch.Tensor], torch.Tensor]
 
 
 def find_rows(ctx: BuildContext, inner: Any, logits: Logits, lengths: Lengths) -> tuple[Rows, bool]:
-    """The first manner that computes what the class does, and whether its hidden states are the logits.
+    """Return the first manner that computes what the class does, and whether its hidden states are the logits.
 
     `logits` maps hidden states of the class's base model to logits. Raises CheckpointError that says what went wrong.
     """
@@ -75,7 +75,7 @@ def _told(manner: Manner) -> str:
 
 
 def _text(ctx: BuildContext, inner: Any) -> torch.Tensor:
-    """Ids [tokens]: few, but more than the windows that are short."""
+    """Return ids [tokens]: few, but more than the windows that are short."""
     text = inner.config.get_text_config(decoder=True)
     windows = [
         value
@@ -88,7 +88,7 @@ def _text(ctx: BuildContext, inner: Any) -> torch.Tensor:
 
 
 def _whole(inner: Any, ids: torch.Tensor) -> torch.Tensor:
-    """Logits [tokens, vocab] of a whole text. Raises CheckpointError where the class does not run."""
+    """Return the logits [tokens, vocab] of a whole text. Raises CheckpointError where the class does not run."""
     try:
         with torch.inference_mode():
             out = inner(input_ids=ids.unsqueeze(0), use_cache=False, return_dict=True)
@@ -107,7 +107,7 @@ def _whole(inner: Any, ids: torch.Tensor) -> torch.Tensor:
 
 
 def _check_causal(inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises CheckpointError where a token's logits depend on those behind it."""
+    """Check that a token's logits do not depend on the tokens behind it. Raises CheckpointError where they do."""
     part = len(ids) // 2
     if _error(_whole(inner, ids[:part]), wanted[:part], inner.dtype) <= 1:
         return
@@ -118,7 +118,9 @@ def _check_causal(inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def _check_attention(ctx: BuildContext, inner: Any, ids: torch.Tensor, wanted: torch.Tensor) -> None:
-    """Raises CheckpointError for a class whose result is another one with the library's usual attention."""
+    """Check that the class gives the same result with the library's usual attention. Raises CheckpointError where it
+    does not.
+    """
     usual = usual_attention(inner)
     if inner.config._attn_implementation == usual or not inner._can_set_attn_implementation():
         return
@@ -134,7 +136,9 @@ def _check_attention(ctx: BuildContext, inner: Any, ids: torch.Tensor, wanted: t
 
 
 def _check_next(inner: Any, ids: torch.Tensor) -> None:
-    """Raises CheckpointError for a class that predicts a token where a mask stands, and not behind the text."""
+    """Check that the class predicts the token behind the text. Raises CheckpointError where it predicts one in place of
+    a mask.
+    """
     given = ids.unsqueeze(0)
     try:
         prepared = inner.prepare_inputs_for_generation(given)
@@ -149,10 +153,11 @@ def _check_next(inner: Any, ids: torch.Tensor) -> None:
 
 
 def _error(given: torch.Tensor, wanted: torch.Tensor, dtype: torch.dtype) -> float:
-    """How far logits are off for the model's type: 1 is as far as is allowed.
+    """Return how far logits are off for the model's type: 1 is as far as is allowed.
 
-    Relative to their size, the largest of all tokens in float32; in narrower types the median, because there a rounding
-    may send a token to another expert, which changes it by much and the others by little.
+    Distances are relative to the logits' size. In float32 the largest of all tokens counts; in narrower types the
+    median, because there a rounding may send a token to another expert, which changes it by much and the others by
+    little.
     """
     distance = (given.float() - wanted).norm(dim=-1) / (wanted.norm(dim=-1) + 1e-9)
     if not bool(torch.isfinite(distance).all()):

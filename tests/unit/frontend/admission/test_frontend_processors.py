@@ -11,11 +11,12 @@ from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
-from ferrule.frontend.admission.processors import FUNCTION, check_functions, check_processors
+from ferrule.frontend.admission.processors import check_functions, check_processors
 from ferrule.frontend.admission.validate import Rules
 from ferrule_plugins.logits_processor.python_function import PythonFunction
 
 HERE = __name__
+FUNCTION = "python_function"
 
 
 class Plugin:
@@ -47,7 +48,7 @@ def rules(pattern: str | None, with_functions: bool = True) -> Rules:
         has_tokenizer=True,
         processor_pattern=pattern,
         processors={"ours": partial(tried, Plugin)},
-        function_processor=partial(tried, PythonFunction) if with_functions else None,
+        function_processor=(FUNCTION, partial(tried, PythonFunction)) if with_functions else None,
     )
 
 

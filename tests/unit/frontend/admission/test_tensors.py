@@ -26,8 +26,8 @@ from ferrule.errors import ForbiddenError, RequestError
 from ferrule.frontend.admission.tensors import read_embeds
 from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import Beam, SamplingParams
-from ferrule_testkit.fake_engine import FakeEngine, fake_info
-from ferrule_testkit.frontend import answers, model_folder, serving
+from tests.fakes.engine import FakeEngine, fake_info
+from tests.fakes.frontend import answers, model_folder, serving
 
 SIZE = 8
 MOST = 400

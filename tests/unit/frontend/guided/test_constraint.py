@@ -22,9 +22,8 @@ from ferrule.sampling_params import SamplingParams
 from ferrule.structured_outputs import GuidedDecodingParams
 from ferrule.structured_outputs.calls import enforced
 from ferrule_plugins.guided_decoding.guidance import Guidance
-from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.openai_gptoss import OpenAIGptOss
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_plugins.tool_parser.json_objects import Llama3Json
 from ferrule_plugins.tool_parser.parameters import Qwen3Coder

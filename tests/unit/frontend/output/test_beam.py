@@ -17,8 +17,8 @@ from ferrule.interfaces.service import Generate, Prompt
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from ferrule_testkit.checkpoints import tiny_model
-from ferrule_testkit.fake_engine import FakeEngine, echo, fake_info
-from ferrule_testkit.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until
+from tests.fakes.engine import FakeEngine, echo, fake_info
+from tests.fakes.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until
 
 VOCAB = 300
 STOPS = list(range(40, 75))

@@ -15,12 +15,11 @@ from ferrule.frontend.service import FrontendService
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta
-from ferrule_plugins.reasoning_parser.deepseek_r1 import DeepSeekR1
 from ferrule_plugins.reasoning_parser.openai_gptoss import OpenAIGptOss
-from ferrule_plugins.reasoning_parser.qwen3 import Qwen3
+from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
-from ferrule_testkit.fake_engine import FakeEngine, Script, tokens
-from ferrule_testkit.frontend import Answer, FakePlugins, fold, model_folder, serving
+from tests.fakes.engine import FakeEngine, Script, tokens
+from tests.fakes.frontend import Answer, FakePlugins, fold, model_folder, serving
 
 CHAT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}

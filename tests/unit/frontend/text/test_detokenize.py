@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ferrule.frontend.text.detokenize import decode, open_detokenizer
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
-from ferrule_testkit.tokenizers import KINDS, ByteTokenizer, write_tokenizer
+from ferrule_testkit.tokenizers import ByteTokenizer, write_tokenizer
+from tests.fakes.tokenizers import KINDS
 
 TEXTS = (
     "The quick brown fox isn't lazy, is it? Two  spaces.",

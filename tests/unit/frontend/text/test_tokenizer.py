@@ -15,7 +15,8 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_plugins.tokenizer.slow import SlowTokenizers
 from ferrule_plugins.tokenizer.token_bytes import byte_alphabet, make_token_bytes
-from ferrule_testkit.tokenizers import KINDS, byte_fallback, byte_level, write_tokenizer
+from ferrule_testkit.tokenizers import byte_level, write_tokenizer
+from tests.fakes.tokenizers import KINDS, byte_fallback
 from tools import ROOT
 
 TINY = ROOT / "contrib_models/ferrule_contrib/tiny/checkpoint"

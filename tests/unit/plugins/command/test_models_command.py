@@ -10,10 +10,9 @@ import pytest
 
 from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
-from ferrule.frontend.families import FAMILIES, find_family
 from ferrule.frontend.text.builtin import builtin_templates
-from ferrule.launch.api_main import suggestions
 from ferrule.plugin import discover
+from ferrule_plugins.command.families import FAMILIES, find_family, suggestions
 from ferrule_plugins.command.models import ModelsCommand
 
 QWEN = {

@@ -11,10 +11,10 @@ import pytest
 from ferrule.config.plugins import configured, selection_options
 from ferrule.env import Environment
 from ferrule.errors import ConfigError, PluginError
-from ferrule.plugin import discover
+from ferrule.plugin import KINDS, discover
 from ferrule_plugins.command.plugins import PluginsCommand
-from ferrule_testkit.bad_wheels import HANGS, POLICY, PRINTS, policy
 from ferrule_testkit.server import until
+from tests.fakes.bad_wheels import HANGS, POLICY, PRINTS, policy
 
 WRONG = POLICY.replace("running[-1].id", "'nobody'")
 LATE = """
@@ -63,7 +63,7 @@ def test_a_broken_promise_is_one_line_with_the_reason(check):
 
 def test_a_plugin_of_which_nothing_can_be_proved_fails(site, capsys):
     """A model that no sample exists for: silence would look like success."""
-    from ferrule_testkit.wheels import Distribution
+    from tools.wheels import Distribution
 
     source = "from ferrule_plugins.model.llama import Llama\nclass Mine(Llama):\n    pass\n"
     points = {"ferrule.v1.model": {"MineForCausalLM": "mine_model:Mine"}}
@@ -85,6 +85,22 @@ def test_json(check):
     assert results["test_the_victim_is_one_of_those_asked_about"] == "failed"
     assert results["test_keys_can_be_compared"] == "ok"
     assert all(promise["promise"].endswith(".") for promise in row["promises"])
+
+
+def test_what_kits_prove_is_listed_for_a_kind_a_plugin_or_all(capsys):
+    assert PluginsCommand().run(["check", "--list", "policy"], discover()) == 0
+    of_kind = capsys.readouterr().out
+    assert of_kind.startswith("policy: PolicyKit\n  A policy is pure, ")
+    assert "\n  - keys can be compared\n      Every key is a tuple of finite numbers, " in of_kind
+    assert "\n  All settings: plugin_options, steps.\n" in of_kind
+    assert PluginsCommand().run(["check", "--list", "policy:fcfs"], discover()) == 0
+    assert capsys.readouterr().out == of_kind
+    assert PluginsCommand().run(["check", "--list", "--json"], discover()) == 0
+    listed = json.loads(capsys.readouterr().out)
+    assert [kind["kind"] for kind in listed] == list(KINDS)
+    assert all(kind["about"] and kind["promises"] for kind in listed)
+    with pytest.raises(PluginError, match="No plugin is named 'polcy'. Did you mean 'policy'?"):
+        PluginsCommand().run(["check", "--list", "polcy"], discover())
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,7 @@ import pytest
 from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import KINDS, discover
 from ferrule_plugins.command.plugins import PluginsCommand
-from ferrule_testkit.wheels import Distribution, install
+from tools.wheels import Distribution, install
 
 COMMAND = """
 from ferrule.interfaces.command import Command

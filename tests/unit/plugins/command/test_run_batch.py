@@ -32,7 +32,7 @@ from ferrule_plugins.command.run_batch.progress import Progress
 from ferrule_plugins.command.run_batch.rows import Answer, Bad, Row, answered, read_row, refused
 from ferrule_plugins.command.run_batch.source import read_rows, survey
 from ferrule_plugins.command.run_batch.transfer import shown
-from ferrule_testkit.http import Site
+from tests.fakes.http import Site
 
 URL = "/v1/completions"
 URLS = frozenset({URL, "/v1/chat/completions"})

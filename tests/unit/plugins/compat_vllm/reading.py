@@ -13,8 +13,8 @@ from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import CallEnd, ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins, discover
-from ferrule_testkit.frontend import Answer, fold
 from ferrule_testkit.tokenizers import ByteTokenizer
+from tests.fakes.frontend import Answer, fold
 
 ADAPTER = "ferrule_plugins.compat_vllm"
 TOOLS: tuple[dict[str, Any], ...] = (

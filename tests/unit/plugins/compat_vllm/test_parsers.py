@@ -15,8 +15,8 @@ from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.interfaces.parsers import ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins
-from ferrule_testkit.frontend import fold
 from ferrule_testkit.tokenizers import ByteTokenizer
+from tests.fakes.frontend import fold
 from tests.unit.plugins.compat_vllm import reading
 from tests.unit.plugins.compat_vllm.reading import ADAPTER, TOOLS, answer, calls
 

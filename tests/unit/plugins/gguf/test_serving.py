@@ -37,8 +37,8 @@ from ferrule_plugins.platform import cpu_products
 from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 from ferrule_plugins.platform.cuda_kernels import cuda_kernels
 from ferrule_plugins.quantization.gguf import GgufMethod, form_of
-from ferrule_plugins.quantization.samples import levelled
 from ferrule_testkit.checkpoints import SIZES
+from ferrule_testkit.samples.quantization import levelled
 from tests.unit.plugins.gguf import converted as c
 
 CASE = c.Case("qwen3", {"head_dim": 64, "hidden_size": 256, "intermediate_size": 512, "tie_word_embeddings": True})

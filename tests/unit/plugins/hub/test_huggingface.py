@@ -19,8 +19,8 @@ from ferrule.locate.localise import check_remote, localise
 from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
 from ferrule_testkit.fake_hub import FakeHub, commit, fake_hub
-from ferrule_testkit.wheels import Distribution
 from tests.unit.plugins.gguf.files import entry, file, tensor
+from tools.wheels import Distribution
 
 TOKEN = "hf_" + "x" * 16
 
@@ -170,7 +170,7 @@ def test_pickles_only_without_safetensors_and_code_only_with_trust(hub: FakeHub,
 
 def test_weights_are_of_the_first_format_that_the_repository_has() -> None:
     def chosen(*files: str) -> tuple[str, ...]:
-        return WeightFiles("auto").patterns(["config.json", *files])
+        return WeightFiles.of(LoadConfig(), discover()).patterns(["config.json", *files])
 
     mistral = ("consolidated*.safetensors",)
     assert chosen("consolidated.safetensors", "params.json") == mistral
@@ -390,7 +390,8 @@ from ferrule.interfaces.load_format import Description, WeightSource
 
 
 class Acme(WeightSource):
-    patterns = ("*.acme", "*.onnx")
+    forms = (("*.acme", "*.onnx"),)
+    describes = True
 
     @classmethod
     def refuses(cls, folder):
@@ -405,7 +406,8 @@ class Acme(WeightSource):
 
 
 class Silent(Acme):
-    patterns = ()
+    forms = None
+    describes = False
 
     @classmethod
     def describe(cls, place):

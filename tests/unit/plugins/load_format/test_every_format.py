@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.interfaces.load_format import WeightSource
 from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
 from ferrule_files import safetensors as safetensors_files
@@ -185,16 +186,25 @@ def test_hf_prefers_files_that_cannot_hold_code(tmp_path: Path) -> None:
 
 
 def test_what_a_hub_is_asked_for() -> None:
+    def wanted(name: str, names: list[str]) -> tuple[str, ...]:
+        return WeightFiles.of(LoadConfig(load_format=name), PLUGINS).patterns(names)
+
     both = ["config.json", "a.safetensors", "a.bin"]
     for name in ("hf", "bitsandbytes", "auto"):
-        assert WeightFiles(name).patterns(both) == ("*.safetensors",)
-        assert WeightFiles(name).patterns(["config.json", "a.bin"]) == ("*.bin", "*.pt")
-    assert WeightFiles("npcache").patterns(both) == ("*.bin", "*.pt")
-    assert (
-        WeightFiles("sharded_state").patterns(both)
-        == WeightFiles("runai_streamer").patterns(both)
-        == ("*.safetensors",)
-    )
+        assert wanted(name, both) == ("*.safetensors",)
+        assert wanted(name, ["config.json", "a.bin"]) == ("*.bin", "*.pt")
+    assert wanted("npcache", both) == ("*.bin", "*.pt")
+    assert wanted("sharded_state", both) == wanted("runai_streamer", both) == ("*.safetensors",)
+    assert wanted("dummy", both) == ()
+
+
+@every
+def test_what_a_format_states_is_read_without_an_import(name: str) -> None:
+    cls = PLUGINS.load("load_format", name)
+    for attribute in ("forms", "reserves", "describes", "streams_from"):
+        usual = getattr(WeightSource, attribute)
+        stated = PLUGINS.stated("load_format", name, attribute)
+        assert getattr(cls, attribute) == (usual if stated is None else stated), attribute
 
 
 def tokens(folder: Path, load_format: str = "auto", **model: Any) -> tuple[str | None, Any]:

@@ -21,7 +21,7 @@ from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, GraphRecorder
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
-from ferrule_testkit.lazy_device import PagedAttention, tape_capture
+from tests.fakes.lazy_device import PagedAttention, tape_capture
 
 VOCAB, BLOCK, MAX_LEN = 64, 4, 32
 CPU = torch.device("cpu")

@@ -10,7 +10,7 @@ import pytest
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.router.tokenize import describe
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
-from ferrule_testkit.http import Site, chunks, error_of
+from tests.fakes.http import Site, chunks, error_of
 from tools import ROOT
 from tools.pages.http import spec
 

@@ -13,7 +13,7 @@ from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Conten
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
 from ferrule.types import FinishReason, Targets
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
-from ferrule_testkit.http import Site, chunks, error_of
+from tests.fakes.http import Site, chunks, error_of
 
 # ---------------------------------------------------------------------------------------- hostile values
 

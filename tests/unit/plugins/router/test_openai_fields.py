@@ -17,7 +17,7 @@ from ferrule.schema import known_names, marks_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router import openai_answers
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
-from ferrule_testkit.http import Site, chunks, error_of
+from tests.fakes.http import Site, chunks, error_of
 from tools import ROOT
 
 IGNORED = "x-ferrule-ignored-fields"

@@ -13,10 +13,10 @@ from msgspec.structs import replace
 
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
 from ferrule.types import EngineRequest, RequestDelta
-from ferrule_testkit.fake_engine import FakeEngine, Script, tokens
-from ferrule_testkit.frontend import FakePlugins, model_folder, serving
-from ferrule_testkit.http import Site, chunks
 from ferrule_testkit.tokenizers import ByteTokenizer
+from tests.fakes.engine import FakeEngine, Script, tokens
+from tests.fakes.frontend import FakePlugins, model_folder, serving
+from tests.fakes.http import Site, chunks
 
 ALPHABET = "ab \n<>éß中文🙂🏳️‍🌈\u200d\u0301\ufffd"
 BOS = 0

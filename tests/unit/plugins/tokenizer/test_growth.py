@@ -15,7 +15,8 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule_plugins.tokenizer import growth
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 from ferrule_plugins.tokenizer.growth import Growth, read_growth
-from ferrule_testkit.tokenizers import KINDS, byte_level, write_tokenizer
+from ferrule_testkit.tokenizers import byte_level, write_tokenizer
+from tests.fakes.tokenizers import KINDS
 
 LLAMA = [{"type": "Prepend", "prepend": "▁"}, {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]
 TABLE = base64.b64encode((4).to_bytes(4, "little") + bytes(4) + "a\0ab\0صلى الله عليه وسلم\0".encode()).decode()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from concurrent.futures import Future
 from typing import Any
 
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import EngineDead
 from ferrule.execution import WorkerThread, open_worker
 from ferrule.interfaces.executor import Executor, Step
@@ -27,10 +27,10 @@ class ExampleExecutor(Executor):
         self._thread: WorkerThread | None = None
         self._steps = self._tokens = 0
 
-    def check(self, config: Resolved, plugins: Plugins) -> None:
+    def check(self, config: WorkerSettings, plugins: Plugins) -> None:
         WorkerThread(open_worker(config, plugins)).check()
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         self._thread = WorkerThread(open_worker(config, plugins))
         return self._thread.start()
 

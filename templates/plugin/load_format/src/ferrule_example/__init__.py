@@ -28,7 +28,7 @@ def save(folder: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 class ExampleFormat(WeightSource):
-    patterns = ("*.npz",)
+    forms = ("*.npz",)
     conformance = {"writers": (save,)}
 
     @classmethod

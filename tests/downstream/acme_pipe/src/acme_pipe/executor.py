@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from acme_pipe.frames import METHODS, Answer, Ask, read, write
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.errors import EngineDead, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.plugins import Plugins
@@ -139,14 +139,14 @@ class AcmePipe(Executor):
     def __init__(self) -> None:
         self._link: Link | None = None
 
-    def check(self, config: Resolved, plugins: Plugins) -> None:
+    def check(self, config: WorkerSettings, plugins: Plugins) -> None:
         link = Link()
         try:
             link.ask("check", (config, plugins)).result()
         finally:
             link.close()
 
-    def start(self, config: Resolved, plugins: Plugins) -> ModelInfo:
+    def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         self._link = Link()
         info: ModelInfo = self._link.ask("start", (config, plugins)).result()
         return info

@@ -7,11 +7,11 @@ from typing import Any, BinaryIO
 import msgspec
 
 from ferrule import errors
-from ferrule.config import Resolved
+from ferrule.config import WorkerSettings
 from ferrule.interfaces.plugins import Plugins
 from ferrule.types import ModelInfo, Need, StepPlan, StepResult
 
-Given = tuple[Resolved, Plugins]
+Given = tuple[WorkerSettings, Plugins]
 # By method: the type of its argument, and of what it returns.
 METHODS: dict[str, tuple[Any, Any]] = {
     "check": (Given, None),

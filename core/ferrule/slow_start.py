@@ -1,0 +1,96 @@
+"""A part of a start that takes long says in the log what it waits for; one with a limit ends the process at last.
+
+A thread beside the part that hangs logs where it is. An import cannot be interrupted in Python, so at the limit the
+process ends; only processes that are Ferrule's own have a limit, not programs that use `LLM`.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import NoReturn
+
+from ferrule import log
+
+__all__ = ["Progress", "waiting"]
+
+_FIRST = 10.0  # seconds until the first line; the next come after twice, four times … as long
+_LONGEST = 300.0  # seconds between two lines
+_IMPORTS = "<frozen importlib"  # where a thread is that imports: not told, because every import is there
+
+_logger = log.get("start")
+
+
+class Progress:
+    """What a part of a start has come to. A limit counts from the last step."""
+
+    def __init__(self) -> None:
+        self.moved = time.monotonic()
+        self.last = ""
+
+    def step(self, last: str) -> None:
+        """Something has moved; `last` is told when the next does not come."""
+        self.moved, self.last = time.monotonic(), last
+
+
+def give_up(text: str) -> NoReturn:
+    """End this process, whatever its threads do."""
+    log.flush()
+    print(f"\nferrule: {text}\n", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@contextmanager
+def waiting(
+    what: str, limit: float = 0.0, advice: str = "", first: float = _FIRST, end: Callable[[str], object] = give_up
+) -> Iterator[Progress]:
+    """Tell in the log that `what` is waited for, when the block takes longer than `first` seconds, and again.
+
+    After `limit` seconds without a step, if it is not 0, `end` gets the text that says so, with the `advice`.
+    """
+    progress, done = Progress(), threading.Event()
+    arguments = (what, progress, done, threading.get_ident(), first)
+
+    def watch() -> None:
+        if _overdue(*arguments, limit):
+            place = _place(arguments[3])
+            end(f"{what[:1].upper()}{what[1:]} did not end within {limit:g} s{place}.{advice and chr(10)}{advice}")
+
+    thread = threading.Thread(target=watch, name="waiting", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError as error:
+        _logger.warning("%s is waited for, however long it takes: %s", what, error)
+    try:
+        yield progress
+    finally:
+        done.set()
+
+
+def _overdue(what: str, progress: Progress, done: threading.Event, thread: int, first: float, limit: float) -> bool:
+    """Log until `done`, which is False, or until the limit has passed."""
+    began = time.monotonic()
+    tell = began + first
+    while True:
+        until = min(tell, progress.moved + limit) if limit else tell
+        if done.wait(max(0.0, until - time.monotonic())):
+            return False
+        now = time.monotonic()
+        if limit and now >= progress.moved + limit:
+            return True
+        if now >= tell:
+            fields = {"last": progress.last} if progress.last else {}
+            _logger.info(f"waiting for {what}{_place(thread)}", seconds=round(now - began), **fields)
+            tell = now + min(now - began, _LONGEST)
+
+
+def _place(thread: int) -> str:
+    """Where a thread is, in Python's files."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None and frame.f_code.co_filename.startswith(_IMPORTS):
+        frame = frame.f_back
+    return "" if frame is None else f", at {frame.f_code.co_filename}:{frame.f_lineno}"

@@ -1,0 +1,1 @@
+"""Samples of what built-in plugins read and write, for their kits: a plugin names its own as `conformance`."""

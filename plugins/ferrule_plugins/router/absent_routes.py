@@ -1,0 +1,78 @@
+"""Paths that clients of other servers know and this one does not serve: what each is, and what to do instead."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastapi.routing import APIRoute
+
+from ferrule.interfaces.router import Access, RouterContext, access_of
+
+# path → the task that a model must be for
+_TASKS: Mapping[str, str] = {
+    "/v1/embeddings": "embed",
+    "/v2/embed": "embed",
+    "/pooling": "embed",
+    "/classify": "classify",
+    "/score": "score",
+    "/v1/score": "score",
+    "/rerank": "score",
+    "/v1/rerank": "score",
+    "/v2/rerank": "score",
+    "/v1/audio/transcriptions": "transcription",
+    "/v1/audio/translations": "transcription",
+}
+
+_CHAT = "POST /v1/chat/completions answers conversations."
+_OLLAMA = f"This is not an Ollama server. {_CHAT}"
+
+# Features, by their path; a last "/" stands for all below.
+_FEATURES: Mapping[str, str] = {
+    "/": "The API is below /v1; /docs describes it.",
+    "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
+    "/v1/responses/": f"The Responses API is not in this build. {_CHAT}",
+    "/v1/messages/": f"The Anthropic API is not in this build. {_CHAT}",
+    "/v1/batches/": "Batches run from files: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
+    "/v1/files/": "This server stores no files. For batches: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
+    "/v1/uploads/": "This server stores no files.",
+    "/v1/assistants/": f"Assistants are not in this build. {_CHAT}",
+    "/v1/threads/": f"Assistants and their threads are not in this build. {_CHAT}",
+    "/v1/conversations/": f"Stored conversations are not in this build. {_CHAT}",
+    "/v1/images/": "Image generation is not in this build.",
+    "/v1/videos/": "Video generation is not in this build.",
+    "/v1/audio/speech": "Speech synthesis is not in this build.",
+    "/v1/realtime/": "The realtime API is not in this build.",
+    "/v1/moderations": "Moderation is not in this build.",
+    "/v1/fine_tuning/": "Fine-tuning is not in this build.",
+    "/v1/vector_stores/": "Vector stores are not in this build.",
+    "/v1/evals/": "Evaluations are not in this build.",
+    "/v1/edits": f"OpenAI has removed edits. {_CHAT}",
+    "/v1/engines/": "OpenAI has removed engines; GET /v1/models lists the models.",
+    "/v1/load_lora_adapter": "LoRA adapters are not in this build.",
+    "/v1/unload_lora_adapter": "LoRA adapters are not in this build.",
+    "/generate": "POST /v1/completions continues a prompt.",
+    "/generate_stream": "POST /v1/completions with stream continues a prompt.",
+    "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
+    "/inference/": "Disaggregated front ends are not in this build.",
+    "/api/": _OLLAMA,
+}
+
+
+def absent_routes(ctx: RouterContext) -> dict[str, str]:
+    """A sentence for each path."""
+    task = ctx.config.task if ctx.config.task != "auto" else "generate"
+    found = dict(_FEATURES)
+    for path, needed in _TASKS.items():
+        found[path] = f"This server runs task {task}; {path} needs task {needed}, which is not in this build."
+    return found | _left_out(ctx)
+
+
+def _left_out(ctx: RouterContext) -> dict[str, str]:
+    """Routes of built-in routers that `--routers` does not name."""
+    found: dict[str, str] = {}
+    for name in ctx.plugins.defaults("router"):
+        if ("router", name) not in ctx.config.chosen:
+            for route in ctx.plugins.make("router", name).router(ctx).routes:
+                if isinstance(route, APIRoute) and access_of(route) is not Access.ADMIN:
+                    found[route.path] = f"The router {name} serves it, and --routers does not name that."
+    return found

@@ -1,0 +1,131 @@
+"""The real frontend on a fake engine, in a test's own event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from msgspec import Struct
+
+from ferrule.config import CacheConfig, Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
+from ferrule.config.resolve import resolve
+from ferrule.frontend.output import choice as frontend_output
+from ferrule.frontend.service import FrontendService, build_service
+from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
+from ferrule.interfaces.service import Generate, Output
+from ferrule.plugin import Plugins
+from ferrule_testkit.tokenizers import ByteTokenizers
+from tests.fakes.engine import FakeEngine
+
+
+class ToolCall(Struct, frozen=True):
+    id: str
+    name: str
+    arguments: str  # JSON text
+
+
+class Answer(frontend_output.Answer, frozen=True, kw_only=True):
+    """One choice, whole, with its reasoning and calls."""
+
+    @property
+    def reasoning(self) -> str | None:
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning)) or None
+
+    @property
+    def tool_calls(self) -> tuple[ToolCall, ...]:
+        starts = {event.index: event for event in self.events if isinstance(event, CallStart)}
+        arguments: dict[int, list[str]] = {index: [] for index in starts}
+        for event in self.events:
+            if isinstance(event, CallArguments) and event.index in arguments:
+                arguments[event.index].append(event.fragment)
+        return tuple(ToolCall(call.id, call.name, "".join(arguments[index])) for index, call in sorted(starts.items()))
+
+
+def fold(outputs: Iterable[Output]) -> list[Answer]:
+    """The answers that the outputs of one request add up to, in the order of their index."""
+    folded = frontend_output.fold(outputs)
+    return [Answer(**{name: getattr(one, name) for name in one.__struct_fields__}) for one in folded]
+
+
+CHATML = (
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+class FakePlugins(Plugins):
+    """Answers `load` from a table: kind → name → what it loads, or raises."""
+
+    def __init__(self, **kinds: dict[str, Any]) -> None:
+        super().__init__()
+        self.kinds: dict[str, dict[str, Any]] = {"tokenizer": {"auto": ByteTokenizers}, **kinds}
+
+    def names(self, kind: str) -> tuple[str, ...]:
+        return tuple(self.kinds.get(kind, {}))
+
+    def load(self, kind: str, name: str) -> Any:
+        found = self.kinds[kind][name]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    def origin(self, kind: str, name: str) -> str:
+        return "fake 1.0"
+
+
+def model_folder(folder: Path) -> Path:
+    """The two files of a model's folder that the frontend reads."""
+    config = {"architectures": ["FakeForCausalLM"], "eos_token_id": 1}
+    generation = {"eos_token_id": [2, 3], "temperature": 0.5, "top_k": 40, "max_new_tokens": 250, "do_sample": True}
+    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    return folder
+
+
+@asynccontextmanager
+async def serving(
+    folder: Path, engine: FakeEngine, plugins: FakePlugins | None = None, **sections: dict[str, Any]
+) -> AsyncIterator[FrontendService]:
+    """A service on `engine`; `sections` are options of the configuration's sections. Templates may take long."""
+    config = resolve(
+        Config(
+            model=ModelConfig(
+                **{"model": str(folder), "served_model_name": ("m", "alias"), **sections.get("model", {})}
+            ),
+            frontend=FrontendConfig(**{"chat_template": CHATML, **sections.get("frontend", {})}),
+            limits=LimitsConfig(**{"template_timeout": 120.0, **sections.get("limits", {})}),
+            cache=CacheConfig(**sections.get("cache", {})),
+            observability=ObservabilityConfig(**sections.get("observability", {})),
+        )
+    )
+    service = build_service(config, plugins or FakePlugins(), engine)
+    try:
+        yield service
+    finally:
+        await service.close()
+
+
+async def outputs(service: FrontendService, request: Generate) -> list[Output]:
+    """Generate, and read to the end."""
+    return [output async for output in (await service.admit(request)).outputs()]
+
+
+async def until(holds: Callable[[], object]) -> None:
+    """Let the event loop turn until a condition holds. The limit is for what never will."""
+    async with asyncio.timeout(120.0):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
+async def drained(service: FrontendService) -> None:
+    """Wait until nothing is open."""
+    await until(lambda: not service.ledger.open)
+
+
+async def answers(service: FrontendService, request: Generate) -> list[Answer]:
+    """Whole answers."""
+    return fold(await outputs(service, request))

@@ -27,7 +27,6 @@ LAYERS = (
     ("client",),
     ("frontend",),
     ("api",),
-    ("door",),
     ("launch",),
     ("llm",),
     ("", "__main__"),  # the package itself, which lends its public names lazily

@@ -47,7 +47,6 @@ BUDGETS = MappingProxyType(
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
-        "ferrule.door": 670,
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states

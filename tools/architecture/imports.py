@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from ferrule_testkit.public import may_import
 from tools.architecture.source import Import, Module, Rule, Violation
@@ -93,6 +94,24 @@ def no_cycles(modules: Sequence[Module]) -> list[Violation]:
     return _cycles("import cycle", graph, modules)
 
 
+def package_cycles(modules: Sequence[Module]) -> list[Violation]:
+    """The members of a package, which are its modules and packages, import each other without a cycle, at every level.
+
+    An import counts for the two members of the smallest package that has both of its ends. Between a package and its
+    own members there is none: a package may lend names of theirs.
+    """
+    known = {module.name for module in modules}
+    levels: dict[str, dict[str, set[str]]] = {}
+    for module in modules:
+        for target, _ in _targets(module, known):
+            if target in known and (ends := _members(module.name, target)):
+                package, importer, imported = ends
+                graph = levels.setdefault(package, {})
+                graph.setdefault(importer, set()).add(imported)
+                graph.setdefault(imported, set())
+    return [violation for graph in levels.values() for violation in _cycles("cycle of packages", graph, modules)]
+
+
 def no_torch(modules: Sequence[Module]) -> list[Violation]:
     """Layers without torch do not name it at all; interfaces name it for type hints only."""
     found = []
@@ -176,6 +195,7 @@ IMPORT_RULES: dict[str, Rule] = {
     "layer-order": layer_order,
     "core-stands-alone": core_stands_alone,
     "no-cycles": no_cycles,
+    "package-cycles": package_cycles,
     "no-torch": no_torch,
     "no-torch-on-import": no_torch_on_import,
     "engine-is-pure": engine_is_pure,
@@ -206,6 +226,16 @@ def _targets(module: Module, known: set[str]) -> Iterator[tuple[str, Import]]:
             yield target, imported
         if not imported.names or len(inner) < len(imported.names):
             yield imported.target, imported
+
+
+def _members(importer: str, imported: str) -> tuple[str, str, str] | None:
+    """Return the smallest package that has both modules, and its members on either side; None if one has the other."""
+    ends = importer.split("."), imported.split(".")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False)))
+    if shared in map(len, ends):
+        return None
+    first, second = (".".join(end[: shared + 1]) for end in ends)
+    return ".".join(ends[0][:shared]), first, second
 
 
 def _cycles(what: str, graph: Mapping[str, set[str]], modules: Sequence[Module]) -> list[Violation]:

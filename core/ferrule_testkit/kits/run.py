@@ -17,7 +17,7 @@ _TESTKIT = "ferrule_testkit"  # part of its files' paths
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of one promise. `reason` is empty for one that is kept, `where` is the line that broke it."""
+    """The outcome of one promise. `reason` is empty for one that is kept, `where` is the line that broke it."""
 
     name: str
     promise: str

@@ -298,7 +298,7 @@ class FakeDevice:
                 self._holders[block] -= 1
 
     def _begin_state(self, admit: Admit, state: SlotState) -> None:
-        """Zero, which is the scope, or what was saved."""
+        """Set the state to zero, which is the scope, or to what was saved."""
         self._recurrent[admit.slot] = state.scope
         if admit.restore:
             saved = self._snapshots[self._place(admit.restore)]

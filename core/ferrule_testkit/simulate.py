@@ -223,7 +223,7 @@ class World:
     # ------------------------------------------------------------------------------------ driver
 
     def step(self) -> None:
-        """Maybe disturb, then plan, then maybe commit."""
+        """Disturb, plan and commit; disturbances and commits come by chance."""
         rng = self.rng
         self.clock.advance(rng.choice((0.001, 0.01, 0.5, 100.0)) * rng.random())
         if rng.random() < self.setup.load and len(self.ledger.live) + len(self.loads.wanting) < 12:

@@ -41,7 +41,7 @@ def maybe_recurrent(groups: tuple[CacheGroup, ...], rng: random.Random) -> tuple
 
 
 def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Setup:
-    """Small on purpose: corner cases per second go up."""
+    """Draw the settings of an episode, small on purpose, so that more corner cases occur per second."""
     groups = draw_groups(rng)
     storm = rng.random() < 0.25
     chunked = rng.random() < 0.8

@@ -78,7 +78,7 @@ class AttentionKit(Kit):
                 )
 
     def test_groups_of_heads(self) -> None:
-        """Query heads share key heads in groups of every size, one key head for all included."""
+        """Share key heads among query heads in groups of every size, one key head for all included."""
         for heads, kv_heads in ((1, 1), (4, 4), (4, 1), (6, 2), (6, 3)):
             shape = self._shape(heads=heads, kv_heads=kv_heads)
             self.check({}, STEPS["chunks"], shape, f"{heads} heads and {kv_heads} key heads")
@@ -89,7 +89,7 @@ class AttentionKit(Kit):
             self.check({}, STEPS["chunks"], self._shape(dim=dim), f"heads of {dim}")
 
     def test_values_that_are_a_part_of_the_keys(self) -> None:
-        """Latent attention, of a backend with that feature: one key head, and nothing but keys is written."""
+        """Compute latent attention, in a backend with that feature: one key head, and nothing but keys is written."""
         if "latent" not in self.plugin.features:
             does_not_apply("the backend has no latent attention")
         for dim, dtype in itertools.product(self.head_dims, self.dtypes):
@@ -131,7 +131,9 @@ class AttentionKit(Kit):
             promise(bool(error < _same(shape)), f"chunks of {size} differ by {error:.1e} from the whole")
 
     def test_rows_without_a_cache(self) -> None:
-        """Bidirectional attention, of a backend with that feature: a token sees all of its row, and no other row."""
+        """Compute bidirectional attention, in a backend with that feature: a token sees all of its row, and no other
+        row.
+        """
         if "bidirectional" not in self.plugin.features:
             does_not_apply("the backend has no bidirectional attention")
         lengths = (5, 1, 33, 1, 12)
@@ -151,7 +153,7 @@ class AttentionKit(Kit):
             promise(bool(error <= 2 * _same(shape)), f"{dtype}, {options}: differs by {error:.1e} from the definition")
 
     def test_the_null_block_stays_zero(self) -> None:
-        """Block 0 is never written."""
+        """Never write block 0."""
         backend, shape = self.backend(), self._shape()
         world = _World(backend, self, shape, {})
         world.compute(STEPS["chunks"])

@@ -65,7 +65,7 @@ class _Count:
 
 
 def _longest(frame: FrameType) -> int:
-    """Length of the longest string among a frame's variables and the attributes of its object."""
+    """Return the length of the longest string among a frame's variables and the attributes of its object."""
     values = list(frame.f_locals.values())
     owner = frame.f_locals.get("self")
     values += getattr(owner, "__dict__", {}).values()

@@ -40,8 +40,8 @@ class ExecutorKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_plans_run_in_the_order_of_submission(self) -> None:
-        """Run plans that are submitted ahead with the results of plans submitted one by one, also while another thread
-        asks for the executor's health, which is good.
+        """Give plans that are submitted ahead the results of plans submitted one by one, also while another thread asks
+        for the executor's health, which is good.
         """
         with self.running() as executor, _asked(executor):
             ahead = [handle.result() for handle in [executor.submit(plan) for plan in _story()]]

@@ -101,7 +101,9 @@ class _Constraints(_Parts):
             promise(refused is not None, f"{shown(form)} is compiled")
 
     def test_options_about_json_are_followed(self) -> None:
-        """White space, its pattern and further properties are as the constraint says, or it is refused."""
+        """Follow the constraint's options about white space, its pattern and further properties, or refuse the
+        constraint.
+        """
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
         for options, bad in (
             ({"any_whitespace": False}, ('{\n"a":1}', '{"a":  1}', '{"a":\t1}')),
@@ -157,7 +159,7 @@ class GuidedDecodingKit(_Constraints):
                     promise(not wrong, f"{shown(texts.form)} allows {self._text(ids)}")
 
     def test_random_texts_are_right(self) -> None:
-        """Whatever is chosen among the allowed tokens, there is a next one, and the text that ends is of the form."""
+        """Allow a next token whatever was chosen among the allowed ones, and end only texts of the form."""
         for texts, grammar in self._grammars():
             ended = 0
             for seed in range(_WALKS):
@@ -193,7 +195,7 @@ class GuidedDecodingKit(_Constraints):
             promise(len(set(bits[stops].tolist())) == 1, f"{shown(texts.form)} allows some of the stop tokens only")
 
     def test_a_text_may_end_where_it_is_complete(self) -> None:
-        """Stop tokens are allowed, and accepted, exactly where the text so far is of the form."""
+        """Allow and accept stop tokens exactly where the text so far is of the form."""
         stop = self.vocabulary.stop_ids[0]
         for texts, grammar in self._grammars():
             for text in texts.good:

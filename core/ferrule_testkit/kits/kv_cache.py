@@ -27,7 +27,9 @@ class KVCacheKit(Kit):
     rounds: int = 400
 
     def test_one_group(self) -> None:
-        """Random requests on one group of full attention, in a pool that is too small for all of them."""
+        """Keep every promise for random requests on one group of full attention, in a pool that is too small for all of
+        them.
+        """
         self._run((_FULL,))
 
     def test_a_window(self) -> None:

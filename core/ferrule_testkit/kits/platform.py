@@ -149,7 +149,7 @@ class PlatformKit(Kit):
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
     def test_features_are_true(self) -> None:
-        """Have tensors that NumPy can read on a device with the feature "host_memory"."""
+        """Give a device with the feature "host_memory" tensors that NumPy can read."""
         platform = self.here()
         if "host_memory" not in self.caps.features:
             does_not_apply("its tensors are not said to lie in the host's memory")

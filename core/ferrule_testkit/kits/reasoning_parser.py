@@ -58,14 +58,14 @@ class ReasoningParserKit(Kit):
             promise(got == wanted, f"{shown(sample.text)} gives {shown(got)}, not {shown(wanted)}")
 
     def test_any_cut_gives_the_same(self) -> None:
-        """However a text is cut into deltas, the events fold to the same answer."""
+        """Return events that sum to the same answer, however a text is cut into deltas."""
         for text in self.texts():
             whole = fold(self.make(), [text])
             for pieces in cuts(text):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_short_texts_in_every_cut(self) -> None:
-        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        """Return the same for short texts, and for the beginnings and ends of the samples, in each of their cuts."""
         long = [sample.text for sample in self.samples] + list(FOREIGN[-4:])
         for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
             whole = fold(self.make(), [text])

@@ -88,14 +88,14 @@ class RouterKit(Kit):
         promise(names[0] == names[1], "a second router has other routes")
 
     def test_only_probes_are_public(self) -> None:
-        """Have no routes without a key but those on the short list of probes, which accept no body."""
+        """Require a key for every route that is not on the short list of probes, or that accepts a body."""
         for route in self.site().routes:
             if route.access is Access.PUBLIC:
                 known = (route.method, route.path) in PUBLIC and route.body is None
                 promise(known, f"{route.method} {route.path} is open to everybody")
 
     def test_no_route_of_another_router_is_taken(self) -> None:
-        """Beside the built-in routers nothing is claimed twice."""
+        """Claim no route of a built-in router."""
         installed = installed_plugins()
         mine = {(route.method, route.path) for route in self.site().routes}
         for name in installed.names("router"):
@@ -233,7 +233,7 @@ class RouterKit(Kit):
                 promise(site.service.open == 0, f"{method} {path} goes on though the client left at its {leave}")
 
     def test_parameters_of_paths(self) -> None:
-        """Odd values in a path are a success or a 4xx, and no page repeats them raw."""
+        """Answer odd values in a path with success or a 4xx, and never repeat them raw in a page."""
         for route in self._routes():
             if "{" not in route.path:
                 continue
@@ -313,7 +313,7 @@ def _name(route: Entry) -> str:
 
 
 def _is_async(handler: Any) -> bool:
-    """Also of an object that can be called."""
+    """Return whether a handler, which may also be an object that can be called, is async."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 

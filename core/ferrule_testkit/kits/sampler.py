@@ -82,7 +82,9 @@ class SamplerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_greedy_takes_the_most_likely(self) -> None:
-        """Temperature 0, tiny temperatures, top_k 1 and a tiny top_p give the likeliest token; of equals the first."""
+        """Choose the likeliest token with temperature 0, tiny temperatures, top_k 1 and a tiny top_p; of equals the
+        first.
+        """
         for given in (
             {"temperature": 0.0},
             {"temperature": 1e-6},
@@ -118,7 +120,9 @@ class SamplerKit(Kit):
             self._follows(probs.log(), wanted / wanted.sum(), **given)
 
     def test_penalties_equal_their_definition(self) -> None:
-        """Repetition counts the prompt too, presence once, frequency each time, both only what was generated."""
+        """Apply penalties by their definition: repetition counts the prompt too, presence once, frequency each time,
+        both only what was generated.
+        """
         history, prompt = [1, 2, 2, 9, 9, 9, 4], 3
         logits = torch.linspace(-1, 1, _VOCAB)
         given = {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2}
@@ -165,7 +169,9 @@ class SamplerKit(Kit):
                 promise(bool(alone[0] == together[n]), f"a row with {shown(MANNERS[n % len(MANNERS)])} differs alone")
 
     def test_extreme_neighbours_change_nothing(self) -> None:
-        """Beside rows with huge logits, NaN and any parameters, each of many rows gets the token that it gets alone."""
+        """Draw for each of many rows the token that it gets alone, beside rows with huge logits, NaN and any
+        parameters.
+        """
         draw = torch.Generator().manual_seed(1)
         logits = torch.randn(48, _VOCAB, generator=draw) * 0.3
         rows = [sampling(seed=seed, temperature=0.9) for seed in range(40)]

@@ -48,7 +48,7 @@ class SchedulerKit(Kit):
             simulate(12, self.steps, self._make, policy)
 
     def test_the_same_work_gives_the_same_steps(self) -> None:
-        """Neither time nor chance nor an address in memory decides: a run can be repeated."""
+        """Decide independently of time, chance and addresses in memory, so that a run can be repeated."""
         first, second = (simulate(13, self.steps // 2, self._make) for _ in range(2))
         promise(first == second, f"two runs of the same work differ: {first} and {second}")
 

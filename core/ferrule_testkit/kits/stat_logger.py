@@ -49,7 +49,7 @@ class StatLoggerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_everything_that_happens_is_taken(self) -> None:
-        """Idle engines, many engines, empty answers, huge figures and every way to end raise nothing."""
+        """Accept idle engines, many engines, empty answers, huge figures and every way to end, without raising."""
         logger = self.make()
         for tell in _events(1):
             tell(logger)

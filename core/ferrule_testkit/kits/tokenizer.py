@@ -121,7 +121,7 @@ class TokenizerKit(Kit):
             promise(isinstance(tokenizer.decode(part), str), f"decode({shown(part)}) is not a string")
 
     def test_threads_do_not_disturb_each_other(self) -> None:
-        """Many threads get what one gets."""
+        """Return the same to many threads as to one."""
         tokenizer = self.open()
 
         def work() -> list[Any]:

@@ -143,14 +143,14 @@ class ToolParserKit(Kit):
                 promise(folded.answer() == (text, "", []), f"{shown(text)} becomes {shown(folded.answer())}")
 
     def test_any_cut_gives_the_same(self) -> None:
-        """However a text is cut into deltas, the events fold to the same answer."""
+        """Return events that sum to the same answer, however a text is cut into deltas."""
         for text in self.texts():
             whole = fold(self.make(), [text])
             for pieces in cuts(text):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_short_texts_in_every_cut(self) -> None:
-        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        """Return the same for short texts, and for the beginnings and ends of the samples, in each of their cuts."""
         long = [_text(sample) for sample in self.samples] + list(FOREIGN[:4])
         for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
             whole = fold(self.make(), [text])
@@ -177,7 +177,7 @@ class ToolParserKit(Kit):
                 self._check_truncated(sample, folded, (number, part, length), calls[number].arguments)
 
     def test_plain_text_is_not_held_back(self) -> None:
-        """Plain text is handed on while it comes, not at the end."""
+        """Hand on plain text while it comes, not at the end."""
         text = "The quick brown fox jumps over the lazy dog. " * 40
         content = fold(self.make(), text, finish=False).content
         late = len(text) - len(content)
@@ -334,7 +334,7 @@ def _truncations(sample: Sample) -> Iterator[tuple[str, int, CallText, int]]:
 
 
 def _before(sample: Sample, number: int) -> Iterator[str]:
-    """Plain text before the call with this number."""
+    """Yield the plain text before the call with this number."""
     for part in sample:
         if isinstance(part, str):
             yield part

@@ -61,7 +61,9 @@ def choose(
 
 
 def pip_settings(shown: str) -> dict[str, str]:
-    """Options of `pip install` by name, from what `pip config list` prints: its files and the PIP_* variables."""
+    """Return the options of `pip install` by name, from what `pip config list` prints: its files and the PIP_*
+    variables.
+    """
     found: dict[str, str] = {}
     for section in PIP_SECTIONS:
         for name, value in re.findall(rf"^{section}\.([\w-]+)=(['\"].*['\"])$", shown, re.MULTILINE):
@@ -71,7 +73,9 @@ def pip_settings(shown: str) -> dict[str, str]:
 
 
 def has_nvidia_gpu(root: Path = Path("/")) -> bool:
-    """Whether a driver shows a GPU: its devices, its list of GPUs, or (Windows' subsystem for Linux) its tool."""
+    """Return whether a driver shows a GPU: its devices, its list of GPUs, or (Windows' subsystem for Linux) its
+    tool.
+    """
     if any(root.glob("dev/nvidia[0-9]*")) or any(root.glob("proc/driver/nvidia/gpus/*")):
         return True
     tool = shutil.which("nvidia-smi")
@@ -85,7 +89,7 @@ def has_nvidia_gpu(root: Path = Path("/")) -> bool:
 
 
 def answers(index: str, pip: Mapping[str, str], seconds: float = SECONDS) -> bool:
-    """Whether the index has a page for torch, asked with pip's proxy and certificates. Any error means no."""
+    """Return whether the index has a page for torch, asked with pip's proxy and certificates. Any error means no."""
     opened = threading.Event()
 
     def ask() -> None:

@@ -88,7 +88,7 @@ class Safetensors(WeightSource):
     def read(
         self, file: Path, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor of a file whose header is whole; `sizes` are bytes by the tensors' names."""
+        """Yield each tensor of a file whose header is valid; `sizes` are bytes by the tensors' names."""
         return _mapped(file, sizes)
 
 
@@ -109,12 +109,12 @@ def _mapped(file: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, torch.T
 
 
 def large_first(sizes: Mapping[str, int]) -> dict[str, int]:
-    """The same tensors, those first that are larger than what is mapped at once; else in the order that they have."""
+    """Return the same tensors, first those that are larger than what is mapped at once; the others in their order."""
     return dict(sorted(sizes.items(), key=lambda item: -item[1] if item[1] > _MAPPED_BYTES else 0))
 
 
 def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Names in order, in batches that end when their bytes pass a bound."""
+    """Yield names in order, in batches that end when their bytes pass a bound."""
     batch: list[str] = []
     size = 0
     for name, num_bytes in sizes.items():
@@ -128,37 +128,35 @@ def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def read_header(file: Path) -> dict[str, int]:
-    """Tensor name → bytes, in the order of the data.
-
-    Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or
-    not JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end before or after the
-    file does.
+    """Return bytes by tensor name, in the order of the data. Raises CheckpointError that names the file and, where
+    there is one, the tensor: for a header that is too large or not JSON, an unknown type, and ranges that overlap,
+    leave holes, do not fit their shape, or end before or after the file does.
     """
     header, data = _tensors(file)
     return _check_ranges(file, header, data)
 
 
 def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Tensor name → shape and bytes, in the order of the data. Raises CheckpointError as `read_header` does."""
+    """Return shape and bytes by tensor name, in the order of the data. Raises CheckpointError as `read_header` does."""
     header, data = _tensors(file)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
 
 
 def _tensors(file: Path) -> tuple[dict[str, Any], int]:
-    """What the header says of each tensor, and the size of the data."""
+    """Return the header's entries of tensors, and the size of the data."""
     header, data = _read(file)
     header.pop(_METADATA, None)
     return header, data
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """The texts that a file has about itself. Raises CheckpointError for a damaged header."""
+    """Return the texts that a file has about itself. Raises CheckpointError for a damaged header."""
     stated = _read(file)[0].get(_METADATA)
     return {key: value for key, value in stated.items() if isinstance(value, str)} if isinstance(stated, dict) else {}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
-    """The header, and the size of the data."""
+    """Return the header, and the size of the data."""
     if not file.is_file():
         raise missing_file(file)
     size = file.stat().st_size
@@ -167,7 +165,9 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def remote_shapes(file: Path, size: int, read: Callable[[int], bytes]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """As `shapes`, for a file of `size` bytes elsewhere; `read` gives its next bytes. `file` is for messages."""
+    """Return shapes as `shapes` does, for a file of `size` bytes elsewhere; `read` returns its next bytes. `file` is
+    for messages.
+    """
     header, data = _header(file, size, read)
     header.pop(_METADATA, None)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
@@ -216,7 +216,7 @@ def _check_ranges(file: Path, header: Mapping[str, Any], data: int) -> dict[str,
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[int, int]:
-    """(start, stop) of a tensor's bytes."""
+    """Return (start, stop) of a tensor's bytes."""
 
     def whole(values: Any) -> bool:
         return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)

@@ -42,7 +42,7 @@ class Parsed:
 
 
 def config_sections() -> Mapping[str, type]:
-    """Key → class of every section of `Config`."""
+    """Return the class of every section of `Config` by key."""
     hints = get_type_hints(Config)
     return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places")}
 

@@ -162,7 +162,7 @@ class Plugins:
         return f"{kind}:{name} of {self.origin(kind, name)}"
 
     def origin(self, kind: str, name: str) -> str:
-        """Distribution and version, for logs and errors. Where two offer one name, both. Empty when there is none."""
+        """Return distribution and version, for logs and errors; both if two offer one name, and "" if there is none."""
         refs = self.offers(kind, name)
         chosen = [ref for ref in refs if self.verdict(ref).state is State.AVAILABLE]
         return " and ".join(ref.source for ref in chosen or refs)

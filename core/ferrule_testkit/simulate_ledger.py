@@ -160,8 +160,8 @@ class Ledger:
                 require(not chunk.drafts, f"I18: {chunk.id} saves its states behind guesses")
 
     def _count_prefills(self, plan: StepPlan) -> None:
-        """Check I8: no more prompts are in progress than may be. Under a pace one more may wait, while another passes
-        it.
+        """Check I8: no more prompts are in progress than may be. Under a pace one more may wait while another
+        passes.
         """
         found = [track for track in self._slots.values() if track.prefilling]
         long, most_long = self._num_long(found), self.limits.max_long_partial_prefills
@@ -337,7 +337,7 @@ class Ledger:
         self._last = stats
 
     def progress(self) -> None:
-        """Check I10: some request gets a delta before all could have been recomputed as often as is allowed."""
+        """Check I10: some request gets a delta before all could have been recomputed as often as allowed."""
         known = sum(track.limit for track in self.live.values())
         bound = (MAX_PREEMPTIONS + 1) * known + self.limits.num_blocks + self.limits.max_num_seqs + 2
         require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")

@@ -79,9 +79,7 @@ class ExecutorKit(Kit):
             )
 
     def test_a_lost_worker_is_told_in_time(self) -> None:
-        """Notice a killed worker: let no result be waited for in vain, and raise EngineDead from `check_health` within
-        seconds.
-        """
+        """Notice a killed worker: no result is waited for in vain, and `check_health` raises EngineDead in seconds."""
         before = _children()
         with self.running() as executor:
             executor.check_health()

@@ -35,7 +35,9 @@ _COMPILATION = (  # keys that vLLM documents; what a platform does not read, it 
 
 
 def resolve(config: Config) -> Resolved:
-    """Fill what is open; nothing that is set changes. Raises ConfigError, one line per contradiction."""
+    """Fill the options that are open; an option that is set does not change. Raises ConfigError, one line per
+    contradiction.
+    """
     problems = _contradictions(config)
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     decoding = _decoding(config.decoding, problems)

@@ -153,7 +153,7 @@ def _shape(hint: Any) -> tuple[type, bool, bool]:
 
 
 def _index(specs: Iterable[Spec]) -> dict[str, Match]:
-    """Return the meaning of each option string. --disable-x is understood as --no-enable-x where no option has that
+    """Map each option string to its meaning. --disable-x is understood as --no-enable-x where no option has that
     name.
     """
     table: dict[str, Match] = {}

@@ -12,7 +12,7 @@ from ferrule.plugin.plugin_set import Plugins
 
 
 class Chosen(Struct, frozen=True):
-    """`refusals` are (name, reason) of the candidates that came before, for the log."""
+    """A chosen plugin. `refusals` are (name, reason) of the candidates that came before, for the log."""
 
     name: str
     plugin: Any

@@ -50,15 +50,16 @@ class Plugins:
         return load_ref(self.find(kind, name), self.import_timeout)
 
     def make(self, kind: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Import one plugin and make it with what its kind is made with. Raises PluginError: see `load`, `factory`."""
+        """Import one plugin and make it with the arguments of its kind. Raises PluginError: see `load`, `factory`."""
         return self.factory(kind, name)(*args, **kwargs)
 
     def factory(self, kind: str, name: str) -> Callable[..., Any]:
-        """Import one plugin now and read its options; what is returned makes an instance at each call, as `make` does.
+        """Import one plugin now, read its options, and return a function that makes an instance at each call, as `make`
+        does.
 
-        Raises PluginError, and ConfigError for options that the plugin does not have or take. What a constructor
-        raises becomes a PluginError, except a FerruleError of its own, what a client's arguments cause, and what a
-        device raises while a model is put on it.
+        Raises PluginError, and ConfigError for options that the plugin does not have or take. An exception of a
+        constructor becomes a PluginError, except a FerruleError of its own, one that a client's arguments cause, and
+        one that a device raises while a model is put on it.
         """
         plugin = self.load(kind, name)
         return partial(_made, KINDS[kind], self.title(kind, name), plugin, self._options(kind, name, plugin))
@@ -162,7 +163,9 @@ class Plugins:
         return f"{kind}:{name} of {self.origin(kind, name)}"
 
     def origin(self, kind: str, name: str) -> str:
-        """Return distribution and version, for logs and errors; both if two offer one name, and "" if there is none."""
+        """Return distribution and version, for logs and errors. Where two offer one name, both. Empty when there is
+        none.
+        """
         refs = self.offers(kind, name)
         chosen = [ref for ref in refs if self.verdict(ref).state is State.AVAILABLE]
         return " and ".join(ref.source for ref in chosen or refs)

@@ -8,7 +8,7 @@ from ferrule.interfaces.parsers import Content, Reasoning, ReasoningParser, Text
 
 
 class NoReasoning(ReasoningParser):
-    """Text goes through unchanged."""
+    """A parser that passes text through unchanged."""
 
     conformance = "ferrule_plugins.reasoning_parser.samples:NONE"
 

@@ -99,7 +99,7 @@ class Inkling(FormatParser):
 
 
 class _Headers:
-    """The text with names behind the mark of a call, and not in front of it."""
+    """A filter that puts names behind the mark of a call, where they stood in front of it."""
 
     _begins = Tags(MESSAGE, END)
 

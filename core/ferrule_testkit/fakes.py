@@ -86,9 +86,7 @@ class FakeModel:
         return position - hidden
 
     def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
-        """Return the cache cell of a token. `probes` are, for each group, the newest and the oldest cell that this
-        position sees; 0 where it sees none.
-        """
+        """Return a token's cell. `probes` are each group's newest and oldest visible cell; 0 where there is none."""
         return hash((scope, position, token, *probes)) & 0xFFFFFFFFFFFF
 
     def sample(self, seed: int, position: int, visible: Sequence[int], state: int) -> int:
@@ -190,9 +188,7 @@ class BullyPolicy(SchedulingPolicy):
 
 
 class SlotState:
-    """The device's state for one slot. `adapter` is the one that its adapter slot held when the request took the
-    slot.
-    """
+    """The device's state of one slot. `adapter` was in its adapter slot when the request took the slot."""
 
     __slots__ = (
         *("adapter", "adapter_slot", "alive_from", "computed", "epoch", "guesses", "id", "ids", "media", "num_prompt"),

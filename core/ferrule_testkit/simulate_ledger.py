@@ -160,9 +160,7 @@ class Ledger:
                 require(not chunk.drafts, f"I18: {chunk.id} saves its states behind guesses")
 
     def _count_prefills(self, plan: StepPlan) -> None:
-        """Check I8: no more prompts are in progress than may be. Under a pace one more may wait while another
-        passes.
-        """
+        """Check I8: not too many prompts are in progress. Under a pace one more may wait while another passes."""
         found = [track for track in self._slots.values() if track.prefilling]
         long, most_long = self._num_long(found), self.limits.max_long_partial_prefills
         parts, most = sum(self.live[c.id].prefilling for c in plan.chunks), self.limits.max_num_partial_prefills

@@ -33,6 +33,7 @@ BUDGETS = MappingProxyType(
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 340,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
+        "ferrule.slow_start": 90,
         "ferrule.small_files": 50,
         "ferrule.unread": 120,  # half of it a table
         "ferrule.yaml_text": 150,
@@ -46,7 +47,6 @@ BUDGETS = MappingProxyType(
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
-        "ferrule.door": 670,
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states

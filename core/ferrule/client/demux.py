@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.client.figures import past_of, with_past
+from ferrule.client.pulse import stalled_engine
 from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
@@ -268,9 +269,7 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting", detail=_RESTARTING if self._lost else "")
-        if waits := self.board.stalled(self._watchdog):
-            return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
-        return Health(state="ready" if self.board.ready else "starting")
+        return stalled_engine(self.board, self._watchdog) or Health(state="ready" if self.board.ready else "starting")
 
     def stats(self) -> EngineStats:
         return self._stats

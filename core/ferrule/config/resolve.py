@@ -254,7 +254,9 @@ def _contradictions(config: Config) -> list[str]:
     except ValueError as error:
         problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
-        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
+        problems.append(
+            "--probe-port is answered by the launcher: it does not go with --disable-frontend-multiprocessing."
+        )
     compilation = config.device.compilation_config
     problems += [
         f"--compilation-config has no key {key!r:.80}.{nearest(key, _COMPILATION)}"

@@ -90,9 +90,7 @@ class FakeModel:
         return hash((scope, position, token, *probes)) & 0xFFFFFFFFFFFF
 
     def sample(self, seed: int, position: int, visible: Sequence[int], state: int) -> int:
-        """Return the token at `position`, from the state after the token before it and all cells that this token sees,
-        its own included, group by group.
-        """
+        """Return the token at `position`, from the state before it and all cells that its predecessor sees."""
         return hash((seed, position, state, *visible)) % self.vocab_size
 
     def pool(self, normalize: bool | None, visible: Sequence[int], state: int) -> bytes:

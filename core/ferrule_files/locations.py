@@ -35,12 +35,12 @@ class Locations:
         return any(host.to(device) is not host for device in self._devices.values())
 
     def note(self, storage: Any, location: str) -> Any:
-        """A `map_location` that leaves storages in the host's memory, and keeps what the file says of them."""
+        """Keep what the file says of a storage, and leave the storage in the host's memory, as a `map_location`."""
         self._stated[storage.data_ptr()] = location
         return storage
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor where it belongs: itself where that is the CPU."""
+        """Return the tensor on its device; the same tensor if that is the CPU."""
         location = self._stated.get(tensor.untyped_storage().data_ptr(), "cpu")
         device = self._devices.get(location, self._devices.get(""))
         return tensor if device is None else tensor.to(device)

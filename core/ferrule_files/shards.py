@@ -30,9 +30,8 @@ _OTHERS = (RANKS, "consolidated*", "training_args.*", "optimizer*", "scheduler.*
 
 
 def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = (), start: str = "") -> list[Path]:
-    """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match.
-
-    `ignore` are patterns of files that are not there to be read; what an index names is never ignored. `start` is the
+    """Return the files of a folder that hold weights: `single`, else those that `single`.index.json names, else all
+    that match. `ignore` are patterns of files not to read; a file that an index names is never ignored. `start` is the
     beginning of the names of another layout than that of transformers.
     """
     names = [file.name for file in sorted(folder.glob("*")) if file.is_file()]
@@ -42,7 +41,7 @@ def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] =
 def weight_names(
     folder: Path, names: Sequence[str], ending: str, single: str, ignore: Sequence[str] = (), start: str = ""
 ) -> list[str]:
-    """As `weight_files`, of the names that there are, which need not be in the folder. An index must be."""
+    """Return names as `weight_files` does, chosen among `names`, which need not be in the folder. An index must be."""
     others = [form for form in _OTHERS if not start or not form.startswith(start)]
 
     def ignored(name: str) -> bool:
@@ -62,7 +61,9 @@ def weight_names(
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → file name of a shard index. Raises CheckpointError; a file outside the folder is an error."""
+    """Return the file names of a shard index by tensor name. Raises CheckpointError, also for a file outside the
+    folder.
+    """
     content = read_json(index).get("weight_map")
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{index} has no 'weight_map'.")
@@ -73,7 +74,9 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether this names a file of a folder, and cannot lead out of it or be more than a file system takes."""
+    """Return whether this names a file of a folder, and can neither lead out of it nor be longer than a file system
+    allows.
+    """
     plain = isinstance(name, str) and name.isprintable() and "\\" not in name and ".." not in name
     return plain and Path(name).name == name != "" and len(name.encode()) < 256
 
@@ -103,9 +106,8 @@ def missing_file(file: Path) -> CheckpointError:
 
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The options of a format without those that every format gets.
-
-    Raises ConfigError for an unknown one, and for a device that this machine does not have.
+    """Return the options of a format without those that every format gets. Raises ConfigError for an unknown one, and
+    for a device that this machine does not have.
     """
     Locations(options)
     own = {key: value for key, value in options.items() if key not in _COMMON}
@@ -144,9 +146,8 @@ class _Told:
 
 @contextmanager
 def progress(options: Mapping[str, Any], total: int, what: str = "loading weights") -> Iterator[Any]:
-    """Progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log. `what` is done.
-
-    ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
+    """Show progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log. `what`
+    describes the work. ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
     """
     from tqdm import tqdm
 

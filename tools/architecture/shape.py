@@ -104,7 +104,7 @@ def parameters(modules: Sequence[Module]) -> list[Violation]:
 
 
 def budgets(modules: Sequence[Module]) -> list[Violation]:
-    """Each layer of core, and each package beside it, keeps its budget."""
+    """Check that each layer of core, and each package beside it, keeps its budget."""
     sizes = sizes_of_parts(modules)
     found = [
         Violation(f"core/{name.replace('.', '/')}", 1, f"{size} lines of code, more than its budget of {BUDGETS[name]}")
@@ -119,7 +119,7 @@ def budgets(modules: Sequence[Module]) -> list[Violation]:
 
 
 def sizes_of_parts(modules: Sequence[Module]) -> dict[str, int]:
-    """Lines of code by layer of core ("ferrule.engine") and by package beside it ("ferrule_nn")."""
+    """Return lines of code by layer of core ("ferrule.engine") and by package beside it ("ferrule_nn")."""
     sizes: dict[str, int] = {}
     for module in modules:
         part = ".".join(module.name.split(".")[: 2 if module.core else 1])
@@ -146,7 +146,7 @@ SHAPE_RULES: dict[str, Rule] = {
 
 
 def code_lines(module: Module) -> int:
-    """Lines that hold code: no blank lines, comments and docstrings."""
+    """Count the lines that hold code: no blank lines, comments and docstrings."""
     silent = {
         tokenize.COMMENT,
         tokenize.NL,

@@ -64,7 +64,7 @@ class Worker:
     calls = frozenset({"check", "release", "restore"})
 
     def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
-        """`adapters` is the bank that the model's layers are to have parts of."""
+        """Set up a worker without a model. `adapters` is the bank that the model's layers are to have parts of."""
         self.config = config
         self._plugins = plugins
         self._adapters = adapters
@@ -203,7 +203,7 @@ class Worker:
         return self.end(self.begin(plan))
 
     def begin(self, plan: StepPlan) -> Step:
-        """Queue a step on the device; give what it returns to `end`."""
+        """Queue a step on the device and return it; pass it to `end`."""
         return self._shortage.begin(plan)
 
     def end(self, step: Step) -> StepResult:
@@ -290,7 +290,7 @@ class Worker:
             raise
 
     def _weights(self) -> Model:
-        """The model that sleeps, awake; else one that is loaded again."""
+        """Return the sleeping model, awake; if none sleeps, load the model again."""
         if self._asleep is None:
             model = self._reload()
             self.platform.execution().optimise(model, DeviceSettings.of(self.config))
@@ -316,7 +316,7 @@ class Worker:
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
-    """Raises ConfigError."""
+    """Return the limits of the model runner. Raises ConfigError."""
     context = loaded.context
     return RunnerLimits(
         slots=_num_slots(config, loaded),
@@ -332,7 +332,7 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler) -> RunnerL
 
 
 def _logprobs_mode(config: WorkerSettings, sampler: Sampler | type[Sampler]) -> LogprobsMode:
-    """Raises ConfigError for one that the sampler does not know."""
+    """Return the mode of log-probabilities. Raises ConfigError for a mode that the sampler does not know."""
     mode = LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
         known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
@@ -341,9 +341,8 @@ def _logprobs_mode(config: WorkerSettings, sampler: Sampler | type[Sampler]) -> 
 
 
 def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
-    """Requests that may run at a time: as many as the option says.
-
-    Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
+    """Return how many requests may run at a time: as many as the option says. Where the option was not given, a model's
+    states get half of the cache's memory, or all of it if nothing else is cached.
     """
     scheduler, context = config.scheduler, loaded.context
     each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
@@ -355,7 +354,7 @@ def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
 
 
 def _cache_of(loaded: Loaded, slots: int) -> tuple[CacheMap, StateStore]:
-    """What a model's layers would keep, of which nothing is allocated."""
+    """Return the cache and the states of a model's layers, of which nothing is allocated yet."""
     context, states = loaded.context, loaded.model.state_specs()
     shape = shape_for(loaded.attention.cache_shape)
     layers = map_layers(loaded.model.cache_specs(), shape, len(states), context.block_size)
@@ -363,7 +362,9 @@ def _cache_of(loaded: Loaded, slots: int) -> tuple[CacheMap, StateStore]:
 
 
 def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:
-    """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
+    """Return a function that runs the largest step: as many tokens and as many rows as possible, whose contexts all lie
+    in one block.
+    """
     rows = min(limits.slots, tokens)
     counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
     work = _probe(runner.model)
@@ -384,12 +385,12 @@ def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callab
 
 
 def _probe(model: Model) -> Work:
-    """What a step is tried with: a greedy sample, or a vector of a model that gives nothing else."""
+    """Return the work of a trial step: a greedy sample, or a vector of a model that gives nothing else."""
     return TokenSampling(seed=0, max_tokens=1, temperature=0.0) if isinstance(model, Generates) else Pooling()
 
 
 def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count: int, token: int) -> bool:
-    """Whether the model computes nothing finite for a prompt of `count` times this token."""
+    """Return whether the model computes nothing finite for a prompt of `count` times this token."""
     groups, work = runner.cache.paged, _probe(runner.model)
     blocks = tuple((1 + number,) * -(-count // group.block_size) for number, group in enumerate(groups))
     admit = Admit(slot=0, id="warm-up", epoch=0, known_ids=(token,) * count, num_prompt=count, work=work)
@@ -405,6 +406,6 @@ def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count
 
 
 def _usable(config: WorkerSettings, info: ModelInfo) -> int:
-    """The blocks that as many requests as may run can fill, each with the longest text, and the null block."""
+    """Count the blocks that as many requests as may run can fill, each with the longest text, and the null block."""
     limits = scheduler_limits(config, info, info.max_blocks)
     return 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)

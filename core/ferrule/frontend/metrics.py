@@ -33,7 +33,7 @@ class Loggers:
                 faults.add(event)
 
     def exposition(self) -> tuple[str, str]:
-        """The metrics of all loggers that speak the first one's media type, and those of hooks."""
+        """Return the metrics of all loggers that use the first one's media type, and those of hooks."""
         found: list[tuple[str, str]] = []
 
         def ask(logger: StatLogger) -> None:

@@ -45,7 +45,9 @@ class Dummy(WeightSource):
 
 
 def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Matrices are uniform and small, norms are one, biases zero: activations stay finite at any depth."""
+    """Return random weights: matrices are uniform and small, norms one, biases zero, so that activations stay finite at
+    any depth.
+    """
     import torch
 
     if parameter.dim() < 2 or not parameter.is_floating_point():

@@ -43,7 +43,7 @@ def _place(argument: object) -> int:
 
 
 def _taken(opcode: OpcodeInfo, stack: list[int]) -> list[int]:
-    """What an opcode takes from the stack: a fixed number of objects, and with a mark all behind it."""
+    """Pop what an opcode takes from the stack: a fixed number of objects, and with a mark all after it."""
     count, found = len(opcode.stack_before), []
     if stackslice in opcode.stack_before or markobject in opcode.stack_before:
         while (size := stack.pop()) != _MARK:

@@ -28,9 +28,8 @@ class RemoteWeights:
 
     @classmethod
     def of(cls, folder: Path | None, options: Mapping[str, Any]) -> RemoteWeights | None:
-        """The weights of a model whose folder has none; None where it has, or came from no store.
-
-        Raises CheckpointError where the store has none either, or not all that an index names.
+        """Return the weights of a model whose folder has none; None for a folder with weights, or one that came from no
+        store. Raises CheckpointError where the store has no weights either, or not all that an index names.
         """
         if folder is None or any(folder.glob("*.safetensors")):
             return None
@@ -54,7 +53,7 @@ class RemoteWeights:
         return {tensor: shape for found in self._read().values() for tensor, (shape, _) in found.items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
+        """Return bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
         found = {name: {each: size for each, (_, size) in read.items()} for name, read in self._read().items()}
         check_index(self.folder, Safetensors.single, {self.folder / name: sizes for name, sizes in found.items()})
         return found
@@ -69,7 +68,9 @@ class RemoteWeights:
 
     @contextmanager
     def unchanged(self, name: str) -> Iterator[None]:
-        """While an object is streamed, which no version of it can be asked for. Raises CheckpointError."""
+        """Check that an object does not change during the block that streams it, because a store cannot be asked for a
+        version of it. Raises CheckpointError.
+        """
         try:
             yield
         except FerruleError:

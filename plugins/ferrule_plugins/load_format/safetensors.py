@@ -72,5 +72,5 @@ class Safetensors(WeightSource):
     def read(
         self, file: Path, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Each tensor of a file whose header is whole; `sizes` are bytes by the tensors' names."""
+        """Yield each tensor of a file whose header is valid; `sizes` are bytes by the tensors' names."""
         return read_tensors(file, sizes)

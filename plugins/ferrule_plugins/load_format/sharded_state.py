@@ -65,7 +65,7 @@ class ShardedState(Safetensors):
         self.place = str(folder)
 
     def _ranks(self, folder: Path | None, options: Mapping[str, Any]) -> list[list[Path]]:
-        """The files of each rank. Raises CheckpointError, ConfigError."""
+        """Return the files of each rank. Raises CheckpointError, ConfigError."""
         pattern = known_options(options, *self.options).get("pattern", PATTERN)
         if folder is None:
             raise CheckpointError("The model has no folder.")
@@ -79,7 +79,7 @@ class ShardedState(Safetensors):
         return found
 
     def _together(self, ranks: Sequence[_Rank], options: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Each name with the parts of all ranks, which wait for each other."""
+        """Yield each name with the parts of all ranks, which wait for each other."""
         readers = [self._read_rank(rank, options) for rank in ranks]
         waiting: dict[str, dict[int, torch.Tensor]] = {}
         for _ in ranks[0].names:
@@ -112,7 +112,9 @@ class _Rank:
             self.names.update(sizes)
 
     def check_names(self, first: _Rank) -> None:
-        """Raises CheckpointError where the first rank has tensors that this one has not, or the other way round."""
+        """Check the names of tensors. Raises CheckpointError where one of this rank and the first has tensors that the
+        other lacks.
+        """
         if different := self.names.keys() ^ first.names.keys():
             name = min(different)
             one, other = (self, first) if name in first.names else (first, self)
@@ -123,7 +125,9 @@ class _Rank:
 
 
 def _expression(pattern: Any) -> re.Pattern[str]:
-    """What file names of that pattern match, with the groups `part` and, where it has one, `rank`."""
+    """Return an expression for file names of that pattern, with the groups `part` and, where the pattern has one,
+    `rank`.
+    """
     fields = re.split(r"\{(rank|part)\}", pattern) if is_file_name(pattern) else []
     if fields[1::2].count("part") != 1 or fields[1::2].count("rank") > 1:
         raise ConfigError(
@@ -136,7 +140,7 @@ def _expression(pattern: Any) -> re.Pattern[str]:
 
 
 def _files(folder: Path, expression: re.Pattern[str], pattern: str, ignore: Sequence[str]) -> list[list[Path]]:
-    """The parts of each rank, in order. Raises CheckpointError where there are none, or one is missing."""
+    """Return the parts of each rank, in order. Raises CheckpointError where there are none, or one is missing."""
     names = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
     names = [name for name in names if not any(fnmatch(name, each) for each in ignore)]
     matches = [match for match in map(expression.fullmatch, names) if match]

@@ -40,7 +40,7 @@ _SAID: Mapping[str, Mapping[str, Any]] = {"model": {"doc": "Folder or hub id of 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """How it is shown."""
+    """Options of `ferrule models`."""
 
     json: bool = opt(False, "Print JSON.", common=True)
 
@@ -49,7 +49,10 @@ class ModelsCommand(Command):
     summary = "List architectures, or say whether and how a model would run here."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 0; 1 for a model that would not run. Raises StartupError for a model that is not there."""
+        """List the architectures, or describe one model. Returns 0; 1 for a model that would not run.
+
+        Raises StartupError for a model that is not found.
+        """
         sections = {**part_options.sections(_TAKEN, _SAID), "show": ModelsOptions}
         usage = Usage("ferrule models", _ABOUT, "model")
         parsed = parse_command(argv, usage, plugins, sections=sections, server=False)

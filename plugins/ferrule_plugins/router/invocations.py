@@ -48,7 +48,7 @@ Invocation = Annotated[
 
 
 class Invocations:
-    """The handler."""
+    """The handler of this route."""
 
     def __init__(self, ctx: RouterContext) -> None:
         self._chat, self._completions = Chat(ctx), Completions(ctx)

@@ -18,7 +18,9 @@ _SPREAD = 0.05
 
 
 class Dummy(WeightSource):
-    """The same seed (option `seed`, default 0) gives the same weights, on one kind of device: they are made there."""
+    """Random weights. The same seed (option `seed`, default 0) gives the same ones on one kind of device, as they are
+    drawn there.
+    """
 
     forms = ()
 
@@ -45,7 +47,9 @@ class Dummy(WeightSource):
 
 
 def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Matrices are uniform and small, norms are one, biases zero: activations stay finite at any depth."""
+    """Draw a parameter: matrices uniform and small, norms one, biases zero, so that activations stay finite at any
+    depth.
+    """
     import torch
 
     if parameter.dim() < 2 or not parameter.is_floating_point():

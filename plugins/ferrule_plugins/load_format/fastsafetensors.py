@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class FastSafetensors(Safetensors):
-    """Reads to the host's memory, one file at a time: a file's bytes are in memory beside the weights."""
+    """A reader that copies one file at a time to the host's memory, where a file's bytes are beside the weights."""
 
     forms = ("*.safetensors",)
     conformance = "ferrule_testkit.samples.load_format:SAFETENSORS"

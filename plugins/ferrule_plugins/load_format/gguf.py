@@ -45,7 +45,9 @@ class Gguf(WeightSource):
         return Description(describe(read_model(files)), tuple(files))
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Unknown under the names of other files. Raises where there is no file."""
+        """Return None: the shapes are not known under the names of other files. Raises CheckpointError where there is
+        no file.
+        """
         _wanted(folder, options)
 
     def tensors(
@@ -83,7 +85,7 @@ class Gguf(WeightSource):
 
 
 def _wanted(folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
-    """The files to read. Raises CheckpointError where there are none."""
+    """Return the files to read. Raises CheckpointError where there are none."""
     known_options(options)
     files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
     if not files:

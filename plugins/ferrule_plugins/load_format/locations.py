@@ -20,7 +20,10 @@ OPTION = "pt_load_map_location"  # of `WeightSource.tensors`
 
 
 class Locations:
-    """Devices by the locations that files state, "" for every other. Raises ConfigError for one that is not here."""
+    """Devices by the locations that files state, "" for every other location.
+
+    Raises ConfigError for a device that this machine does not have.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._devices = {location: _device(name) for location, name in options.get(OPTION, {}).items()}
@@ -35,12 +38,14 @@ class Locations:
         return any(host.to(device) is not host for device in self._devices.values())
 
     def note(self, storage: Any, location: str) -> Any:
-        """A `map_location` that leaves storages in the host's memory, and keeps what the file says of them."""
+        """Return `storage` unchanged, in the host's memory, and note the location that the file states (a torch
+        `map_location`).
+        """
         self._stated[storage.data_ptr()] = location
         return storage
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The tensor where it belongs: itself where that is the CPU."""
+        """Return the tensor on the device for its location: the tensor itself where that is the CPU."""
         location = self._stated.get(tensor.untyped_storage().data_ptr(), "cpu")
         device = self._devices.get(location, self._devices.get(""))
         return tensor if device is None else tensor.to(device)

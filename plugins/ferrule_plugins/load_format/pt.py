@@ -50,7 +50,7 @@ class PyTorchFiles(WeightSource):
         return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Unknown: they are in the pickles. Raises where there is no file."""
+        """Return None: the shapes are in the pickles. Raises CheckpointError where there is no file."""
         self._wanted(folder, options)
 
     def tensors(
@@ -76,7 +76,7 @@ class PyTorchFiles(WeightSource):
         self.place = str(folder)
 
     def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> tuple[Path, list[Path]]:
-        """The folder, and its files to read. Raises CheckpointError where there are none."""
+        """Return the folder, and its files to read. Raises CheckpointError where there are none."""
         known_options(options)
         files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
@@ -87,7 +87,7 @@ class PyTorchFiles(WeightSource):
 
 
 def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of one file, on the CPU; `locations` learns where they were saved.
+    """Return the tensors of one file, on the CPU; `locations` notes where they were saved.
 
     Raises CheckpointError naming the file, and the entry that is not a dense tensor.
     """
@@ -98,8 +98,10 @@ def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch
 
 
 def entries(file: Path, locations: Locations | None = None) -> dict[Any, Any]:
-    """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
-    CheckpointError."""
+    """Return the content of one file by name, mapped: tensors, and other objects that the restricted unpickler makes.
+
+    Raises CheckpointError.
+    """
     import torch
 
     check_torch(torch.__version__)
@@ -143,9 +145,9 @@ def _is_count(name: Any) -> bool:
 
 
 def is_mapped(file: Path) -> bool:
-    """Whether a file can be mapped: those older than torch 1.6 are not zip archives, and cannot.
+    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot.
 
-    Numbers of the other byte order are turned in memory, which is then not what the file has.
+    Numbers of the other byte order are swapped in memory, which then differs from the file.
     """
     if not zipfile.is_zipfile(file):
         return False
@@ -171,7 +173,9 @@ def _check_archive(file: Path) -> None:
 
 
 def _check_pickles(file: Path) -> None:
-    """As `_check_archive`, of a file before torch 1.6: a magic number, versions, the tensors and their storages."""
+    """Do the check of `_check_archive` for a file from before torch 1.6: a magic number, versions, the tensors and
+    their storages.
+    """
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for _ in range(_PICKLES):
             check_tuples(cast("IO[bytes]", content))

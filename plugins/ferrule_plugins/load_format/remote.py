@@ -17,7 +17,9 @@ from ferrule_plugins.s3.store import Store
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """`files` are names in the store's folder. `headers` are the bytes before their data, once they were looked at."""
+    """The safetensors files of a model in a store. `files` are names in the store's folder; `headers` has the number of
+    bytes before the data of each file, once its header was read.
+    """
 
     folder: Path  # on this machine: with everything but weights
     place: Remote
@@ -27,7 +29,7 @@ class RemoteWeights:
 
     @classmethod
     def of(cls, folder: Path | None, options: Mapping[str, Any]) -> RemoteWeights | None:
-        """The weights of a model whose folder has none; None where it has, or came from no store.
+        """Return the weights of a model whose folder has none; None where it has some, or came from no store.
 
         Raises CheckpointError where the store has none either, or not all that an index names.
         """
@@ -53,7 +55,9 @@ class RemoteWeights:
         return {tensor: shape for found in self._read().values() for tensor, (shape, _) in found.items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
+        """Return the bytes of each tensor, by file and by tensor. Raises CheckpointError as the reader of local files
+        does.
+        """
         found = {name: {each: size for each, (_, size) in read.items()} for name, read in self._read().items()}
         check_index(self.folder, Safetensors.single, {self.folder / name: sizes for name, sizes in found.items()})
         return found
@@ -68,7 +72,11 @@ class RemoteWeights:
 
     @contextmanager
     def unchanged(self, name: str) -> Iterator[None]:
-        """While an object is streamed, which no version of it can be asked for. Raises CheckpointError."""
+        """Check, after the block that streams an object, that the object is still the same: no version can be asked
+        for.
+
+        Raises CheckpointError, also for an error of the block.
+        """
         try:
             yield
         except FerruleError:
@@ -84,7 +92,7 @@ class RemoteWeights:
 
 
 class _Parts:
-    """The first bytes of an object, in as many requests as there are reads."""
+    """A reader of the first bytes of an object, with one request for each read."""
 
     def __init__(self, weights: RemoteWeights, name: str) -> None:
         self._weights, self._name, self._position = weights, name, 0

@@ -30,10 +30,10 @@ _OTHERS = (RANKS, "consolidated*", "training_args.*", "optimizer*", "scheduler.*
 
 
 def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = (), start: str = "") -> list[Path]:
-    """Files of a folder that hold weights: `single`, else those that `single`.index.json names, else all that match.
+    """Return the files of a folder that have weights: `single`, else those in `single`.index.json, else all that match.
 
-    `ignore` are patterns of files that are not there to be read; what an index names is never ignored. `start` is the
-    beginning of the names of another layout than that of transformers.
+    `ignore` are patterns of files to leave out; a file that an index names is never ignored. `start` is the beginning
+    of the file names of another layout than that of transformers.
     """
     names = [file.name for file in sorted(folder.glob("*")) if file.is_file()]
     return [folder / name for name in weight_names(folder, names, ending, single, ignore, start)]
@@ -42,7 +42,7 @@ def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] =
 def weight_names(
     folder: Path, names: Sequence[str], ending: str, single: str, ignore: Sequence[str] = (), start: str = ""
 ) -> list[str]:
-    """As `weight_files`, of the names that there are, which need not be in the folder. An index must be."""
+    """Choose among `names` as `weight_files` does; the files need not be in the folder, but an index must be."""
     others = [form for form in _OTHERS if not start or not form.startswith(start)]
 
     def ignored(name: str) -> bool:
@@ -62,7 +62,10 @@ def weight_names(
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Tensor name → file name of a shard index. Raises CheckpointError; a file outside the folder is an error."""
+    """Return the file name of each tensor in a shard index, by the tensor's name.
+
+    Raises CheckpointError, also for a file outside of the folder.
+    """
     content = read_json(index).get("weight_map")
     if not isinstance(content, dict) or not content:
         raise CheckpointError(f"{index} has no 'weight_map'.")
@@ -73,13 +76,15 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def is_file_name(name: Any) -> bool:
-    """Whether this names a file of a folder, and cannot lead out of it or be more than a file system takes."""
+    """Return whether a name is that of a file in a folder: it cannot lead out of the folder or be too long for a file
+    system.
+    """
     plain = isinstance(name, str) and name.isprintable() and "\\" not in name and ".." not in name
     return plain and Path(name).name == name != "" and len(name.encode()) < 256
 
 
 def check_index(folder: Path, single: str, tensors: Mapping[Path, Iterable[str]]) -> None:
-    """Check that each tensor is in one file only, and that what an index says is so. Raises CheckpointError."""
+    """Check that each tensor is in one file only, and that an index agrees with the files. Raises CheckpointError."""
     counts = Counter(name for names in tensors.values() for name in names)
     index = folder / f"{single}.index.json"
     for name, count in counts.items():
@@ -103,7 +108,7 @@ def missing_file(file: Path) -> CheckpointError:
 
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """The options of a format without those that every format gets.
+    """Return the options of a format without those that every format gets.
 
     Raises ConfigError for an unknown one, and for a device that this machine does not have.
     """
@@ -117,7 +122,9 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 class _Told:
-    """Progress where there is no terminal: a line of the log, now and then, and one at the end of what took long."""
+    """A display of progress without a terminal: a log line now and then, and one at the end of a load that took
+    long.
+    """
 
     def __init__(self, total: int, what: str) -> None:
         self._total, self._done, self._said, self._what = total, 0, -1, what
@@ -131,7 +138,7 @@ class _Told:
             self._tell(now)
 
     def end(self) -> None:
-        """Tell the last state, if loading took so long that it is worth a line, and if it was not told."""
+        """Log the last state, unless it was logged or the load was too short to be worth a line."""
         now = time.monotonic()
         if now - self._start >= _LONG_SECONDS and self._said != self._done:
             self._tell(now)
@@ -144,9 +151,10 @@ class _Told:
 
 @contextmanager
 def progress(options: Mapping[str, Any], total: int, what: str = "loading weights") -> Iterator[Any]:
-    """Progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log. `what` is done.
+    """Show the progress over `total` bytes of the work `what`, counted by `update`: a bar on a terminal, else lines in
+    the log.
 
-    ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
+    ``--no-use-tqdm-on-load`` turns off the bar, but not the lines.
     """
     from tqdm import tqdm
 

@@ -19,7 +19,9 @@ _logger = log.get("plugin")
 
 
 def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """All that are installed, with their titles. Raises PluginError, ConfigError: see `_optional`."""
+    """Open all installed loggers, and return them with their titles. Raises PluginError, ConfigError: see
+    `_optional`.
+    """
     loggers: list[tuple[str, StatLogger]] = []
     for name in plugins.defaults("stat_logger"):
         with _optional(plugins, name):
@@ -32,7 +34,7 @@ def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> li
 
 
 def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: Path) -> Loggers | None:
-    """Loggers that show what those that share `folder` were told; None when one that shows something cannot.
+    """Open loggers that show the figures of the loggers that share `folder`; None when a logger that shows any cannot.
 
     Raises PluginError, ConfigError: see `_optional`.
     """
@@ -57,8 +59,10 @@ def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: 
 
 @contextmanager
 def _optional(plugins: Plugins, name: str) -> Iterator[None]:
-    """Around the start of a stat logger. One that is only installed is left out, with a warning, when it is broken;
-    errors of one that is built in, or that the user has named, are raised."""
+    """Guard the start of a stat logger: a broken one that is only installed is left out, with a warning.
+
+    Errors of one that is built in, or that the user has named, are raised.
+    """
     try:
         yield
     except StartupError as error:

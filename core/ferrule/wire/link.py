@@ -16,26 +16,27 @@ M = TypeVar("M")
 
 
 class Sender(Generic[M]):
-    """One end of one direction."""
+    """The sending end of one direction, which numbers messages."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def stamp(self, message: M) -> tuple[int, M]:
-        """The message with the next number, from 1."""
+        """Return the message with the next number, from 1."""
         self._number += 1
         return self._number, message
 
 
 class Receiver(Generic[M]):
-    """The other end."""
+    """The receiving end of one direction, which finds gaps in the numbers."""
 
     def __init__(self) -> None:
         self._number = 0
 
     def take(self, number: int, message: M) -> tuple[M | Gap, ...]:
-        """What to act on: the message, nothing where it or a later one has come before, a `Gap` first where one is
-        missing."""
+        """Return the messages to act on: the message, with a `Gap` before it where one is missing; nothing where the
+        message or a later one has come before.
+        """
         expected, self._number = self._number + 1, max(self._number, number)
         if number < expected:
             return ()

@@ -16,7 +16,9 @@ class HelpCommand(Command):
     summary = "Tell about a command."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """`help` lists the commands; `help COMMAND` is `COMMAND --help`. Raises ConfigError for an unknown one."""
+        """List the commands for `help`; print `COMMAND --help` for `help COMMAND`. Raises ConfigError for an unknown
+        command.
+        """
         words = [word for word in argv if topic([word]) is None]
         if not words:
             print(program_page(plugins))

@@ -18,7 +18,7 @@ from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import KnownRows, Speculator
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
-from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
+from ferrule.runner.cache import cache_of
 from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
@@ -79,14 +79,11 @@ class ModelRunner:
         adapted = parts.adapters is not None
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
         self._position_numbers = model.position_numbers
-        states = model.state_specs()
-        specs = model.cache_specs()
-        keeps = bool(specs or states)  # else a step is never one token of each row
-        alike = keeps and attention.recordable and all(spec.attended for spec in specs.values())  # for a recorder
-        self._recorder = recorder if alike and recorder and (recorder.stateful or not states) else None
-        self._shape = shape_for(attention.cache_shape)
-        self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
-        self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
+        self.cache, self.recurrent = cache_of(model, attention, limits)
+        keeps = bool(self.cache.groups)  # else a step is never one token of each row
+        alike = keeps and attention.recordable and all(place.spec.attended for place in self.cache.places.values())
+        stateful = self.cache.paged != self.cache.groups
+        self._recorder = recorder if alike and recorder and (recorder.stateful or not stateful) else None
         self._storages: list[torch.Tensor] = []
         self.release_cache()
 
@@ -118,7 +115,7 @@ class ModelRunner:
         self.release_cache()  # before the new one: both do not fit
         limits = self._limits
         element = limits.cache_type or limits.dtype
-        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros, self._shape)
+        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros)
         self.recurrent.allocate(self._zeros, num_snapshots)
         self._bind(views)
 

@@ -12,7 +12,7 @@ from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.kernels import Kernels
-from ferrule.interfaces.model import Generates, Model
+from ferrule.interfaces.model import Generates, Model, PoolRow, Pools
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import KnownRows, Speculator
@@ -23,10 +23,9 @@ from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
-from ferrule.runner.pooled import pool
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
-from ferrule.types import Chunk, StepPlan, StepResult
+from ferrule.types import Chunk, Pooling, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -207,8 +206,7 @@ class ModelRunner:
             self._speculator.observe(chunks, step.hidden)
         pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
         if pooled_rows:
-            vectors = pool(self.model, step.hidden, step.rows, chunks, pooled_rows, self._state)
-            outcome.add_vectors(pooled_rows, vectors)
+            outcome.add_vectors(pooled_rows, _pooled(self.model, step, pooled_rows, self._state))
         sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "sample"]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
@@ -318,3 +316,20 @@ class ModelRunner:
         mode, width = self._limits.logprobs_mode, self._limits.vocab_size
         for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
+
+
+def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) -> torch.Tensor:
+    """Return the vectors [rows, size] float32 of `rows`, whose prompts end in a step.
+
+    Raises RuntimeError where the model, or a row's request, is not for vectors: the plan is broken.
+    """
+    if not isinstance(model, Pools):
+        raise RuntimeError(f"a plan pools, and {type(model).__name__} does not")
+    asked = []
+    for row, first in zip(rows, step.rows.borders[rows].tolist(), strict=True):
+        chunk = step.plan.chunks[row]
+        work = state.work_of(chunk.slot)
+        if not isinstance(work, Pooling):
+            raise RuntimeError(f"a plan pools slot {chunk.slot}, whose request is to be sampled")
+        asked.append(PoolRow(first=first, count=chunk.count, work=work))
+    return model.pool(step.hidden, asked)

@@ -100,11 +100,6 @@ class Callers:
         return matches[0] if matches else None
 
     @property
-    def digests(self) -> Mapping[str, bytes]:
-        """SHA-256 of each key, by its name."""
-        return {caller.name: caller.digest for caller in self._callers}
-
-    @property
     def any_admin(self) -> bool:
         """Whether a key is marked as the administrators'. If none is, every key opens their routes."""
         return any(caller.admin for caller in self._callers)

@@ -220,7 +220,9 @@ def _settings_elsewhere(outer: Mapping[str, Any], folder: Path, plugins: Plugins
 
 
 def _override(part: dict[str, Any], changes: Mapping[str, Any]) -> None:
-    """Apply overrides to the file, or to the text part in it, which those of its outer part are meant for too."""
+    """Apply overrides to a configuration, and to the text part in it, for which most overrides of outer keys are meant
+    too.
+    """
     inner = next((name for name in _TEXT_SECTIONS if isinstance(part.get(name), dict)), None)
     if inner is None:
         rotary.override(part, changes)
@@ -408,7 +410,7 @@ def generation(folder: Path | str) -> dict[str, Any]:
 
 
 def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """Default sampling values that ``generation_config.json`` states, under the names of `SamplingParams`.
+    """Return the default sampling values that ``generation_config.json`` states, under the names of `SamplingParams`.
 
     `overrides` (``--override-generation-config``) win, and are all there is without a folder. Other keys of the file
     are not sampling values and are left. Raises ConfigError for an override that is not a number, CheckpointError for
@@ -433,7 +435,8 @@ def sampling_defaults(folder: Path | str | None, overrides: Mapping[str, Any] | 
 
 
 def remote_code(config: Mapping[str, Any], *, known: bool, trusted: bool) -> bool:
-    """Decide whether Python code of the checkpoint runs. The only place that decides, called before any import of it.
+    """Decide whether Python code of the checkpoint runs. This is the only place that decides, called before any such
+    import.
 
     `known`: the architecture has an implementation that needs no such code; then ``auto_map`` is ignored unless
     `trusted`. Raises CheckpointError for code that is needed and not trusted.

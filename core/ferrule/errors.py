@@ -36,7 +36,7 @@ class FerruleError(Exception):
 
 
 class StartupError(FerruleError):
-    """Start-up stops. `hint` says what to change."""
+    """A failure that stops the start. `hint` says what to change."""
 
     def __init__(self, message: str, hint: str = "") -> None:
         super().__init__(message)
@@ -48,19 +48,21 @@ class StartupError(FerruleError):
 
 
 class ConfigError(StartupError):
-    """A flag, a key of the configuration file or an environment variable is wrong."""
+    """An error in a flag, a key of the configuration file or an environment variable."""
 
 
 class PluginError(StartupError):
-    """A plugin that the user named is missing, broken, ambiguous or denied."""
+    """A failure of a plugin that the user named: it is missing, broken, ambiguous or denied."""
 
 
 class CheckpointError(StartupError):
-    """A model folder, its configuration or a weight file is missing, damaged or does not fit the model."""
+    """A fault of a model folder, its configuration or a weight file, which is missing, damaged or does not fit the
+    model.
+    """
 
 
 class RequestError(FerruleError):
-    """The client's fault. `param` names the field; `status` is the HTTP status."""
+    """An error that is the client's fault. `param` names the field; `status` is the HTTP status."""
 
     status = 400
     kind = "BadRequestError"
@@ -71,7 +73,9 @@ class RequestError(FerruleError):
         self.param = param
 
     def about(self, param: str | None) -> Self:
-        """Return this error with another name of the field. It stays as it is: several requests may have one error."""
+        """Return a copy of this error with another name of the field. This error stays as it is: several requests may
+        have it.
+        """
         made = copy(self)
         made.param = param
         return made
@@ -98,7 +102,7 @@ class TooLargeError(RequestError):
 
 
 class MethodError(RequestError):
-    """`allow` are the methods that the path has."""
+    """A method that the path does not have. `allow` are those that it has."""
 
     status = 405
     kind = "MethodNotAllowedError"
@@ -119,7 +123,7 @@ class HeadersTooLargeError(RequestError):
 
 
 class OverloadedError(RequestError):
-    """`retry_after` is in seconds."""
+    """A refusal because of too many requests. `retry_after` is in seconds."""
 
     status = 429
     kind = "RateLimitError"
@@ -130,7 +134,7 @@ class OverloadedError(RequestError):
 
 
 class UnavailableError(FerruleError):
-    """The server cannot take work now. `retry_after` is in seconds."""
+    """A refusal while the server cannot take work. `retry_after` is in seconds."""
 
     status = 503
     kind = "ServiceUnavailableError"
@@ -142,7 +146,7 @@ class UnavailableError(FerruleError):
 
 
 class RequestFailed(FerruleError):
-    """An admitted request ended with a server error."""
+    """A server error that ended an admitted request."""
 
     status = 500
     kind = "InternalServerError"
@@ -153,11 +157,11 @@ class RequestFailed(FerruleError):
 
 
 class EngineDead(FerruleError):
-    """The engine or one of its workers is gone. The first cause is kept."""
+    """The death of the engine or one of its workers. The first cause is kept."""
 
 
 class StepTooLarge(EngineDead):
-    """A step did not get the memory that it needs. It may be computed again for fewer requests."""
+    """A step's failure to get the memory that it needs. The step may be computed again for fewer requests."""
 
 
 def nearest(name: str, choices: Iterable[str]) -> str:

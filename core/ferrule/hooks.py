@@ -33,7 +33,7 @@ _impl = pluggy.HookimplMarker(_PROJECT)
 
 
 class _Manager(pluggy.PluginManager):
-    """The methods of `Hooks` are the specifications: the contract needs no pluggy."""
+    """A pluggy manager whose specifications are the methods of `Hooks`: the contract needs no pluggy."""
 
     def parse_hookspec_opts(self, module_or_class: Any, name: str) -> pluggy.HookspecOpts | None:
         if name not in _HOOK_NAMES:
@@ -59,7 +59,7 @@ class HookRunner:
 
     @property
     def failures(self) -> Mapping[str, int]:
-        """Exceptions so far, by plugin, of those that raised any."""
+        """The number of exceptions of each plugin that raised any, by its title."""
         return {guard.title: guard.faults.count for guard in self._guards if guard.faults.count}
 
     def has(self, name: str) -> bool:

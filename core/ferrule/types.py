@@ -181,7 +181,7 @@ class EngineRequest(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
 
 
 class Admit(Struct, frozen=True, kw_only=True, gc=False):
-    """A request takes a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
+    """The admission of a request to a slot. `known_ids` is its prompt plus, after preemption, what it has generated.
 
     The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything. States of recurrent
     layers are then those of the snapshot `restore`, which an earlier plan saved; 0: zeros.

@@ -32,7 +32,7 @@ _SCALARS = {tag: re.compile(rf"(?:{pattern})\Z", re.ASCII) for tag, pattern in _
 
 
 class YamlError(ValueError):
-    """A text is not YAML as it is read here. `problem` never repeats the text; `detail` may."""
+    """A fault of a text that is not YAML as it is read here. `problem` never repeats the text; `detail` may."""
 
     def __init__(self, problem: str, line: int | None = None, detail: str = "") -> None:
         super().__init__(problem)
@@ -42,7 +42,7 @@ class YamlError(ValueError):
 
 
 class _Loader(yaml.SafeLoader):
-    """PyYAML's with its own table: libraries in this process may have changed the shared one."""
+    """A loader of PyYAML with its own table: libraries in this process may have changed the shared one."""
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -94,7 +94,7 @@ def keys_of(node: yaml.Node, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple
 
 
 class _Check:
-    """Walks a document as `value_of` will. Raises YamlError."""
+    """A walk over a document as `value_of` will do it. Raises YamlError."""
 
     def __init__(self) -> None:
         self._nodes = 0

@@ -48,9 +48,10 @@ def arguments(schema: Mapping[str, Any]) -> tuple[Argument, ...] | None:
 
 
 def ways(schema: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Plain object schemas, of which arguments are to fit one: what references and combinations at the root lead to.
+    """Return plain object schemas of which arguments are to fit one: those that references and combinations at the root
+    lead to.
 
-    None, an empty list, when this cannot be said so, or an argument has other types in one of them.
+    An empty list when this cannot be expressed so, or when an argument has other types in one of them.
     """
     shared = definitions(schema)
     found = _ways(schema, shared, 0) or []

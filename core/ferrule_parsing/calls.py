@@ -32,7 +32,7 @@ class CallWriter:
 
     @property
     def open(self) -> bool:
-        """A call was started and is not ended."""
+        """Whether a call was started and is not ended."""
         return self._open
 
     def drop(self, tags: DroppedTags) -> None:
@@ -40,7 +40,7 @@ class CallWriter:
         self._filter.drop(tags)
 
     def text(self, text: str) -> None:
-        """Content."""
+        """Write content."""
         self._text(self._filter.feed(text))
 
     def _text(self, text: str) -> None:
@@ -77,7 +77,7 @@ class CallWriter:
             self._events.append(CallEnd(self._index))
 
     def drop_space(self) -> None:
-        """Space since the last content or call was markup."""
+        """Drop the space since the last content or call, which was markup."""
         self._space.clear()
 
     def finish(self) -> None:

@@ -76,7 +76,7 @@ class FormatParser(ToolParser):
 
     @cached_property
     def _exact(self) -> frozenset[str]:
-        """Functions whose arguments are sure to fit their schema, because they are constrained."""
+        """The functions whose arguments are sure to fit their schema, because they are constrained."""
         functions = enforced(self.tools, self._choice)
         if not functions or self.constraint(self._choice) is None:
             return frozenset()
@@ -209,7 +209,7 @@ class FormatParser(ToolParser):
         self._state = self._between
 
     def _leave(self) -> None:
-        """Back to text. What was read since the last call is content."""
+        """Return to reading text. Text that was read since the last call is content."""
         if self._answer is not None:  # this was an echo
             self._out, self._answer = self._answer, None
         self._unclosed = self._found and bool(self.format.close)

@@ -102,12 +102,12 @@ class ToolFormat:
 
     @cached_property
     def late_tags(self) -> Tags | None:
-        """The same behind an opening tag that no list of calls followed."""
+        """The tags to search a text for behind an opening tag that no list of calls followed."""
         return _tags(*self.open, self.edges[0])
 
     @cached_property
     def unclosed_tags(self) -> Tags | None:
-        """The same behind a block whose closing tag has not come."""
+        """The tags to search a text for behind a block whose closing tag has not come."""
         return _tags(*self.open, *self.close)
 
     @cached_property
@@ -158,7 +158,8 @@ class ToolFormat:
     def constraint(
         self, functions: tuple[EnforcedFunction, ...], *, most: int | None, required: bool
     ) -> GrammarSpec | None:
-        """Up to `most` calls of these functions, at least one if `required`, and text around them if not.
+        """Return the form of up to `most` calls of these functions, at least one if `required`, and text around them if
+        not.
 
         None when the schema of one of them cannot be written in this format.
         """
@@ -228,7 +229,7 @@ def _beginning(bare: str, triggers: tuple[str, ...]) -> str:
 
 
 def _class(characters: set[str]) -> str:
-    """Inside the brackets of a pattern."""
+    """Write characters as they stand inside the brackets of a pattern."""
     return "".join(f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters))
 
 

@@ -43,7 +43,9 @@ def starts_message(form: Form) -> bool:
 
 
 class Head(Struct, frozen=True):
-    """A message begins. `raw`: its header as it was written. Without a channel it is text outside of messages."""
+    """The beginning of a message. `raw`: its header as it was written. Without a channel it is text outside of
+    messages.
+    """
 
     raw: str = ""
     channel: str | None = None
@@ -57,7 +59,7 @@ class Body(Struct, frozen=True):
 
 
 class Tail(Struct, frozen=True):
-    """The message ends, with this tag; "" where there was none."""
+    """The end of a message, with this tag; "" where there was none."""
 
     raw: str
 

@@ -18,11 +18,11 @@ _LONGEST = 256  # characters of a name
 
 @dataclass(frozen=True)
 class CallHead:
-    """``before`` name ``behind``, with white space where the two have some, and around the name.
+    """The head of a call: ``before`` name ``behind``, with white space where the two have some, and around the name.
 
-    `behind`: the spellings of what ends the head; the first one is generated, and "" is the end of the name alone.
-    `prefix`: in front of the name, and not a part of it. `numbered`: the name is followed by ``:0``, and prefix, name
-    and number together are the id of the call. `id_mark`: what stands between the name and an id that the model gave
+    `behind`: the spellings of the text that ends the head; the first one is generated, and "" is the end of the name
+    alone. `prefix`: in front of the name, and not a part of it. `numbered`: the name is followed by ``:0``, and prefix,
+    name and number together are the id of the call. `id_mark`: stands between the name and an id that the model gave
     the call, in front of `behind`; it is not generated.
     """
 

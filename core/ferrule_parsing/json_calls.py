@@ -18,12 +18,11 @@ from ferrule_parsing.reader import Reader
 
 @dataclass(frozen=True)
 class JsonCall(CallSyntax):
-    """``{"name": "f", "arguments": {…}}``, with white space anywhere between the parts.
+    """A call ``{"name": "f", "arguments": {…}}``, with white space anywhere between the parts.
 
     `arguments_keys`: the spellings of the second key; the first one is generated. "arguments" and "parameters" are read
-    in the place of each other. `id_key`: a member that comes first
-    and numbers the calls. Arguments that come before the name wait for it. Of keys that come twice the first counts;
-    others are left out.
+    in the place of each other. `id_key`: a member that comes first and numbers the calls. Arguments that come before
+    the name wait for it. Of keys that come twice the first counts; others are left out.
     """
 
     name_key: str = "name"
@@ -45,7 +44,9 @@ class JsonCall(CallSyntax):
 
 
 class _ObjectCall(CallReader):
-    """`known`: the only names that make an object a call, where nothing else says that it is one."""
+    """A reader of an object that is a call. `known`: the only names that make an object a call, where nothing else says
+    that it is one.
+    """
 
     def __init__(self, syntax: JsonCall, known: frozenset[str] | None) -> None:
         self._syntax = syntax
@@ -99,7 +100,9 @@ class _ObjectCall(CallReader):
             self._release(out)
 
     def _release(self, out: CallWriter) -> None:
-        """Hand on what waits: of an object what there is; else, when it is whole, a string as its text, null as {}."""
+        """Write the arguments that wait: an object as far as it has come; else, when the value is whole, a string as
+        its text, null as {}.
+        """
         if not self._streams and not self._whole:
             return
         text = "".join(self._unsent)
@@ -115,10 +118,10 @@ _BEFORE_NAME = frozenset(("id", "type"))
 
 @dataclass(frozen=True)
 class NamedJson(HeadedCall):
-    """``name {…}`` with markup around the name: what stands between it and its arguments is part of `head`.
+    """A call ``name {…}`` with markup around the name: the text between it and its arguments is part of `head`.
 
-    `end`: what is generated behind the arguments. Each of its words and tags may be missing. Of a numbered head, the
-    number may stand alone: the call is that of the only function, or of the one whose parameters fit.
+    `end`: the text that is generated behind the arguments. Each of its words and tags may be missing. Of a numbered
+    head, the number may stand alone: the call is that of the only function, or of the one whose parameters fit.
     """
 
     end: str = ""
@@ -180,7 +183,7 @@ class _NamedCall(HeadedReader):
             out.arguments(text)
 
     def _choose(self, out: CallWriter) -> None:
-        """Start the call of the function whose parameters fit; where it is not one, this is not a call."""
+        """Start the call of the function whose parameters fit; where not exactly one does, the text is not a call."""
         arguments, number = "".join(self._unsent), self._number
         found = [name for name, schema in self._schemas.items() if _fits(arguments, schema)]
         self._number = ""

@@ -42,11 +42,11 @@ class ObjectReader:
 
     @property
     def unclosed(self) -> bool:
-        """The object failed where a closing brace might stand."""
+        """Whether the object failed where a closing brace might stand."""
         return self.failed and self._state == self._after_value
 
     def feed(self, text: str, at: int = 0) -> int:
-        """Read from `at` on; returns where it stopped: the end, behind the closing brace, or at what is wrong."""
+        """Read from `at` on, and return where reading stopped: at the end, behind the closing brace, or at a fault."""
         while at < len(text) and not self.done and not self.failed:
             at = self._state(text, at)
         return at

@@ -11,14 +11,14 @@ _LONGEST = 128  # characters between the two tags of a pair; more are not markup
 
 
 class MarkupFilter:
-    """The text without the tags. What may be the beginning of a tag is held back."""
+    """A filter that removes tags from a text. A part that may be the beginning of a tag is held back."""
 
     def __init__(self, tags: DroppedTags = ()) -> None:
         self._reader = Reader()
         self.drop(tags)
 
     def drop(self, tags: DroppedTags) -> None:
-        """Leave these out from here on."""
+        """Remove these tags from here on."""
         self._tags, self._ends = _prepared(tuple(tags))
         self._alone = frozenset(one for one in tags if isinstance(one, str))
 

@@ -27,7 +27,7 @@ _ANY_KEY = Regex(r"[A-Za-z_][A-Za-z0-9_]{0,63}")
 
 @dataclass(frozen=True)
 class Parameters(HeadedCall):
-    """A name, and for each argument `key` name `behind_key` value `end_value`; then `end`.
+    """A call with a name, and for each argument `key` name `behind_key` value `end_value`; then `end`.
 
     Values of strings are written as they are, others as JSON. The schema says which; `behind_key` may have several
     spellings, of which each says so itself: True for strings, False for JSON, None for the schema. White space in the
@@ -35,9 +35,9 @@ class Parameters(HeadedCall):
     nothing. `gap` is generated between the parts of a call. `end` "": the call ends where no argument follows.
     `behind`: markup behind `end`. Unless a constraint writes them, values may hold such tags (see `ValueReader`), and
     with `unclosed` a value may also end in front of a line that begins with another argument, or ends the call.
-    `quotes`: what may stand around a value; the first one ends a spelling of `behind_key`, and the value then ends at
-    the second one in front of `end_value`.
-    `undeclared_json`: arguments that the schema does not name are JSON where they look so, and not always strings.
+    `quotes`: the quotes that may stand around a value; the first one ends a spelling of `behind_key`, and the value
+    then ends at the second one in front of `end_value`. `undeclared_json`: arguments that the schema does not name are
+    JSON where they look so, and not always strings.
     """
 
     key: str

@@ -77,7 +77,7 @@ class Reader:
         return self.text[start : self.at], ""
 
     def take(self, tag: str) -> bool | None:
-        """Read `tag` if it stands here. None: that cannot be said yet."""
+        """Read `tag` and return True if it stands here. None: more text is needed to decide."""
         if self.text.startswith(tag, self.at):
             self.at += len(tag)
             return True
@@ -86,7 +86,9 @@ class Reader:
         return None if tag.startswith(self.text[self.at :]) else False
 
     def take_any(self, tags: Tags) -> str | None:
-        """Read the longest of the tags that stands here: the tag, "" for none, None while that cannot be said."""
+        """Read the longest of the tags that stands here, and return it: "" for none, None when more text is needed to
+        decide.
+        """
         found = tags.here(self.text, self.at)
         if found:
             self.at += len(found)
@@ -99,13 +101,15 @@ class Reader:
         return self.match(_SPACE)
 
     def past_space(self) -> bool:
-        """Read the white space that stands here, and say whether there is text behind it."""
+        """Read the white space that stands here, and return whether there is text behind it."""
         if self.text[self.at : self.at + 1].isspace():
             self.match(_SPACE)
         return self.at < len(self.text)
 
     def match(self, pattern: re.Pattern[str]) -> str:
-        """Read what matches here; "" when nothing does. The pattern is to be a plain class of characters."""
+        """Read and return the text that matches here; "" when none does. The pattern is to be a plain class of
+        characters.
+        """
         found = pattern.match(self.text, self.at)
         if found is None:
             return ""

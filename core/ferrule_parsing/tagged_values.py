@@ -18,8 +18,9 @@ _KEY = re.compile(r"\s{0,16}([^\s<>\"'=]{0,256})")
 
 @dataclass(frozen=True)
 class ValueTags:
-    """`end`: what ends a value. `key`: what the next argument begins with.
-    `open` and `close`: what a call may begin and end with. `lines`: a line may end the value, too."""
+    """The tags in and around a value. `end`: the tag that ends a value. `key`: the beginning of the next argument.
+    `open` and `close`: the tags that a call may begin and end with. `lines`: a line may end the value, too.
+    """
 
     end: str
     key: str

@@ -224,7 +224,7 @@ class ThinkingParser(ReasoningParser):
         return bool(tag)
 
     def _behind_answer(self) -> bool:
-        """Line breaks at the end are markup; before more text they are not."""
+        """Read behind the answer: line breaks at the end are markup; before more text they are not."""
         self._unsaid.append(self._reader.match(_BREAKS))
         if self._reader.empty:
             return False
@@ -236,7 +236,7 @@ class ThinkingParser(ReasoningParser):
     # ---- helpers
 
     def _read_open_tag(self) -> bool | None:
-        """Read an opening tag if there is one here. None: more text is needed to say so."""
+        """Read an opening tag if there is one here. None: more text is needed to decide."""
         undecided = False
         for tag in self._open_tags:
             found = self._reader.take(tag)

@@ -40,10 +40,4 @@ class Meter:
 
     def total(self) -> Usage:
         """Return the sum over choices; a prompt counts once, however many choices it has."""
-        firsts = self._usages[:: self._per_prompt]
-        return Usage(
-            prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
-            completion_tokens=sum(usage.completion_tokens for usage in self._usages),
-            cached_tokens=sum(usage.cached_tokens for usage in firsts),
-            reasoning_tokens=sum(usage.reasoning_tokens for usage in self._usages),
-        )
+        return Usage.total(self._usages, len(self._usages) // self._per_prompt)

@@ -12,7 +12,7 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
 from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
-from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.parsers import CallStart, Content
 from ferrule.interfaces.service import (
     Admitted,
     ChatPrompt,
@@ -204,7 +204,11 @@ def _interleave(service: ScriptedService, request: Generate, prompts: list[ReadP
     for index in range(len(prompts) * request.params.n):
         ids = prompts[index // request.params.n].ids
         scripted = service.script(request, index, ids)
-        outputs = [replace(output, param=request.spelt(output.param)) for output in scripted]
+        outputs, called = list[Output](), False
+        for output in scripted:
+            called = called or any(isinstance(event, CallStart) for event in output.events)
+            param = request.spelt(output.param)
+            outputs.append(replace(output, first=not outputs, called_tools=called, param=param))
         logprobs = None
         if request.params.prompt_logprobs is not None:
             logprobs = (None, *(TokenLogprobs(token, -1.0, 2, ((65, -0.1),)) for token in ids[1:]))

@@ -10,8 +10,17 @@ import pytest
 from ferrule.plugin import KINDS
 from tools import ROOT
 from tools.architecture import RULES, Module, read_modules
-from tools.architecture.imports import LAYERS
-from tools.architecture.shape import BUDGETS, MAX_CLASS, MAX_FILE, MAX_FUNCTION, MAX_SERVING, TABLES, code_lines
+from tools.architecture.imports import LAYERS, NO_TORCH
+from tools.architecture.shape import (
+    BUDGETS,
+    MAX_CLASS,
+    MAX_FILE,
+    MAX_FUNCTION,
+    MAX_SERVING,
+    SERVING,
+    TABLES,
+    code_lines,
+)
 
 REPOSITORY = ROOT
 
@@ -52,6 +61,13 @@ def test_the_walk_sees_the_repository() -> None:
     parts = {module.name.partition(".")[2].partition(".")[0] for module in repository() if module.core}
     assert parts <= named
     assert {module.path for module in repository()} >= TABLES
+
+
+def test_every_layer_has_a_budget_or_is_part_of_serving() -> None:
+    named = [part for layer in LAYERS[:-1] for part in layer]
+    budgets = [name.removeprefix("ferrule.") for name in BUDGETS if name.startswith("ferrule.")]
+    assert sorted([*budgets, *SERVING]) == sorted(named)
+    assert {*named, *LAYERS[-1]} > NO_TORCH
 
 
 def test_every_interface_is_a_kind_or_known_not_to_be() -> None:

@@ -9,11 +9,12 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "slow_start"),
+    ("types", "forms", "alike", "errors", "extras", "env_vllm", "env", "log", "slow_start"),
     ("plugin",),
     ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),
-    ("sampling_params", "structured_outputs"),
+    ("structured_outputs",),
+    ("sampling_params",),
     ("interfaces",),
     ("hooks",),
     ("locate",),
@@ -26,40 +27,12 @@ LAYERS = (
     ("client",),
     ("frontend",),
     ("api",),
-    ("door",),
     ("launch",),
     ("llm",),
     ("", "__main__"),  # the package itself, which lends its public names lazily
 )
-NO_TORCH = frozenset(
-    {
-        "types",
-        "forms",
-        "alike",
-        "errors",
-        "env_vllm",
-        "env",
-        "log",
-        "slow_start",
-        "config",
-        "checkpoint",
-        "rotary",
-        "small_files",
-        "unread",
-        "yaml_text",
-        "schema",
-        "sampling_params",
-        "structured_outputs",
-        "plugin",
-        "wire",
-        "api_keys",
-        "engine",
-        "client",
-        "frontend",
-        "api",
-    }
-    | {"locate", "door", "launch", "llm"}
-)
+_WITH_TORCH = {"interfaces", "runner", "assembly", "execution"}  # interfaces for type hints only
+NO_TORCH = frozenset(part for layer in LAYERS for part in layer) - _WITH_TORCH
 TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 # The engine is a function of what it is given.
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
@@ -117,12 +90,7 @@ def no_cycles(modules: Sequence[Module]) -> list[Violation]:
     """There is no cycle among imports of any sort. One violation per group of modules that reach each other."""
     known = {module.name for module in modules}
     graph = {m.name: {t for t, _ in _targets(m, known) if t in known and t != m.name} for m in modules}
-    paths = {module.name: module.path for module in modules}
-    return [
-        Violation(paths[group[0]], 1, f"import cycle: {' → '.join([*_round_trip(graph, group), ''])}…")
-        for group in _components(graph)
-        if len(group) > 1
-    ]
+    return _cycles("import cycle", graph, modules)
 
 
 def no_torch(modules: Sequence[Module]) -> list[Violation]:
@@ -238,6 +206,15 @@ def _targets(module: Module, known: set[str]) -> Iterator[tuple[str, Import]]:
             yield target, imported
         if not imported.names or len(inner) < len(imported.names):
             yield imported.target, imported
+
+
+def _cycles(what: str, graph: Mapping[str, set[str]], modules: Sequence[Module]) -> list[Violation]:
+    paths = {module.name: module.path for module in modules}
+    return [
+        Violation(paths.get(group[0], group[0]), 1, f"{what}: {' → '.join([*_round_trip(graph, group), ''])}…")
+        for group in _components(graph)
+        if len(group) > 1
+    ]
 
 
 def _is(imported: Import, libraries: Sequence[str]) -> bool:

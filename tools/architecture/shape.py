@@ -27,12 +27,14 @@ BUDGETS = MappingProxyType(
         "ferrule.forms": 100,
         "ferrule.alike": 60,
         "ferrule.errors": 120,
+        "ferrule.extras": 30,
         "ferrule.env": 250,
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,
         "ferrule.config": 2_400,
         "ferrule.checkpoint": 340,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 200,  # three forms of rotary settings, overrides in each, and what contradicts itself
+        "ferrule.slow_start": 90,
         "ferrule.small_files": 50,
         "ferrule.unread": 120,  # half of it a table
         "ferrule.yaml_text": 150,
@@ -40,13 +42,12 @@ BUDGETS = MappingProxyType(
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
         "ferrule.assembly": 1_220,  # runs once, at the start
-        "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
+        "ferrule.wire": 420,  # with messages without memory for them
         "ferrule.api_keys": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints
         "ferrule.api": 2_600,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 420,
-        "ferrule.door": 670,
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_400,  # half of it GGUF's tables and tokens, a quarter object stores

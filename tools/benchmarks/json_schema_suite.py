@@ -24,8 +24,8 @@ import jsonschema
 from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
-from ferrule_testkit.guided import accepts, sample, vocabulary
 from ferrule_testkit.kits.base import Broken
+from ferrule_testkit.kits.guided_texts import accepts, sample, vocabulary
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 DRAFTS = {"draft7": jsonschema.Draft7Validator, "draft2020-12": jsonschema.Draft202012Validator}

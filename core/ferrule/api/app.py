@@ -19,7 +19,6 @@ from starlette.types import ASGIApp
 
 from ferrule import log
 from ferrule.api.access_log import log_call
-from ferrule.api.arrivals import offered
 from ferrule.api.auth import Keys
 from ferrule.api.budget import Budget
 from ferrule.api.endpoints import GIVEN, Given, reads_body
@@ -43,7 +42,6 @@ from ferrule.interfaces.router import SCOPE_KEY, Access, RequestInfo, RouterCont
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID
 from ferrule.wire.buffers import Buffers
-from ferrule.wire.doorway import Offer
 
 _AT_ONCE = 4  # requests whose bodies are decoded, and whose work begins, in one turn of the event loop
 _MAX_QUERY_FIELDS = 64
@@ -72,8 +70,6 @@ def build_app(
     if reloads is not None:
         reloads.add("keys", frame.take_keys)
         reloads.add("limits of bodies", frame.take_limits)
-    probes = offered(table.probes, config, hooks)
-    lifecycle.offer = lambda: Offer(probes, frame.keys.callers.digests)
     lifecycle.dialect = frame.dialect
     return surround(frame, config.frontend, frame.dialect)
 

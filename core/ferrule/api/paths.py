@@ -16,7 +16,6 @@ from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
 from ferrule.schema import printable
-from ferrule.wire.doorway import Probe
 
 T = TypeVar("T")
 
@@ -53,7 +52,6 @@ def routes_of(entries: Iterable[Entry]) -> list[APIRoute]:
 class PathTable:
     """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
 
-    `probes` are the calls that the launcher's door may answer as well, "GET /health".
     `absent` says of paths that are not there, or with a last `/` of all below them, what would be right; `dialects`
     how errors look there.
     """
@@ -62,10 +60,8 @@ class PathTable:
         self,
         entries: Iterable[Entry],
         absent: Mapping[str, str] | None = None,
-        probes: Mapping[str, Probe] | None = None,
         dialects: Mapping[str, Dialect] | None = None,
     ) -> None:
-        self.probes = probes or {}
         self._absent = dict(absent or {})
         self._dialects = dict(dialects or {})
         self._exact: dict[str, dict[str, Entry]] = {}

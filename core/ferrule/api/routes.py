@@ -26,7 +26,6 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, RouterContext, needs_of
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, log_fault
-from ferrule.wire.doorway import Probe
 
 _ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 _TRIAL = Failure(status=404, kind=NotFoundError.kind, message="This route does not exist.")  # to try a dialect with
@@ -37,7 +36,6 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     """The application, and the table of its paths. Raises StartupError, PluginError."""
     entries: list[Entry] = []
     absent: dict[str, str] = {}
-    probes: dict[str, Probe] = {}
     dialects: dict[str, Dialect] = {}
     public = PUBLIC | (PUBLIC_METRICS if config.frontend.public_metrics else frozenset())
     check_plugins(plugins, (), Component.HTTP)
@@ -45,7 +43,6 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
         asked = _asked(plugins, name, context)
         entries += asked.entries
         absent |= asked.absent
-        probes |= asked.probes
         for path in asked.dialect.paths:
             if type(dialects.setdefault(path, asked.dialect)) is not type(asked.dialect):
                 raise StartupError(f"Two routers have a dialect for {path}.", "Choose among them with --routers.")
@@ -55,16 +52,15 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
     if not config.env.server_dev_mode:
         absent |= {entry.path: _ADMIN_IS_OFF for entry in entries if entry.access is Access.ADMIN}
         entries = [entry for entry in entries if entry.access is not Access.ADMIN]
-    return application(config, entries), PathTable(entries, absent, probes, dialects)
+    return application(config, entries), PathTable(entries, absent, dialects)
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """What one router says: its routes, what it says of absent ones, which of its calls are probes, its dialect."""
+    """The answers of one router: its routes, what it says of absent ones, its dialect."""
 
     entries: Sequence[Entry]
     absent: Mapping[str, str]
-    probes: Mapping[str, Probe]
     dialect: Dialect
 
 
@@ -75,13 +71,7 @@ def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:
         dialect = router.dialect(context)
         encode(dialect.error(_TRIAL))  # one that fails to do so stops the start
         entries = list(entries_of(router.router(context), faults, dialect))
-        whats = router.probes(context)
-        probes = {
-            f"{entry.method} {entry.path}": Probe(whats[entry.path], entry.access is not Access.PUBLIC)
-            for entry in entries
-            if entry.path in whats and entry.access is not Access.ADMIN
-        }
-        return _Asked(entries, router.absent(context), probes, dialect)
+        return _Asked(entries, router.absent(context), dialect)
 
 
 def entries_of(

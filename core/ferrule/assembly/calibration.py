@@ -118,7 +118,9 @@ def calibrate(loaded: Loaded, limits: RunnerLimits, sampler: Sampler, step_token
 
 
 def fixed_tokens(count: int, vocab_size: int, config: Any) -> tuple[int, ...]:
-    """So many ids, the same at each start; the first is the one with which the model's texts begin, if it has one."""
+    """Return `count` ids, the same at each start; the first is the one with which the model's texts begin, if it has
+    one.
+    """
     ids: list[int] = torch.randint(vocab_size, (count,), generator=torch.Generator().manual_seed(0)).tolist()
     begin = config.get("bos_token_id")
     if isinstance(begin, int) and not isinstance(begin, bool) and 0 <= begin < vocab_size:

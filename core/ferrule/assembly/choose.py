@@ -58,9 +58,9 @@ class Choice:
 
     @property
     def unread(self) -> str:
-        """A sentence on keys of config.json that the model has not asked for; empty where there are none.
+        """A sentence about keys of config.json that the model has not asked for; empty where there are none.
 
-        Complete once the model has its weights. Of a model for any architecture it is not known what it reads.
+        Complete once the model has its weights. For a model of any architecture it is not known which keys are read.
         """
         config = self.context.config
         if self.any_architecture or not isinstance(config, Watched) or not config.unread:
@@ -86,10 +86,10 @@ class Chooser:
         refuses: Callable[[Any], str | None],
         without: Callable[[], str] = str,
     ) -> str:
-        """Name of the plugin `wanted`, which `flag` named, or of the first in `order` that does not refuse.
+        """Return the name of the plugin `wanted`, which `flag` named, or of the first in `order` that does not refuse.
 
-        Raises ConfigError where the plugin that was named refuses, with what `without` says of leaving `flag` out, and
-        PluginError where all do.
+        Raises ConfigError where the plugin that was named refuses, with a hint from `without` about leaving `flag` out,
+        and PluginError where all refuse.
         """
         if wanted is None:
             chosen = load_first(self._plugins, kind, order, refuses)

@@ -31,7 +31,7 @@ class HealthWatch:
         threading.Thread(target=self._watch, args=(stuck,), name="health", daemon=True).start()
 
     def end(self) -> None:
-        """Stop asking, before the executor is shut down: from then on it may say anything."""
+        """Stop asking. Called before the executor is shut down, after which its answers mean nothing."""
         self._ended.set()
 
     def _watch(self, stuck: Callable[[], None]) -> None:

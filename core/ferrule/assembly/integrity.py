@@ -30,7 +30,11 @@ _log = Log("worker")
 
 
 def verify(folder: Path) -> None:
-    """Raise CheckpointError for a file whose digest is another, that is missing, or of whose weights none is known."""
+    """Check the digests of the files in a folder.
+
+    Raises CheckpointError for a file with another digest, for a missing file, and for weights whose digest is not
+    known.
+    """
     start = time.monotonic()
     known = dict(_known(folder))
     missing = sorted(name for name in _sums(folder) if not (folder / name).is_file())
@@ -58,7 +62,7 @@ def verify(folder: Path) -> None:
 
 
 def _known(folder: Path) -> Iterator[tuple[str, str]]:
-    """File names with their digests."""
+    """Return the names of the files with their digests."""
     listed = _sums(folder)
     for file in folder.iterdir():
         if file.name in listed:

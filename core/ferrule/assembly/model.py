@@ -44,7 +44,7 @@ _TOO_SLOW = "See --load-timeout: it counts from the last tensor that came."
 
 @dataclass(frozen=True)
 class Loaded:
-    """A model with its weights, and what was chosen for it. `info` does not tell yet what is cached."""
+    """A model with its weights, and the choices made for it. `info` does not describe the cache yet."""
 
     model: Model
     reload: Callable[[], Model]  # the same model once more, from the checkpoint's files as they are then
@@ -135,7 +135,9 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
 
 
 def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, ...]:
-    """Return what the model is for. Raises ConfigError where that is not what was asked for."""
+    """Return the tasks that the model can do. Raises ConfigError where the task that was asked for is not among
+    them.
+    """
     tasks = tuple(task for task, mixin in _TASKS.items() if isinstance(model, mixin))
     wanted = config.model.task.replace("embedding", "embed")
     if wanted not in ("auto", *tasks):
@@ -222,9 +224,10 @@ def build(choice: Choice) -> Model:
 
 
 def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
-    """Load the checkpoint's weights into the parameters. Returns what the log should say of them, if anything.
+    """Load the checkpoint's weights into the parameters. Returns a message for the log, if any.
 
-    Raises CheckpointError, naming file and tensor, for one that does not fit, and for parameters that were not filled.
+    Raises CheckpointError, naming file and tensor, for a tensor that does not fit, and for parameters that were not
+    filled.
     """
     folder, asked = choice.context.folder, set(_parameters(model))
     try:

@@ -23,6 +23,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.client.figures import past_of, with_past
+from ferrule.client.pulse import stalled_engine
 from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
@@ -34,7 +35,6 @@ from ferrule.wire.messages import (
     CallReply,
     Cancel,
     Deltas,
-    Fatal,
     FromEngine,
     Pause,
     Ready,
@@ -43,7 +43,6 @@ from ferrule.wire.messages import (
     Unread,
 )
 
-_LOST = "A message between the server's processes was lost; this request cannot be finished."
 _UNREAD = "The server is short of memory for this answer."
 _RESTARTING = "The engine has stopped and is being started again."
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
@@ -268,9 +267,7 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting", detail=_RESTARTING if self._lost else "")
-        if waits := self.board.stalled(self._watchdog):
-            return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.")
-        return Health(state="ready" if self.board.ready else "starting")
+        return stalled_engine(self.board, self._watchdog) or Health(state="ready" if self.board.ready else "starting")
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -307,24 +304,6 @@ class DemuxClient(EngineClient):
         for reply in self._calls.values():
             if not reply.done():
                 reply.set_exception(error)
-
-    def _fail_all(self) -> None:
-        """A message was lost, and nobody knows whose: everything that waits ends with an error."""
-        _logger.error(
-            "a message between this process and the engine was lost: open requests end", open=len(self._streams)
-        )
-        streams, self._streams = self._streams, {}
-        self.cancel(list(streams))
-        for stream in streams.values():
-            stream.end(FinishReason.ERROR, _LOST)
-        for reply in self._calls.values():
-            if not reply.done():
-                reply.set_exception(RequestFailed(_LOST))
-
-    def probe(self) -> None:
-        """To be called every second: what waits must hear of a message that was lost, though nothing follows it."""
-        if not self._lost and self._dead is None and (self._streams or self._calls):
-            self._post(Call(0, "stats"))
 
     def _found(self, ready: Ready) -> None:
         """An engine has answered: the first one, or the one that follows one that died."""
@@ -364,7 +343,5 @@ class DemuxClient(EngineClient):
             self.cancel(message.ids)
         elif isinstance(message, Ready):
             self._found(message)
-        elif isinstance(message, Fatal):
-            self.die(message.message)
         else:
-            self._fail_all()
+            self.die(message.message)

@@ -74,7 +74,9 @@ def render(schema: Schema, usage: Usage, topic: str, plugins: Plugins, width: in
 
 
 def groups(schema: Schema) -> dict[str, tuple[Spec, ...]]:
-    """Title → options. Sections of one name are one group; it stands where the first of them does."""
+    """Return the options by the titles of their groups. Sections of one name are one group, in the place of the first
+    of them.
+    """
     found: dict[str, list[Spec]] = {}
     for spec in schema.specs:
         found.setdefault(spec.group, []).append(spec)
@@ -82,7 +84,7 @@ def groups(schema: Schema) -> dict[str, tuple[Spec, ...]]:
 
 
 def summaries(schema: Schema) -> dict[str, str]:
-    """Title of a group → what it is, in one line."""
+    """Return one line about each group, by its title."""
     return {cls.__name__: (cls.__doc__ or "").strip().splitlines()[0] for cls in reversed(schema.sections.values())}
 
 

@@ -57,7 +57,7 @@ class Option:
 
     @property
     def standing(self) -> str:
-        """Its class: works, without effect, replaced, or not in this build."""
+        """The option's class: works, without effect, replaced, or not in this build."""
         found = {"without effect": self.inert, "replaced": self.replaced, "not in this build": self.missing}
         return next((name for name, holds in found.items() if holds), "works")
 

@@ -33,7 +33,9 @@ ENVIRONMENT = "environment"
 
 @dataclass(frozen=True, kw_only=True)
 class Parsed:
-    """`origins` has an entry for each option that is not at its default; `notices` are sentences for its log."""
+    """A parsed configuration. `origins` has an entry for each option that is not at its default; `notices` are
+    sentences for its log.
+    """
 
     config: Config
     extra: Mapping[str, Any]  # key of a further section → its instance
@@ -42,7 +44,7 @@ class Parsed:
 
 
 def config_sections() -> Mapping[str, type]:
-    """Key → class of every section of `Config`."""
+    """Return the class of every section of `Config`, by its key."""
     hints = get_type_hints(Config)
     return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places")}
 
@@ -119,7 +121,7 @@ def parse_command(
 
 
 class _Scan:
-    """Split arguments into items, without looking at values."""
+    """A splitter of arguments into items, which does not look at values."""
 
     def __init__(self, schema: Schema, argv: Sequence[str], positional: str | None) -> None:
         self.items: list[Item] = []

@@ -14,7 +14,9 @@ _FLAG = re.compile(r"--([a-z][a-z0-9-]*)")
 
 @contextmanager
 def placed(config: Config) -> Iterator[None]:
-    """Have a StartupError within a block begin with file and line of the options that it names, if a file has them."""
+    """Wrap a block so that a StartupError in it begins with file and line of the options that it names, if a file has
+    them.
+    """
     try:
         yield
     except StartupError as error:

@@ -18,8 +18,8 @@ from ferrule.config.sections import Config, DecodingConfig, ModelConfig, Schedul
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.plugin import Plugins
-from ferrule.plugin.extras import missing
 from ferrule.plugin.files import path_ref
 
 _MAX_NUM_SEQS = 256
@@ -36,7 +36,9 @@ _COMPILATION = (  # keys that vLLM documents; what a platform does not read, it 
 
 
 def resolve(config: Config) -> Resolved:
-    """Fill what is open; nothing that is set changes. Raises ConfigError, one line per contradiction."""
+    """Fill the options that are open; an option that is set does not change. Raises ConfigError, one line per
+    contradiction.
+    """
     problems = _contradictions(config)
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     decoding = _decoding(config.decoding, problems)
@@ -253,7 +255,9 @@ def _contradictions(config: Config) -> list[str]:
     except ValueError as error:
         problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
-        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
+        problems.append(
+            "--probe-port is answered by the launcher: it does not go with --disable-frontend-multiprocessing."
+        )
     compilation = config.device.compilation_config
     problems += [
         f"--compilation-config has no key {key!r:.80}.{nearest(key, _COMPILATION)}"

@@ -153,7 +153,9 @@ def _shape(hint: Any) -> tuple[type, bool, bool]:
 
 
 def _index(specs: Iterable[Spec]) -> dict[str, Match]:
-    """Option string → what it stands for. --disable-x is understood as --no-enable-x where no option has that name."""
+    """Map each option string to its meaning. --disable-x is understood as --no-enable-x where no option has that
+    name.
+    """
     table: dict[str, Match] = {}
 
     def claim(flag: str, match: Match) -> None:

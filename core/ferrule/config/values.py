@@ -204,7 +204,7 @@ def _checked(spec: Spec, value: Any) -> Any:
 
 
 def _decode(text: str, notice: Notice | None = None) -> Any:
-    """Strict JSON: no NaN. Raises ValueError."""
+    """Read strict JSON, without NaN. Raises ValueError."""
 
     def refuse(constant: str) -> None:
         raise ValueError(f"{constant} is not JSON")

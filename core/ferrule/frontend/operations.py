@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferrule.client.base import EngineClient
+from ferrule.client.pulse import stalled_api
 from ferrule.errors import EngineDead, UnavailableError
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.interfaces.service import Administration, Health
@@ -18,7 +19,9 @@ class Operations(Administration):
     _client: EngineClient
 
     def health(self) -> Health:
-        return self._client.health()
+        """Return the state of the server; requests are taken here though another API process does nothing."""
+        now = self._client.health()
+        return now if now.state != "ready" else stalled_api(self.ledger.board) or now
 
     def _check_available(self) -> None:
         health = self._client.health()

@@ -210,9 +210,3 @@ class Router(ABC):
         A path that ends in ``/`` stands for itself without it, and for all below.
         """
         return {}
-
-    def probes(self, ctx: RouterContext) -> Mapping[str, str]:
-        """Paths of this router that only say what the server itself knows: ``health`` (200 or 503, with the state) or
-        ``metrics`` (what `exposition` gives). The launcher answers them without this process, whatever it does.
-        """
-        return {}

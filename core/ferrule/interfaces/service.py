@@ -7,14 +7,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
-from itertools import accumulate
+from contextlib import aclosing
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from ferrule.errors import RequestError, RequestFailed
 from ferrule.forms import GrammarSpec
-from ferrule.interfaces.parsers import Event
+from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
@@ -97,6 +99,25 @@ class Usage(Struct, frozen=True, kw_only=True, gc=False):
     cached_tokens: int = 0
     reasoning_tokens: int = 0  # of thoughts and the markup around them; exact with the last output
 
+    @classmethod
+    def total(cls, choices: Sequence[Usage], num_prompts: int) -> Usage:
+        """Return the sum over a request's choices, prompt-major; a prompt counts once, however many choices it has."""
+        firsts = choices[:: max(1, len(choices) // num_prompts)]
+        return cls(
+            prompt_tokens=sum(usage.prompt_tokens for usage in firsts),
+            completion_tokens=sum(usage.completion_tokens for usage in choices),
+            cached_tokens=sum(usage.cached_tokens for usage in firsts),
+            reasoning_tokens=sum(usage.reasoning_tokens for usage in choices),
+        )
+
+
+class ToolCall(Struct, frozen=True, gc=False):
+    """A call of a tool as the model wrote it."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text
+
 
 class Output(Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
@@ -106,7 +127,9 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     """
 
     index: int  # choice: prompt index x n + number
+    first: bool = False  # whether it is the choice's first output
     events: tuple[Event, ...] = ()
+    called_tools: bool = False  # whether the choice has called a tool so far
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[TokenLogprobs, ...] = ()
     token_offsets: tuple[int, ...] = ()  # characters of the choice's text before each new token
@@ -118,8 +141,28 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     invalid: bool = False
     param: str | None = None  # with `invalid`: the field to blame, as the protocol spells it
 
+    @property
+    def text(self) -> str:
+        """The content, without thoughts and calls."""
+        return "".join(event.text for event in self.events if isinstance(event, Content))
+
+    @property
+    def reasoning(self) -> str:
+        """The text of thoughts."""
+        return "".join(event.text for event in self.events if isinstance(event, Reasoning))
+
+    @property
+    def calls(self) -> tuple[ToolCall, ...]:
+        """The calls that begin in these events, with the arguments that these events have; whole in an `Answer`."""
+        starts = [event for event in self.events if isinstance(event, CallStart)]
+        arguments = {start.index: list[str]() for start in starts}
+        for event in self.events:
+            if isinstance(event, CallArguments) and event.index in arguments:
+                arguments[event.index].append(event.fragment)
+        return tuple(ToolCall(start.id, start.name, "".join(arguments[start.index])) for start in starts)
+
     def failure(self) -> RequestError | RequestFailed:
-        """What to raise when `finish` is ERROR."""
+        """Return the exception to raise when `finish` is ERROR."""
         message = self.error or "The request failed."
         return RequestError(message, self.param) if self.invalid else RequestFailed(message)
 
@@ -132,6 +175,29 @@ class Outputs(AsyncIterator[Output], ABC):
         """Cancel what still runs. Idempotent."""
 
 
+def add_up(outputs: Sequence[Output]) -> Output:
+    """Return the one output that says what these outputs of one choice say in their order. There is at least one."""
+    if len(outputs) == 1:
+        return outputs[0]
+    prompt_logprobs = next((one.prompt_logprobs for one in outputs if one.prompt_logprobs is not None), None)
+    return replace(
+        outputs[-1],
+        first=any(one.first for one in outputs),
+        events=tuple(join(chain.from_iterable(one.events for one in outputs))),
+        token_ids=tuple(chain.from_iterable(one.token_ids for one in outputs)),
+        logprobs=tuple(chain.from_iterable(one.logprobs for one in outputs)),
+        token_offsets=tuple(chain.from_iterable(one.token_offsets for one in outputs)),
+        prompt_logprobs=prompt_logprobs,
+    )
+
+
+class Answer(Struct, frozen=True, kw_only=True):
+    """All that came of a request: each choice as one output, in the order of their index, and the usage of all."""
+
+    choices: tuple[Output, ...]
+    usage: Usage
+
+
 class Admitted(Struct, frozen=True, kw_only=True):
     """A request that was checked, read and given to the engine. Whoever admits it reads its outputs or closes them."""
 
@@ -142,6 +208,23 @@ class Admitted(Struct, frozen=True, kw_only=True):
     def outputs(self) -> Outputs:
         """Return what comes of the request: the same iterator, however often it is asked for."""
         return self.stream
+
+    async def answer(self) -> Answer:
+        """Read all outputs, and return what they add up to.
+
+        Raises RequestError or RequestFailed when a choice has failed, and EngineDead. What still runs then, or when the
+        caller is cancelled, is cancelled.
+        """
+        found: dict[int, list[Output]] = {}
+        async with aclosing(self.stream) as outputs:
+            async for output in outputs:
+                if output.finish is FinishReason.ERROR:
+                    raise output.failure()
+                found.setdefault(output.index, []).append(output)
+        if not found:
+            raise RequestFailed("The request ended without an output.")
+        choices = tuple(add_up(found[index]) for index in sorted(found))
+        return Answer(choices=choices, usage=Usage.total([one.usage for one in choices], len(self.prompts)))
 
 
 class Pool(Struct, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Any
 
 
 class Tokenizer(ABC):
-    """Thread-safe. Ids range over [0, vocab_size); the model's logits may be wider or narrower."""
+    """A thread-safe tokenizer. Ids range over [0, vocab_size); the model's logits may be wider or narrower."""
 
     vocab_size: int  # added tokens included
     bos_token_id: int | None

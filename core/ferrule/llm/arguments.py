@@ -45,7 +45,7 @@ class EngineArgs:
 
 
 class AsyncEngineArgs(EngineArgs):
-    """The same, and whether each request is logged."""
+    """The options of `EngineArgs`, and whether each request is logged."""
 
     def __init__(self, model: str, *, disable_log_requests: bool = False, **options: Any) -> None:
         super().__init__(model, **options)

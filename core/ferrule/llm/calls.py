@@ -12,7 +12,7 @@ from ferrule.types import ModelInfo
 
 
 class EngineCalls:
-    """Every method raises EngineDead after the backend was closed."""
+    """The calls that every offline engine offers. Each raises EngineDead after the backend was closed."""
 
     _backend: Backend
 
@@ -76,7 +76,7 @@ class EngineCalls:
         self._call("start_profile")
 
     def stop_profile(self) -> str:
-        """Write the trace; its file's name. Raises RequestError."""
+        """Write the trace and return its file's name. Raises RequestError."""
         return str(self._call("stop_profile"))
 
     def _call(self, name: str, *args: Any) -> Any:

@@ -48,7 +48,8 @@ def _while_there(deliver: Callable[[Running, News], None], running: Running) -> 
 
 
 class LLMEngine(EngineCalls):
-    """The engine runs on by itself: `step` does not make it compute, but returns what has come since.
+    """An engine driven by `step`, in the documented form. It computes by itself: `step` only returns what has come
+    since the last one.
 
     Made by `from_engine_args`, or as `LLM.llm_engine`.
     """
@@ -111,7 +112,7 @@ class LLMEngine(EngineCalls):
             return list(taken.values())
 
     def abort_request(self, request_id: str | Iterable[str]) -> None:
-        """End requests, of which nothing more is returned. Unknown ids are ignored."""
+        """End requests, without further outputs. Unknown ids are ignored."""
         for running in self._forget([request_id] if isinstance(request_id, str) else request_id):
             self._backend.post(self._backend.requests.drop, running)
 

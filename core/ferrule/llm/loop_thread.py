@@ -16,8 +16,8 @@ _CLOSED = "This LLM was closed. Make another one to go on."
 
 
 class LoopThread:
-    """`wait`, `submit`, `post` and `close` may be called from any thread but that of the loop; what they are given runs
-    there.
+    """A thread with an event loop. `wait`, `submit`, `post` and `close` may be called from any other thread; what they
+    are given runs on the loop.
     """
 
     def __init__(self, name: str) -> None:
@@ -54,7 +54,7 @@ class LoopThread:
             future.cancel()  # after a KeyboardInterrupt; otherwise it is over already
 
     def post(self, callback: Callable[..., object], *args: Any) -> None:
-        """Call a function on the loop soon; after `close`, when there is nothing to do any more, never."""
+        """Call a function on the loop soon; after `close` the call is dropped."""
         with self._closing:
             if not self._closed:
                 self._loop.call_soon_threadsafe(callback, *args)
@@ -74,10 +74,10 @@ class LoopThread:
                 self._loop.close()
 
     def abandon(self) -> None:
-        """Close what its owner left open. It runs on the thread that dropped the last reference to the owner, which may
-        be the loop's own.
+        """Close what the owner left open. This runs on the thread that dropped the last reference to the owner, which
+        may be the loop's own.
 
-        The main thread waits until it is closed. Its memory is then free for what comes next; and at the end of the
+        The main thread waits until all is closed. The memory is then free for what comes next; and at the end of the
         program no thread still computes, which would abort the process while the interpreter shuts down.
         """
         if not self._thread.is_alive():  # in a child that was forked, too

@@ -38,7 +38,7 @@ class Vector(Metric, frozen=True, kw_only=True):
 
 
 class Histogram(Metric, frozen=True, kw_only=True):
-    """`buckets`: upper bound, as text, "+Inf" last → how many values are at most so large."""
+    """A histogram. `buckets`: upper bound, as text, "+Inf" last → how many values are at most so large."""
 
     count: int
     sum: float

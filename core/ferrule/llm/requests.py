@@ -31,14 +31,14 @@ class Running:
 
 
 class Requests:
-    """Belongs to the event loop that owns the service; all methods are called there."""
+    """The running requests. They belong to the event loop that owns the service; all methods are called there."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
         self._running: dict[str, Running] = {}
 
     async def start(self, running: Running) -> None:
-        """Admit a request, whose news then come. Raises RequestError, also for a request id that is in use."""
+        """Admit a request and begin to deliver its news. Raises RequestError, also for a request id that is in use."""
         name, params = running.request_id, running.request.params
         if name in self._running:
             raise RequestError(f"The request_id {name!r:.80} is in use.", "request_id")

@@ -8,12 +8,12 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.errors import PluginError
-from ferrule.plugin.extras import missing_beside
+from ferrule.extras import missing_beside
 from ferrule.plugin.plugin_set import Plugins
 
 
 class Chosen(Struct, frozen=True):
-    """`refusals` are (name, reason) of the candidates that came before, for the log."""
+    """A chosen plugin. `refusals` are (name, reason) of the candidates that came before, for the log."""
 
     name: str
     plugin: Any

@@ -53,7 +53,8 @@ class Component(StrEnum):
 
 
 class Kind(Struct, frozen=True):
-    """`base` is the class that a plugin derives from, as module:Class, imported when a plugin is loaded.
+    """A kind of plugin. `base` is the class that a plugin derives from, as module:Class, imported when a plugin is
+    loaded.
 
     `made_with` says what the constructor is given, in order; None: keyword arguments that a client names, whose faults
     are the client's. `on_device`: the constructor allocates on a device. `off_until_named`: an item of an allow-list
@@ -110,7 +111,7 @@ class Kind(Struct, frozen=True):
 
 
 def load_object(target: str) -> Any:
-    """Import what module:name, or module:name.name, stands for."""
+    """Import the object that module:name, or module:name.name, stands for."""
     module, _, path = target.partition(":")
     return reduce(getattr, path.split("."), importlib.import_module(module))
 

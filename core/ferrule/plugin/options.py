@@ -38,7 +38,7 @@ class PluginOption(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def text(self) -> str:
-        """All of it but the name, in sentences."""
+        """The whole description but the name, in sentences."""
         expects = self.expects[:1].upper() + self.expects[1:]
         default = "Must be given." if self.default is None else f"Default: {self.default}."
         return f"{self.doc} {expects}. {default}".strip()

@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
-from ferrule.plugin.extras import missing
+from ferrule.extras import absent
 from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
 from ferrule.plugin.options import PluginOption, declared_options, describe_options, read_options
@@ -51,15 +51,16 @@ class Plugins:
         return load_ref(self.find(kind, name), self.import_timeout)
 
     def make(self, kind: str, name: str, *args: Any, **kwargs: Any) -> Any:
-        """Import one plugin and make it with what its kind is made with. Raises PluginError: see `load`, `factory`."""
+        """Import one plugin and make it with the arguments of its kind. Raises PluginError: see `load`, `factory`."""
         return self.factory(kind, name)(*args, **kwargs)
 
     def factory(self, kind: str, name: str) -> Callable[..., Any]:
-        """Import one plugin now and read its options; what is returned makes an instance at each call, as `make` does.
+        """Import one plugin now, read its options, and return a function that makes an instance at each call, as `make`
+        does.
 
-        Raises PluginError, and ConfigError for options that the plugin does not have or take. What a constructor
-        raises becomes a PluginError, except a FerruleError of its own, what a client's arguments cause, and what a
-        device raises while a model is put on it.
+        Raises PluginError, and ConfigError for options that the plugin does not have or take. An exception of a
+        constructor becomes a PluginError, except a FerruleError of its own, one that a client's arguments cause, and
+        one that a device raises while a model is put on it.
         """
         plugin = self.load(kind, name)
         return partial(_made, KINDS[kind], self.title(kind, name), plugin, self._options(kind, name, plugin))
@@ -163,7 +164,9 @@ class Plugins:
         return f"{kind}:{name} of {self.origin(kind, name)}"
 
     def origin(self, kind: str, name: str) -> str:
-        """Distribution and version, for logs and errors. Where two offer one name, both. Empty when there is none."""
+        """Return distribution and version, for logs and errors. Where two offer one name, both. Empty when there is
+        none.
+        """
         refs = self.offers(kind, name)
         chosen = [ref for ref in refs if self.verdict(ref).state is State.AVAILABLE]
         return " and ".join(ref.source for ref in chosen or refs)
@@ -188,8 +191,7 @@ class Plugins:
             if verdict.state is State.AVAILABLE:
                 return ref
         if not judged:
-            problem = missing(kind, name) or f"There is no {kind} plugin '{name}'.{nearest(name, self.names(kind))}"
-            raise PluginError(problem, self._menu(kind))
+            raise PluginError(absent(kind, name, self.names(kind)), self._menu(kind))
         reasons = "; ".join(f"{ref.source}: {verdict.reason}" for ref, verdict in judged)
         raise PluginError(f"Plugin {kind}:{name} cannot be used. {reasons}.", self._menu(kind))
 

@@ -35,7 +35,7 @@ class Verdict(Struct, frozen=True):
 
 
 class Preference(Struct, frozen=True):
-    """``kind:name=distribution``."""
+    """A user's preference, ``kind:name=distribution``."""
 
     id: str
     distribution: str

@@ -16,8 +16,9 @@ from ferrule.errors import RequestError
 
 @dataclass(frozen=True)
 class Mark:
-    """`refused`: the field would change the answer, so asking for it is an error; otherwise it is named in a warning.
+    """A mark of a field that does not simply work.
 
+    `refused`: the field would change the answer, so asking for it is an error; otherwise it is named in a warning.
     `harmless` are values that ask for nothing.
     """
 
@@ -49,7 +50,7 @@ def no_effect(reason: str, *harmless: Any) -> Mark:
 
 @lru_cache(maxsize=256)
 def marks_of(model: type[BaseModel]) -> Mapping[str, Mark]:
-    """Field → its mark."""
+    """Return the marks of a model's fields, by name."""
     found = {}
     for name, field in model.model_fields.items():
         for item in field.metadata:

@@ -98,7 +98,9 @@ class StructuredOutputsParams(Constraint, Arguments):
 
 
 class GuidedDecodingParams(Constraint, Arguments):
-    """The same, for `SamplingParams.guided_decoding`, with a choice of the backend. ``from ferrule import …``."""
+    """The form of the output, for `SamplingParams.guided_decoding`, with a choice of the backend. ``from ferrule import
+    …``.
+    """
 
     backend: Annotated[
         Backend | None, Field(description="Name of a backend, also as `xgrammar:no-fallback`. Default: the engine's.")
@@ -212,7 +214,7 @@ def grammar_of(fields: ConstraintFields) -> GrammarSpec | None:
 
 
 def _stated(fields: ConstraintFields) -> dict[str, Form]:
-    """Field → form, of the fields that state one."""
+    """Return the forms of the fields that state one, by field."""
     found: dict[str, Form] = {}
     if fields.response_format is not None and (form := fields.response_format.form()) is not None:
         found["response_format"] = form
@@ -223,7 +225,7 @@ def _stated(fields: ConstraintFields) -> dict[str, Form]:
 
 
 def _forms(given: Mapping[str, Any]) -> dict[str, Form]:
-    """Way of saying it → form, of the values that are given."""
+    """Return the forms of the values that are given, by the way in which each is stated."""
     found = {name: _FORMS[name](value) for name, value in given.items() if value is not None}
     return {name: form for name, form in found.items() if form is not None}
 

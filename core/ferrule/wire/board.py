@@ -122,6 +122,11 @@ class Board:
         waits = self.get(STALLED)
         return max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
 
+    def silent_api(self) -> float:
+        """Return the seconds since the least lively of the other API processes showed that it is alive; 0 within the
+        limit."""
+        return max((self.silent(row) for row in range(1, self.rows) if row != self.row), default=0.0)
+
     def mine(self, cell: int) -> float:
         return self.get(cell, self.row)
 

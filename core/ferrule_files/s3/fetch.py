@@ -125,7 +125,7 @@ def _is_there(file: Path, wanted: Object) -> bool:
 
 
 def _link_known(folder: Path, objects: Mapping[str, Object], names: Iterable[str]) -> None:
-    """Take over files from folders of other listings, which have them with the same ETag."""
+    """Link files from folders of other listings, which have them with the same ETag."""
     missing = [name for name in names if not _is_there(folder / name, objects[name])]
     for other in sorted(folder.parent.iterdir()) if missing else ():
         if other == folder or not other.is_dir():

@@ -246,7 +246,7 @@ _ENDPOINT = "Check the name, AWS_REGION, and AWS_ENDPOINT_URL for a store that i
 
 
 def _host(endpoint: str | None) -> str:
-    """Host and port of an address, without what may be secret in it."""
+    """Return the host and port of an address, without what may be secret in it."""
     try:
         parts = urlsplit(endpoint or "")
         return f"{parts.hostname}:{parts.port}" if parts.port else str(parts.hostname)

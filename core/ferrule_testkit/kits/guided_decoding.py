@@ -12,9 +12,9 @@ import numpy as np
 
 from ferrule.forms import Anything, Form, GrammarSpec, Json, OneOf, Series, Triggered, Until
 from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend
-from ferrule_testkit.guided import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.forms import FORMS, KEYWORDS, WRONG, FormTexts
+from ferrule_testkit.kits.guided_texts import allowed, first_refused, sample, tokens_of, vocabulary, whole_tokens_of
 
 _WALKS = 12  # random texts of each form
 _OTHER_TOKENS = 12  # tokens outside the mask that are tried at a place

@@ -47,7 +47,7 @@ def squeezed(text: str) -> str:
 
 
 @dataclass
-class Call:
+class FoldedCall:
     name: str
     arguments: str = ""
     ended: bool = False
@@ -59,7 +59,7 @@ class Fold:
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[FoldedCall] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
 
     @property
@@ -80,7 +80,7 @@ class Fold:
                     promise(index == len(self.calls), f"call {index} starts after {len(self.calls)} calls")
                     promise(isinstance(id, str) and bool(id), f"call {index} has the id {id!r}")
                     promise(isinstance(name, str) and bool(name), f"call {index} has the name {name!r}")
-                    self.calls.append(Call(name))
+                    self.calls.append(FoldedCall(name))
                     self.ids.append(id)
                 case CallArguments(index, fragment):
                     self._open(index, "arguments").arguments += fragment
@@ -89,7 +89,7 @@ class Fold:
                 case _:
                     promise(False, f"{shown(event)} is not an event")
 
-    def _open(self, index: int, what: str) -> Call:
+    def _open(self, index: int, what: str) -> FoldedCall:
         promise(0 <= index < len(self.calls), f"{what} of call {index}, which has not started")
         promise(not self.calls[index].ended, f"{what} of call {index}, which has ended")
         return self.calls[index]

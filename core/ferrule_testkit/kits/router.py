@@ -17,7 +17,7 @@ from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFai
 from ferrule.interfaces.dialect import Failure, encode
 from ferrule.interfaces.router import Access, RouterContext
 from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
-from ferrule_testkit.kits.router_site import Answer, Site
+from ferrule_testkit.kits.router_site import SentResponse, Site
 from ferrule_testkit.service import ScriptedService
 
 _METHODS = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE"})
@@ -270,7 +270,7 @@ class RouterKit(Kit):
             return None
         return site.service.requests[before:] or answer.body
 
-    def _fine(self, answer: Answer, what: str) -> None:
+    def _fine(self, answer: SentResponse, what: str) -> None:
         """One answer, and in the shape of the dialect's errors when it is an error."""
         promise(not answer.problems, f"{what}: {'; '.join(answer.problems)}")
         for leak in _LEAKS:

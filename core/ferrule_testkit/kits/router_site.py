@@ -27,7 +27,7 @@ _PATIENCE = 20.0  # seconds for one call
 
 
 @dataclass
-class Answer:
+class SentResponse:
     """What was sent for one call. `problems` are breaches of ASGI: an answer that starts or ends twice, or never."""
 
     status: int = 0
@@ -72,14 +72,14 @@ class Site:
         headers: Mapping[str, str] | None = None,
         *,
         leave: str = "",
-    ) -> Answer:
+    ) -> SentResponse:
         """With `leave` the client goes once it has the "start" of the answer, or the first piece of its "body"."""
         return asyncio.run(self._call(method, path, body, headers or {}, leave))
 
-    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> Answer:
+    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> SentResponse:
         if self._ready:
             self._lifecycle.ready(self.service)
-        answer, gone = Answer(dialect=self.dialect), asyncio.Event()
+        answer, gone = SentResponse(dialect=self.dialect), asyncio.Event()
         sent = [False, False]  # the request's body, and the answer's end
 
         async def receive() -> dict[str, Any]:

@@ -70,7 +70,7 @@ def _value(spec: Spec, parsed: Parsed, config: Resolved) -> Any:
 
 def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
     """What would run. The launcher is this very process."""
-    from ferrule.launch.supervisor import process_table
+    from ferrule.launch.process import process_table
 
     device, front = config.device, config.frontend
     address = front.uds or f"{front.host or 'all interfaces'}, port {front.port}"
@@ -80,7 +80,7 @@ def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
         return
     yield Process("launcher", "supervisor", "starts the others; ends them all when one ends")
     runs = {"engine": f"scheduler, cache, {engine}", "api": f"HTTP on {address}"}
-    for spec in process_table(config, plugins, Path(), (-1,)):
+    for spec in process_table(config, plugins, Path()):
         yield Process(spec.name, spec.role, f"{runs[spec.role]}  (python -m ferrule.launch.child {spec.role})")
 
 

@@ -13,14 +13,11 @@ from pathlib import Path
 from ferrule.config import FrontendConfig
 from ferrule.errors import StartupError
 
-_BACKLOG = 2048
+_BACKLOG = 4096  # as many as the default of --max-connections; Linux takes no more unless it is told to
 
 
-def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
-    """Listen before anything is loaded. Raises StartupError when the address cannot be had.
-
-    `shared` lets other sockets of this user listen there as well.
-    """
+def bind(host: str | None, port: int) -> socket.socket:
+    """Listen before anything is loaded. Raises StartupError when the address cannot be had."""
     address = host or "::"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if host is None and not socket.has_dualstack_ipv6():
@@ -30,7 +27,6 @@ def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
             (address, port),
             family=family,
             backlog=_BACKLOG,
-            reuse_port=shared,
             dualstack_ipv6=host is None and family == socket.AF_INET6,
         )
     except OSError as error:
@@ -44,26 +40,16 @@ def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
 
 
 @contextmanager
-def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
-    """The sockets that the options ask for; the file of a Unix socket is gone at the end. Raises StartupError.
-
-    On a port each API process has a socket of its own, and the kernel spreads the connections over them: of a socket
-    that several accept from, one process may take all. That is how it is with a Unix socket.
-    """
+def listening(front: FrontendConfig) -> Iterator[socket.socket]:
+    """Open the socket that the options ask for; the file of a Unix socket is gone at the end. Raises StartupError."""
     if front.uds is not None:
         listener = bind_file(front.uds)
         try:
-            yield [listener]
+            yield listener
         finally:
             Path(front.uds).unlink(missing_ok=True)
         return
-    first = bind(front.host, front.port)  # alone: who else listens there is found out
-    if front.api_server_count == 1:
-        yield [first]
-        return
-    port = first.getsockname()[1]
-    first.close()
-    yield [bind(front.host, port, shared=True) for _ in range(front.api_server_count)]
+    yield bind(front.host, front.port)
 
 
 def check_address(front: FrontendConfig) -> None:

@@ -73,17 +73,17 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
     check_limits()
     config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
     reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
-    with listening(config.frontend) as listeners, probing(config.frontend) as probe:
+    with listening(config.frontend) as listener, probing(config.frontend) as probe:
         config = localise(config, chosen)
         for suggestion in suggestions(config, chosen):
             _logger.info("%s", suggestion)
         if config.frontend.disable_frontend_multiprocessing:
             from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
 
-            return run_one_process(config, chosen, listeners[0], reloader)
+            return run_one_process(config, chosen, listener, reloader)
         hooks = open_hooks(chosen)
         hooks.process_started("launcher", config)
-        status = Supervisor(config, chosen, listeners, reloader, probe).run()
+        status = Supervisor(config, chosen, listener, reloader, hooks, probe).run()
         hooks.process_stopping("launcher", status)
         return status
 

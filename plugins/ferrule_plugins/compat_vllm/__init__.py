@@ -41,7 +41,7 @@ def names(kind: str, tree: ast.Module) -> Sequence[str]:
 
 
 def prepare(module: ModuleType) -> None:
-    """Give the module an `import` of its own, unless vLLM is there."""
+    """Give the module an `import` of its own, unless vLLM is installed."""
     if importlib.util.find_spec("vllm") is None:
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": Importer(vars(module))}
 

@@ -157,7 +157,7 @@ class BaseThinkingReasoningParser(ReasoningParser):
 
 
 class DeepSeekR1ReasoningParser(BaseThinkingReasoningParser):
-    """Everything is reasoning until ``</think>``."""
+    """A parser for which everything is reasoning until ``</think>``."""
 
     start_token = "<think>"
     end_token = "</think>"
@@ -183,7 +183,7 @@ class Qwen3ReasoningParser(BaseThinkingReasoningParser):
 
 
 class IdentityReasoningParser(ReasoningParser):
-    """All is content."""
+    """A parser for which everything is content."""
 
     def is_reasoning_end(self, input_ids: Sequence[int]) -> bool:
         return True

@@ -42,7 +42,7 @@ def find_all_indices(string: str, substring: str) -> list[int]:
 
 
 def consume_space(i: int, s: str) -> int:
-    """Index of the first character of `s` from `i` on that is not white space."""
+    """Return the index of the first character of `s` from `i` on that is not white space."""
     while i < len(s) and s[i].isspace():
         i += 1
     return i

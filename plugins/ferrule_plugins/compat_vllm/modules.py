@@ -56,7 +56,7 @@ _OPENAI = "vllm.entrypoints.openai"
 
 
 class StandIn(ModuleType):
-    """A module of vLLM. What it does not have is said in terms of the adapter."""
+    """A module of vLLM. The error for a name that it does not have is in terms of the adapter."""
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"compat_vllm has no stand-in for {name} of {self.__name__}")

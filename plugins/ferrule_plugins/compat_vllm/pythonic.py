@@ -17,7 +17,7 @@ _LAST_PART = re.compile(r"[^,()\[\]{}]*\Z")
 
 
 class UnexpectedAstError(Exception):
-    """The text is Python, but not a call with literals."""
+    """The error for a text that is Python, but not a call with literals."""
 
 
 def get_parameter_value(val: ast.expr) -> Any:

@@ -13,7 +13,7 @@ _Events = list[Reasoning | Content]
 
 
 class VllmReasoningParser(ReasoningParser):
-    """`wrapped` is the file's class, `title` what logs call it.
+    """A reasoning parser of vLLM as one of Ferrule. `wrapped` is the file's class, `title` its name in logs.
 
     A streamed answer goes through `extract_reasoning_streaming`, another through `extract_reasoning`; both also under
     their older names with `_content`. A class that has only one of them is used that way for both. A prompt that ends

@@ -25,11 +25,11 @@ from ferrule_plugins.compat_vllm.wrapped import has_parameter, method_of, reques
 
 
 class VllmToolParser(ToolParser):
-    """`wrapped` is the file's class, `title` what logs call it.
+    """A tool parser of vLLM as one of Ferrule. `wrapped` is the file's class, `title` its name in logs.
 
     A streamed answer goes through `extract_tool_calls_streaming`, delta by delta; another goes through
-    `extract_tool_calls` when it is whole. A class that has only one of them is used that way for both. What it raises
-    is logged, and the answer is content from there on.
+    `extract_tool_calls` when it is whole. A class that has only one of them is used that way for both. An exception of
+    the class is logged, and the answer is content from there on.
     """
 
     wrapped: ClassVar[type]

@@ -111,7 +111,9 @@ class Guidance(GrammarBackend):
 
 
 class GuidanceGrammar(TextGrammar):
-    """The library knows one stop token and cannot go back over it, so it does not see them."""
+    """A grammar of the library. The library knows one stop token and cannot go back over it, so it is not shown stop
+    tokens.
+    """
 
     def __init__(self, matcher: llguidance.LLMatcher, masks: Masks, stopped: int = 0) -> None:
         super().__init__(masks, stopped)
@@ -154,7 +156,7 @@ def _plain(error: str) -> str:
 
 
 class _Tokens:
-    """The vocabulary as the library wants it. Forced text is split into bytes."""
+    """The vocabulary in the library's form. Forced text is split into bytes."""
 
     is_tokenizer_wrapper = True
     bos_token_id = None

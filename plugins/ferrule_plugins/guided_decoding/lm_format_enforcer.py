@@ -103,7 +103,9 @@ class LMFormatEnforcer(GrammarBackend):
 
 
 class LMFormatEnforcerGrammar(TextGrammar):
-    """`parsers`: the library's, which do not change, after each token; the first is the one before them."""
+    """A grammar of the library. `parsers`: the library's parsers, which do not change, after each token; the first is
+    the one before all tokens.
+    """
 
     def __init__(self, tokens: _Tokens, masks: Masks, parsers: list[CharacterLevelParser], stopped: int = 0) -> None:
         super().__init__(masks, stopped)
@@ -173,8 +175,9 @@ class _Tokens:
 class _Strict(CharacterLevelParser):  # type: ignore[misc]  # the library has no types
     """The library's parser of JSON without its faults.
 
-    It allows a comma before a closing bracket, fractions and exponents in an integer, an exponent after a point,
-    control characters in strings, and white space after the end. So exponents do not come, and -0 has no fraction.
+    The library allows a comma before a closing bracket, fractions and exponents in an integer, an exponent after a
+    point, control characters in strings, and white space after the end. So exponents do not come, and -0 has no
+    fraction.
     """
 
     def __init__(self, parser: CharacterLevelParser, space: re.Pattern[str], seen: _Seen) -> None:

@@ -14,7 +14,7 @@ Mask = np.ndarray[Any, Any]  # [words] int32
 
 
 class Masks:
-    """`text`: tokens that add something to a text. `stop`: those that end it."""
+    """The masks of a vocabulary. `text`: tokens that add something to a text. `stop`: tokens that end it."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         stops = set(vocabulary.stop_ids)
@@ -51,7 +51,7 @@ class TextGrammar(Grammar):
 
     @abstractmethod
     def take_back(self, count: int) -> None:
-        """Go back by tokens of the text, of which there were so many."""
+        """Go back by `count` tokens of the text."""
 
     def fill(self, mask: Mask) -> None:
         if self.stopped:

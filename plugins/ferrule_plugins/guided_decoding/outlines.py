@@ -103,7 +103,7 @@ class _Index:
 
 
 class OutlinesGrammar(TextGrammar):
-    """`states`: where the text was after each token, the first state before them."""
+    """A grammar of the library. `states`: the state of the text after each token, the first one before all tokens."""
 
     def __init__(self, index: _Index, masks: Masks, states: list[int], stopped: int = 0) -> None:
         super().__init__(masks, stopped)

@@ -53,7 +53,8 @@ Check = Callable[[dict[str, Any]], str | None]
 
 
 class Support(Struct, frozen=True):
-    """`keywords` are enforced together. Those of `alone` are enforced where no other claim stands beside them.
+    """A library's support of JSON schemas. `keywords` are enforced together. Those of `alone` are enforced where no
+    other claim stands beside them.
 
     `checks` find what is not enforced in a schema whose keywords are; each is given one schema.
     """

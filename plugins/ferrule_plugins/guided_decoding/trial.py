@@ -20,7 +20,7 @@ _Choice = Callable[[list[int]], int]  # of one of the bytes that may come
 
 
 class Trial:
-    """Texts are written in tokens of one byte."""
+    """A trial of grammars on texts that are written in tokens of one byte."""
 
     def __init__(self, vocabulary: Vocabulary) -> None:
         stops = set(vocabulary.stop_ids)

@@ -88,7 +88,9 @@ class XGrammar(GrammarBackend):
 
     @cached_property
     def _compiler(self) -> xgrammar.GrammarCompiler:
-        """Knows the masks of rules that it met before: those of most parts of a new schema."""
+        """The library's compiler, which knows the masks of rules that it met before: those of most parts of a new
+        schema.
+        """
         return xgrammar.GrammarCompiler(self._tokens, max_threads=1, cache_limit_bytes=_KNOWN_RULES)
 
     def refuses(self, spec: GrammarSpec) -> str | None:
@@ -139,7 +141,7 @@ class XGrammar(GrammarBackend):
 
 
 class XGrammarGrammar(TextGrammar):
-    """The library would refuse everything after a stop token, so it does not see them."""
+    """A grammar of the library, which would refuse everything after a stop token, so it is not shown stop tokens."""
 
     def __init__(self, matcher: xgrammar.GrammarMatcher, masks: Masks, stopped: int = 0) -> None:
         super().__init__(masks, stopped)
@@ -241,7 +243,7 @@ def _regex(pattern: str) -> Format:
 
 
 def _class(characters: set[str]) -> str:
-    """Inside the brackets of a pattern."""
+    """Write characters as they stand inside the brackets of a pattern."""
     return "".join(
         f"\\u{ord(one):04x}" if one < " " else f"\\{one}" if one in r"\]^-[" else one for one in sorted(characters)
     )

@@ -82,7 +82,7 @@ def _files(repository: Repository) -> list[str]:
 
 
 def _download(repository: Repository, patterns: Sequence[str], *, offline: bool = False) -> Path:
-    """Fetch the files that match, with a progress bar; what is in the cache already is not fetched again."""
+    """Fetch the files that match, with a progress bar; files in the cache are not fetched again."""
     from huggingface_hub import snapshot_download
 
     return Path(

@@ -23,7 +23,9 @@ _DEEP_BYTES = 16 << 20
 
 
 class S3(ModelHub):
-    """The newest state is fetched: a bucket has no revisions. `token` is for other hubs, and not sent."""
+    """An S3 store as a hub. The newest state is fetched: a bucket has no revisions. `token` is for other hubs, and not
+    sent.
+    """
 
     def refuses(self, name: str) -> str | None:
         return refusal(name)

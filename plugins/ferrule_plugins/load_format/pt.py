@@ -2,7 +2,7 @@
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
 calls nothing else; a file that asks for more is refused, and is never read without the restriction. Files of
-HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
+HQQ have dictionaries of tensors: see `ferrule_plugins.load_format.hqq_file`.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch
 
     Raises CheckpointError naming the file, and the entry that is not a dense tensor.
     """
-    from ferrule_plugins.quantization import hqq_file
+    from ferrule_plugins.load_format import hqq_file
 
     content = entries(file, locations)
     return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)

@@ -50,7 +50,7 @@ class Cohere(Decoder):
         )
 
     def make_attention(self, index: int) -> nn.Module:
-        """Command R+ has norms on its heads."""
+        """Make the attention of a layer; Command R+ has norms on its heads."""
         kind = PerHeadNormAttention if self.config.get("use_qk_norm") else Attention
         return kind(f"layers.{index}.attn", self.spec.attention(index), self.rope_of(index))
 

@@ -19,7 +19,9 @@ from ferrule_nn import (
 
 
 class Falcon(Decoder):
-    """The merged tensor has the rows of each key head in turn, also where there is one, or one for each query head."""
+    """The Falcon models. The merged tensor has the rows of each key head in turn, also where there is one, or one for
+    each query head.
+    """
 
     config_names = {"n_embed": "hidden_size", "n_layer": "num_hidden_layers", "n_head": "num_attention_heads"}
     config_defaults = {

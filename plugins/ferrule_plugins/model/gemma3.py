@@ -13,7 +13,7 @@ from ferrule_nn import Decoder, DecoderSpec, Rope, RopeConfig, SandwichLayer
 
 
 class Gemma3(Decoder):
-    """Published files leave out most sizes."""
+    """The text models of Gemma 3. Published files leave out most sizes."""
 
     layer_class = SandwichLayer
     config_defaults = {

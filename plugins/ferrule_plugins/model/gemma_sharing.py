@@ -16,7 +16,9 @@ from ferrule_plugins.model.sharing_attention import SharingAttention
 
 
 class SharingDecoder(Decoder):
-    """The last `num_kv_shared_layers` layers have a `donor`. Each has `own_inputs`, made from ids and embeddings."""
+    """A decoder whose last `num_kv_shared_layers` layers have a `donor`. Each layer has `own_inputs`, made from ids and
+    embeddings.
+    """
 
     def cache_specs(self) -> dict[str, LayerCache]:
         layers = [layer for layer in self.modules() if isinstance(layer, SharingAttention)]

@@ -10,7 +10,9 @@ from ferrule_plugins.model.gpt2 import GPT2
 
 
 class GPTBigCode(GPT2):
-    """`multi_query` false: as many as query heads, and a merged tensor with the rows of each head in turn."""
+    """A GPT-2 with one key head. `multi_query` false: as many key heads as query heads, and a merged tensor with the
+    rows of each head in turn.
+    """
 
     config_defaults = {**GPT2.config_defaults, "activation_function": "gelu_pytorch_tanh", "multi_query": True}
     naming = replace(GPT2.naming, transposed=())

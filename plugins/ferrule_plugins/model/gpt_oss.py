@@ -31,7 +31,9 @@ from ferrule_nn import (
 
 
 class SinkAttention(Attention):
-    """Each head has one more key, without a value: `sinks` [heads] are its scores."""
+    """An attention in which each head has one more key, without a value: `sinks` [heads] are the scores of these
+    keys.
+    """
 
     def __init__(self, name: str, spec: AttentionSpec, rope: Rope | None) -> None:
         super().__init__(name, spec, rope)

@@ -7,7 +7,7 @@ from ferrule_nn import Decoder, DecoderSpec, Naming
 
 
 class InternLM(Decoder):
-    """`bias` is of the four projections of attention."""
+    """The first InternLM. `bias` is of the four projections of attention."""
 
     config_names = {"bias": "attention_bias"}
     config_defaults = {"attention_bias": True}
@@ -35,7 +35,7 @@ class InternLM2(InternLM):
 
 
 class InternLM3(Decoder):
-    """`qkv_bias` is of queries, keys and values, `bias` of the other projections."""
+    """The third InternLM. `qkv_bias` is of queries, keys and values, `bias` of the other projections."""
 
     config_names = {"qkv_bias": "attention_bias", "bias": "mlp_bias"}
     config_defaults = {"num_key_value_heads": 2, "head_dim": 128, "rms_norm_eps": 1e-5}

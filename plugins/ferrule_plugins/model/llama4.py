@@ -41,7 +41,9 @@ class GrowingAttention(Attention):
 
 
 class Llama4(MoEDecoder):
-    """`no_rope_layers` has 1 for a layer *with* rotary positions, whose queries see their own chunk."""
+    """The text models of Llama 4. `no_rope_layers` has 1 for a layer *with* rotary positions, whose queries see their
+    own chunk.
+    """
 
     naming = Naming(
         renames=(

@@ -32,7 +32,9 @@ class Ministral(Decoder):
 
 
 class GrowingAttention(Attention):
-    """Queries grow with the logarithm of their position, in steps of the original context: sharper where it is long."""
+    """An attention whose queries grow with the logarithm of their position, in steps of the original context: sharper
+    where it is long.
+    """
 
     def __init__(self, beta: float, step: int, *attention: Any) -> None:
         super().__init__(*attention)

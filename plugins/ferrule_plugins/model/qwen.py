@@ -10,7 +10,7 @@ from ferrule_nn import Decoder, DecoderSpec, Naming
 
 
 class Qwen(Decoder):
-    """`intermediate_size` counts both halves of the gated MLP."""
+    """The first Qwen. `intermediate_size` counts both halves of the gated MLP."""
 
     config_names = {"kv_channels": "head_dim", "rotary_pct": "partial_rotary_factor", "rotary_emb_base": "rope_theta"}
     naming = Naming(

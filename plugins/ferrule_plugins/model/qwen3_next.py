@@ -68,7 +68,7 @@ class DeltaDecoder(Decoder):
 
 
 class Qwen35(DeltaDecoder):
-    """Its text part: positions of images are not computed."""
+    """The text part of Qwen 3.5: positions of images are not computed."""
 
 
 class Qwen35Moe(DeltaDecoder, MoEDecoder):

@@ -9,7 +9,7 @@ from ferrule_nn import Decoder, DecoderSpec
 
 
 class SmolLM3(Decoder):
-    """`no_rope_layers` has 1 for a layer *with* rotary positions."""
+    """SmolLM 3. `no_rope_layers` has 1 for a layer *with* rotary positions."""
 
     config_defaults = {
         "num_key_value_heads": 4,

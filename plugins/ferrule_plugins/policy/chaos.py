@@ -9,7 +9,7 @@ from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 
 
 class ChaosPolicy(SchedulingPolicy):
-    """Pure: each answer is a hash of what was asked and of `seed`, so that a run can be repeated."""
+    """A policy of random answers. Each is a hash of the question and of `seed`, so that a run can be repeated."""
 
     refresh_seconds = 0.0
 

@@ -8,7 +8,7 @@ from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 
 
 class FairPolicy(SchedulingPolicy):
-    """A key with many requests does not delay those of other keys by more than one of its own.
+    """A policy in which a key with many requests does not delay those of other keys by more than one of its own.
 
     Within a key, requests come by priority and then in order of admission. Requests without a key share one.
     """

@@ -8,7 +8,9 @@ from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
 
 
 class PriorityPolicy(SchedulingPolicy):
-    """Requests of a higher value wait for as long as lower ones keep coming; `priority_ageing` bounds that wait."""
+    """An order by priority, then arrival. Requests of a higher value wait for as long as lower ones keep coming;
+    `priority_ageing` bounds that wait.
+    """
 
     def key(self, view: RequestView, now: float) -> tuple[float, ...]:
         return (view.priority, view.arrival, view.sequence)

@@ -78,7 +78,7 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
-class ToolCall(TypedDict):
+class ChatToolCall(TypedDict):
     """`index` is sent in deltas only; `id` and `type` once per call."""
 
     index: NotRequired[int]
@@ -104,22 +104,22 @@ class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
-class Message(TypedDict):
+class ChatCompletionMessage(TypedDict):
     """A delta of a stream, or the whole message. Reasoning goes out under its old and its new name."""
 
     role: NotRequired[str]
     content: NotRequired[str | None]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCall]]
+    tool_calls: NotRequired[list[ChatToolCall]]
 
 
 class ChatChoice(TypedDict):
     """`delta` in chunks, `message` in whole answers."""
 
     index: int
-    delta: NotRequired[Message]
-    message: NotRequired[Message]
+    delta: NotRequired[ChatCompletionMessage]
+    message: NotRequired[ChatCompletionMessage]
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None

@@ -14,7 +14,7 @@ from ferrule.interfaces.service import Admitted, Generate, Output, Service, Usag
 from ferrule.sampling_params import Beam
 from ferrule.schema import REQUEST_ID
 from ferrule.structured_outputs import constraint_of
-from ferrule.types import FinishReason, Targets, TokenLogprobs
+from ferrule.types import Targets, TokenLogprobs
 from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
 from ferrule_plugins.router.openai_fields import review
 from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
@@ -72,6 +72,8 @@ class Asked:
     cached_details: bool
     reasons: bool  # a reasoning parser runs
     num_per_prompt: int  # choices per prompt
+    include_usage: bool  # a stream ends with the usage of all choices
+    each_usage: bool  # each chunk has the usage of its choice so far
     notes: Notes
 
     @classmethod
@@ -89,6 +91,8 @@ class Asked:
         header = info.headers.get("x-request-id", "")
         name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
         front = config.frontend
+        options = body.stream_options
+        include_usage = options is not None and bool(options.include_usage)
         as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
         _log_notes(f"{prefix}-{name}", body, config)
         asked = cls(
@@ -102,6 +106,8 @@ class Asked:
             cached_details=front.enable_prompt_tokens_details,
             reasons=bool(front.reasoning_parser) and not request.raw,
             num_per_prompt=request.params.n,
+            include_usage=include_usage,
+            each_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
             notes=notes,
         )
         return asked, admitted
@@ -143,9 +149,7 @@ def usage_of(usage: Usage) -> UsageInfo:
 
 
 def finish_of(output: Output) -> str | None:
-    """Return the finish reason to show. Raises RequestError or RequestFailed when the choice ended with an error."""
-    if output.finish is FinishReason.ERROR:
-        raise output.failure()
+    """Return the finish reason to show."""
     return None if output.finish is None else output.finish.value
 
 

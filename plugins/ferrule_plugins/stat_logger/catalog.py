@@ -61,9 +61,10 @@ STALL = "ferrule:event_loop_stall_seconds"
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One name. `engine` reads it off an engine's figures, `choice` off a finished choice (None: nothing to count).
+    """The description of one metric.
 
-    `values` lists what the metric's own labels may be; None: series appear as they happen.
+    `engine` reads it off an engine's figures, `choice` off a finished choice (None: nothing to count). `values` lists
+    what the metric's own labels may be; None: series appear as they happen.
     """
 
     name: str
@@ -115,7 +116,7 @@ def _milliseconds(name: str, doc: str) -> Metric:
 
 
 def prompt_tokens(stats: RequestStats) -> int:
-    """Return the prompt's tokens, which count with the first token of the choice."""
+    """Return the number of the prompt's tokens, which count with the first token of the choice."""
     return stats.prompt_tokens if stats.generation_tokens else 0
 
 

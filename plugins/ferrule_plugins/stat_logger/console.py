@@ -16,7 +16,7 @@ _logger = log.get("stats")
 
 
 class Console(StatLogger):
-    """`clock` counts seconds, monotonic."""
+    """A regular line in the log. `clock` counts seconds, monotonic."""
 
     def __init__(self, config: StatSettings, model: ModelInfo, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(config, model)

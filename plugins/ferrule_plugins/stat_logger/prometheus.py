@@ -33,9 +33,10 @@ Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 
 
 class Prometheus(StatLogger):
-    """One registry per instance. Labels are the served model's name and the engine's number, never text from clients.
+    """Metrics in Prometheus' format, one registry per instance.
 
-    With several API processes each shows the sum over all of them; see `series`.
+    Labels are the served model's name and the engine's number, never text from clients. With several API processes each
+    shows the sum over all of them; see `series`.
     """
 
     def __init__(self, config: StatSettings, model: ModelInfo) -> None:

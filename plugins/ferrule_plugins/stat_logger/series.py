@@ -24,7 +24,8 @@ Key = tuple[str, ...]  # a metric's name, and the values of its labels
 
 
 class Store:
-    """Words of eight bytes: how many are used, then records. A record never moves, so a reader may keep its place.
+    """A store of series in words of eight bytes: how many are used, then records. A record never moves, so a reader may
+    keep its place.
 
     A record is the length of its key in bytes, the number of its values, the key, padded, and the values as floats.
     """

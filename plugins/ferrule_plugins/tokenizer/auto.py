@@ -51,7 +51,9 @@ class _File(msgspec.Struct):
 
 
 class FastTokenizer(Tokenizer):
-    """`core` is a `tokenizers.Tokenizer`; it lets go of the interpreter lock while it encodes a batch."""
+    """A tokenizer of the library tokenizers. `core` is a `tokenizers.Tokenizer`; it releases the interpreter lock while
+    it encodes a batch.
+    """
 
     def __init__(
         self,
@@ -122,7 +124,7 @@ class FastTokenizer(Tokenizer):
 
 
 class AutoTokenizers(TokenizerSource):
-    """Options: `trust_remote_code`, for the fallback."""
+    """The usual tokenizers, by the files of a folder. Options: `trust_remote_code`, for the fallback."""
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         with panics_as_errors():

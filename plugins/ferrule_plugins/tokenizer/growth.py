@@ -42,8 +42,8 @@ _WIDE = re.compile(
 
 
 class Growth(Struct, frozen=True):
-    """`most`: characters that a normalizer makes of one. `local`: the parts of a text grow, but for a factor of two, as
-    the whole does.
+    """A bound on the growth of texts. `most`: characters that a normalizer makes of one. `local`: the parts of a text
+    grow, but for a factor of two, as the whole does.
     """
 
     most: float = 1.0
@@ -51,7 +51,7 @@ class Growth(Struct, frozen=True):
 
     @property
     def free(self) -> int:
-        """Characters of the longest text that need not be checked."""
+        """The number of characters of the longest text that need not be checked."""
         return 1 << 62 if self.most <= _USUAL else int(_FREE / self.most)
 
     def check(self, text: str, normalize: Callable[[str], str]) -> None:

@@ -45,7 +45,7 @@ _ROLES = {"bos_token": "[BOS]", "eos_token": "[EOS]"}
 
 
 class KimiTokenizer(Tokenizer):
-    """`inner` is a `tiktoken.Encoding`."""
+    """Kimi's tokenizer. `inner` is a `tiktoken.Encoding`."""
 
     def __init__(self, inner: Any, specials: dict[str, int], settings: Mapping[str, Any], folder: Path) -> None:
         self._inner = inner
@@ -145,7 +145,7 @@ def _cut(text: str) -> Sequence[str]:
 
 
 def _by_runs(text: str) -> list[str]:
-    """Cut in front of what goes on with a run that is already of the greatest length."""
+    """Cut a text in front of a character that continues a run which already has the greatest length."""
     parts, start, before = [], 0, None
     for run in _RUNS.finditer(text):
         blank = run[0][0].isspace()

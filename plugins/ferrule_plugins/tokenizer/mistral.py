@@ -59,7 +59,9 @@ def find_file(folder: Path) -> Path | None:
 
 
 class MistralTokenizer(ChatTokenizer):
-    """`outer` is mistral-common's `MistralTokenizer`, whose parts keep no state between calls."""
+    """A tokenizer of mistral-common. `outer` is the library's `MistralTokenizer`, whose parts keep no state between
+    calls.
+    """
 
     def __init__(self, outer: Any) -> None:
         inner = outer.instruct_tokenizer.tokenizer
@@ -166,13 +168,13 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _call_id(given: Any) -> str:
-    """Nine letters and digits, as the format has them: the same for the same id of another form."""
+    """Return an id of nine letters and digits, as the format has them: the same for the same id of another form."""
     text = str(given or "")
     return text if _CALL_ID.fullmatch(text) else hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:9]
 
 
 class MistralTokenizers(TokenizerSource):
-    """Options: none."""
+    """Tokenizers of Mistral's own files. Options: none."""
 
     conformance = "ferrule_testkit.samples.tokenizer:MISTRAL"
 

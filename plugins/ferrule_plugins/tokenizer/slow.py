@@ -17,7 +17,7 @@ from ferrule_plugins.tokenizer.files import chat_templates, read_settings
 
 
 class TransformersTokenizer(Tokenizer):
-    """`inner` is a transformers tokenizer; a lock keeps its Python side from running twice at once."""
+    """A tokenizer of transformers, `inner`; a lock keeps its Python side from running twice at once."""
 
     def __init__(self, inner: Any, chat_template: str | dict[str, str] | None) -> None:
         self._inner = inner
@@ -54,7 +54,7 @@ def _is_token(value: Any) -> bool:
 
 
 class SlowTokenizers(TokenizerSource):
-    """Options: `trust_remote_code`."""
+    """Tokenizers of transformers. Options: `trust_remote_code`."""
 
     def open(self, folder: Path, options: dict[str, Any]) -> Tokenizer:
         if not folder.is_dir():

@@ -28,8 +28,9 @@ class _Tag(NamedTuple):
 
 @dataclass(frozen=True)
 class Markup:
-    """`prefix`: what stands in front of each tag. `call`, `block`: the names of the tags around a call, and around all.
-    `entry`: the name of a list's elements."""
+    """The tags of a format. `prefix`: the text in front of each tag. `call`, `block`: the names of the tags around a
+    call, and around all calls. `entry`: the name of a list's elements.
+    """
 
     prefix: str
     block: str
@@ -41,7 +42,7 @@ class Markup:
         return name in (self.block, self.call) or name.startswith(f"{self.call} ")
 
     def take(self, reader: Reader) -> _Tag | None:
-        """Read the tag that stands here. None, and nothing is read: more text is needed to say whether one does."""
+        """Read the tag that stands here. None, with nothing read: more text is needed to decide."""
         start = reader.at
         prefix = reader.take(self.prefix)
         if not prefix:
@@ -148,7 +149,7 @@ class _Nesting:
             self._muted = None
 
     def close(self, down_to: int, out: CallWriter) -> None:
-        """Close what is open but for so many of the outer ones."""
+        """Close the open objects and lists, all but the outer `down_to` ones."""
         while len(self._open) > down_to:
             self.say("]" if self._open.pop().is_list else "}", out)
             self.ended()
@@ -249,7 +250,7 @@ class ElementsReader(HeadedReader):
         return True
 
     def _close_named(self, name: str, reader: Reader, start: int, out: CallWriter) -> None:
-        """Read a closing tag. One that closes nothing means nothing."""
+        """Read a closing tag. A tag that closes nothing is ignored."""
         found = self._open.find(name)
         if found:
             self._open.close(found, out)

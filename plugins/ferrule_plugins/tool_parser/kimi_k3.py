@@ -36,7 +36,7 @@ class _Typed(Parameters):
 
 
 class _Writer(CallWriter):
-    """The number of a call is no id."""
+    """A writer that gives calls ids of its own: the number of a call is not an id."""
 
     def start(self, name: str, id: str | None = None) -> None:
         super().start(name)

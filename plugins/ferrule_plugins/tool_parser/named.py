@@ -17,7 +17,7 @@ _OLD = JsonCall()
 
 
 def _short_id() -> str:
-    """Nine letters or digits, which is what Mistral's chat templates accept."""
+    """Make an id of nine letters or digits, which is what Mistral's chat templates accept."""
     return secrets.token_bytes(9).translate(_ID_CHARACTERS).decode()
 
 

@@ -33,6 +33,7 @@ from ferrule_plugins.command import serve
 from ferrule_plugins.router.absent_routes import absent_routes
 from tests.shared import OURS
 from tools import ROOT
+from tools.architecture.imports import LAYERS
 from tools.pages import cli as cli_page
 from tools.pages.files import main, stale
 
@@ -313,6 +314,12 @@ def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema
 
 
 # ------------------------------------------------------------------------------------- written pages
+
+
+def test_the_page_lists_every_layer_in_order() -> None:
+    section = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("\n## Layers")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    assert [tuple(re.findall(r"`(\w+)`", row)) for row in rows] == list(LAYERS[:-1])
 
 
 def test_files_that_the_architecture_names_exist() -> None:

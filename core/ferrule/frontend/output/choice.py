@@ -1,6 +1,6 @@
-"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request, and their `fold`.
+"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
 
-Deltas are the only path: a non-streamed answer is `fold` of the same outputs that a streamed one sends.
+Deltas are the only path: an answer as a whole is what the outputs of a streamed one add up to (`Admitted.answer`).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from copy import copy
-from itertools import chain, zip_longest
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,14 +17,11 @@ from ferrule import log
 from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
-from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.output.reading import Reading
-from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import Output, Outputs, Usage
+from ferrule.interfaces.service import Output, Outputs, Usage, add_up
 from ferrule.types import FinishReason, RequestDelta, TokenLogprobs
 
 _logger = log.get("frontend")
-_Kind = TypeVar("_Kind", bound=Output)
 _FAILED = "This request failed on the server."
 
 
@@ -43,6 +40,7 @@ class Choice:
         self.ended = False  # nothing more comes from the engine
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.num_tokens = 0
+        self._first = True  # the next output is the first one
         self._reading = reading
         self._param = param
         self._parse = reading.chains[number]
@@ -87,7 +85,7 @@ class Choice:
         for one in _one_by_one(delta):
             if not self.done:
                 outputs.append(self._take(one))
-        return _fold_one(outputs, Output)
+        return add_up(outputs)
 
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
@@ -112,9 +110,12 @@ class Choice:
                 ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
                 logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        first, self._first = self._first, False
         return Output(
             index=self.index,
+            first=first,
             events=events,
+            called_tools=bool(self._parse.called),
             token_ids=ids,
             logprobs=logprobs,
             token_offsets=offsets,
@@ -142,7 +143,8 @@ class Choice:
     def fail(self) -> Output:
         """The last output of a choice whose delta could not be read."""
         self.finish = FinishReason.ERROR
-        return Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
+        first, self._first = self._first, False
+        return Output(index=self.index, first=first, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
 
     def _usage(self) -> Usage:
         reasoning = 0 if self._answer_tokens is None else self.num_tokens - self._num_answer
@@ -195,6 +197,17 @@ class Choice:
 def size_of(entries: Sequence[TokenLogprobs]) -> int:
     """Bytes that logprobs take, about, with what an answer is made of."""
     return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
+
+
+def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
+    """A delta for each token; the last one has the end."""
+    last = len(delta.token_ids) - 1
+    for place, token in enumerate(delta.token_ids):
+        logprobs = delta.logprobs[place : place + 1]
+        if place == last:
+            yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
+        else:
+            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
 
 
 class OutputStream(Outputs):
@@ -353,43 +366,3 @@ class OutputStream(Outputs):
                 self._settle(choice)
             elif self._single is not None:
                 self._start(choice, self._single)
-
-
-# ------------------------------------------------------------------------------------------------ fold
-
-
-class Answer(Output, frozen=True, kw_only=True):
-    """One choice, whole: as one output."""
-
-    @property
-    def text(self) -> str:
-        """The content, without reasoning and calls."""
-        return "".join(event.text for event in self.events if isinstance(event, Content))
-
-
-def fold(outputs: Iterable[Output]) -> list[Answer]:
-    """The answers that the outputs of one request add up to, in the order of their index."""
-    grouped: dict[int, list[Output]] = {}
-    for output in outputs:
-        grouped.setdefault(output.index, []).append(output)
-    return [_fold_one(grouped[index], Answer) for index in sorted(grouped)]
-
-
-def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
-    """A delta for each token; the last one has the end."""
-    last = len(delta.token_ids) - 1
-    for place, token in enumerate(delta.token_ids):
-        logprobs = delta.logprobs[place : place + 1]
-        if place == last:
-            yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
-        else:
-            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
-
-
-def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
-    fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
-    fields["prompt_logprobs"] = outputs[0].prompt_logprobs
-    for name in ("events", "token_ids", "logprobs", "token_offsets"):
-        fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
-    fields["events"] = join_events(fields["events"])
-    return kind(**fields)

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from copy import copy
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,6 +28,7 @@ from ferrule.interfaces.parsers import (
     ReasoningParser,
     TextDelta,
     ToolParser,
+    join,
 )
 from ferrule.plugin.faults import failing_request
 
@@ -202,15 +202,9 @@ def _checked(events: Iterable[Event]) -> list[Event]:
 
 
 def join_events(events: Iterable[Event]) -> tuple[Event, ...]:
-    """As few events as say the same: texts of one kind that follow each other are one."""
-    joined: list[Event] = []
+    """Return as few events as say the same, without empty texts, and with nothing that no answer can hold."""
     kept = (event for event in events if not isinstance(event, Content | Reasoning) or event.text)
-    for kind, group in groupby(kept, type):
-        if kind is Content or kind is Reasoning:
-            joined.append(kind("".join(event.text for event in group)))  # type: ignore[union-attr]
-        else:
-            joined += group
-    return tuple(map(_encodable, joined))
+    return tuple(map(_encodable, join(kept)))
 
 
 def _encodable(event: Event) -> Event:

@@ -17,6 +17,7 @@ from ferrule_plugins.command.bench import limits
 from ferrule_plugins.command.bench.figures import PERCENTILES, percentile, report, summary
 from ferrule_plugins.command.bench.prompts import Prompts
 from ferrule_plugins.command.bench.serve_options import METRICS, ServeBench
+from ferrule_plugins.command.http_client import DONE, events, open_session
 
 
 @dataclass
@@ -70,9 +71,7 @@ def _renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
 
 
 async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, dict[str, Any]]:
-    connector = aiohttp.TCPConnector(limit=0)
-    timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(headers=options.headers, connector=connector, timeout=timeout) as session:
+    async with open_session(options.headers) as session:
         card = await _card(session, base, options.served_model_name or options.model)
         bodies = await Prompts(session, base, str(card["id"]), options).bodies()
         url = base + options.route
@@ -120,7 +119,7 @@ async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
                 record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
             else:
                 await _read(response, record)
-    except (aiohttp.ClientError, TimeoutError) as error:
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         record.error = f"{type(error).__name__}: {error}"
     record.end = time.perf_counter()
     return record
@@ -128,18 +127,14 @@ async def send(session: aiohttp.ClientSession, url: str, body: dict[str, Any]) -
 
 async def _read(response: aiohttp.ClientResponse, record: Record) -> None:
     complete = False
-    async for line in response.content:
-        if not line.startswith(b"data:"):
-            continue
+    async for data in events(response):
         now = time.perf_counter()
-        data = line[5:].strip()
-        if data == b"[DONE]":
+        if data == DONE:
             complete = True
-            break
+            continue
         event = json.loads(data)
         if event.get("error"):
             record.error = str(event["error"])[:200]
-            return
         if event.get("choices"):
             record.chunks.append(now)
         usage = event.get("usage")
@@ -147,7 +142,7 @@ async def _read(response: aiohttp.ClientResponse, record: Record) -> None:
             record.prompt_tokens = usage["prompt_tokens"]
             record.output_tokens = usage["completion_tokens"]
             record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
-    if not complete:
+    if not complete and record.error is None:
         record.error = "the stream ended without [DONE]"
 
 

@@ -11,7 +11,7 @@ from ferrule import log
 from ferrule.errors import EngineDead
 from ferrule_plugins.command.run_batch.journal import Journal, Record
 from ferrule_plugins.command.run_batch.progress import Progress
-from ferrule_plugins.command.run_batch.rows import Answer, Bad, Row, answered, refused
+from ferrule_plugins.command.run_batch.rows import AppResponse, Bad, Row, answered, refused
 
 _TRIES = 5  # of a row that is told to come later although no other one was answered meanwhile
 _BUSY = (429, 503)
@@ -24,7 +24,7 @@ _logger = log.get("batch")
 class Asker:
     """How rows are answered. `alive` is asked after a failure of the server's."""
 
-    ask: Callable[[str, bytes], Awaitable[Answer]]
+    ask: Callable[[str, bytes], Awaitable[AppResponse]]
     alive: Callable[[], bool]
 
 
@@ -89,7 +89,7 @@ class Drive:
             self._running -= 1
         self._results.put_nowait(Record(row.number, answer.status, answered(row, answer)))
 
-    async def _answer(self, row: Row) -> Answer:
+    async def _answer(self, row: Row) -> AppResponse:
         """The answer that stays: a full queue is waited for as long as others get theirs."""
         tries = 0
         while True:

@@ -42,7 +42,7 @@ class Bad:
 
 
 @dataclass(frozen=True)
-class Answer:
+class AppResponse:
     """What the application said. `body` is JSON on one line."""
 
     status: int
@@ -99,7 +99,7 @@ def too_long(number: int, most: int) -> Bad:
     return Bad(number, None, "line_too_long", f"Line {number} is longer than {most} bytes (--max-body-bytes).")
 
 
-def answered(row: Row, answer: Answer) -> bytes:
+def answered(row: Row, answer: AppResponse) -> bytes:
     """The result of a request, one line without its end."""
     body = _one_line(answer.body)
     return _result(row.custom_id, answer.status, answer.request_id, msgspec.Raw(body), _error_of(row, answer, body))
@@ -123,7 +123,7 @@ def _result(custom_id: str | None, status: int, request_id: str, body: Any, erro
     )
 
 
-def _error_of(row: Row, answer: Answer, body: bytes) -> dict[str, Any] | None:
+def _error_of(row: Row, answer: AppResponse, body: bytes) -> dict[str, Any] | None:
     """The error in OpenAI's batch form, from the error object of an answer."""
     if answer.status == 200:
         return None

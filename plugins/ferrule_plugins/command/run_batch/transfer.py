@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ferrule import __version__, log
+from ferrule import log
 from ferrule.errors import StartupError
+from ferrule_plugins.command.http_client import open_session
 
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)  # seconds
 _PAUSES = (0.5, 2.0)  # seconds before the second and the third try
 _REDIRECTS = 5
 _PIECE = 1 << 20
@@ -82,8 +82,7 @@ def _check(response: aiohttp.ClientResponse, method: str, url: str) -> None:
 
 
 async def _tried(once: Callable[[aiohttp.ClientSession], Awaitable[None]], method: str, url: str) -> None:
-    headers = {"User-Agent": f"ferrule/{__version__}"}
-    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, headers=headers) as session:
+    async with open_session(connect_seconds=10, silence_seconds=60, proxies=True) as session:
         for pause in (*_PAUSES, None):
             try:
                 await once(session)

@@ -17,7 +17,7 @@ class Function(Struct):
     arguments: str | None = None
 
 
-class Call(Struct):
+class CallDelta(Struct):
     index: int = 0
     id: str | None = None
     function: Function | None = None
@@ -30,7 +30,7 @@ class Delta(Struct):
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class Choice(Struct):
@@ -60,10 +60,10 @@ class Chunk(Struct):
     ferrule: Any = None  # an extension: {"warnings": [...]} are fields of the request that did nothing
 
 
-def read_chunk(data: str) -> Chunk:
+def read_chunk(data: bytes) -> Chunk:
     """Raises ValueError for what is not a chunk."""
     try:
-        return msgspec.convert(json.loads(data), Chunk)
+        return msgspec.convert(json.loads(data.decode("utf-8", "replace")), Chunk)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
@@ -85,7 +85,7 @@ class Called:
 
 
 @dataclass
-class Answer:
+class ShownAnswer:
     """One answer as far as it has come. Times are `time.perf_counter` seconds."""
 
     start: float = field(default_factory=time.perf_counter)
@@ -140,7 +140,7 @@ class Figures:
     output_tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ShownAnswer) -> None:
         self.answers += 1
         self.prompt_tokens += answer.usage.prompt_tokens if answer.usage else 0
         self.output_tokens += output_tokens(answer)
@@ -152,13 +152,13 @@ class Figures:
         return f"session: {self.answers} {noun}, prompts {self.prompt_tokens}, output {self.output_tokens} tokens{rate}"
 
 
-def output_tokens(answer: Answer) -> int:
+def output_tokens(answer: ShownAnswer) -> int:
     """What the server counted; without that, its chunks, which are tokens on most servers."""
     counted = answer.usage.completion_tokens if answer.usage else None
     return answer.chunks if counted is None else counted
 
 
-def told(answer: Answer) -> str:
+def told(answer: ShownAnswer) -> str:
     """One line about one answer: time to the first token, output rate after it, tokens."""
     if answer.first is None:
         return "no tokens came"

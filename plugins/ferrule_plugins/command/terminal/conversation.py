@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ferrule_plugins.command.terminal.chunks import Answer
+from ferrule_plugins.command.terminal.chunks import ShownAnswer
 from ferrule_plugins.command.terminal.client import Server
 from ferrule_plugins.command.terminal.dialogue import Action, Dialogue
 from ferrule_plugins.command.terminal.screen import Screen
@@ -36,7 +36,7 @@ class Conversation(Dialogue):
         system = [{"role": "system", "content": self._system}] if self._system else []
         return {"messages": [*system, *self._messages, _user(text)]}
 
-    def keep(self, text: str, answer: Answer) -> None:
+    def keep(self, text: str, answer: ShownAnswer) -> None:
         """Thinking is not sent back. A call gets the result that there is: the protocol wants one for each."""
         if not answer.text and not answer.calls:
             return

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ferrule.errors import nearest
-from ferrule_plugins.command.terminal.chunks import Answer, Figures, told
+from ferrule_plugins.command.terminal.chunks import Figures, ShownAnswer, told
 from ferrule_plugins.command.terminal.client import Server, Unanswered
 from ferrule_plugins.command.terminal.editor import Reader
 from ferrule_plugins.command.terminal.screen import Screen, one_line, unechoed
@@ -51,7 +51,7 @@ class Dialogue(ABC):
     def body(self, text: str) -> dict[str, Any]:
         """The request for an answer to `text`, without the fields that all requests have."""
 
-    def keep(self, text: str, answer: Answer) -> None:
+    def keep(self, text: str, answer: ShownAnswer) -> None:
         """Remember an exchange, whole or stopped by the user."""
 
     def actions(self) -> dict[str, Action]:
@@ -64,7 +64,7 @@ class Dialogue(ABC):
 
     def ask(self, text: str) -> None:
         """Send, show and keep. Raises Unanswered; KeyboardInterrupt ends the request and what came is kept."""
-        answer = Answer()
+        answer = ShownAnswer()
         try:
             with closing(
                 self.server.stream(self.route, {"model": self.model, **self.body(text), **self._fields})
@@ -85,7 +85,7 @@ class Dialogue(ABC):
         if self._stats:
             self.screen.note(self._last)
 
-    def _over(self, text: str, answer: Answer) -> None:
+    def _over(self, text: str, answer: ShownAnswer) -> None:
         self.keep(text, answer)
         self.figures.add(answer)
         self._last = told(answer)

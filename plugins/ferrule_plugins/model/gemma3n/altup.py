@@ -28,7 +28,7 @@ class SparseMLP(GatedMLP):
 
 
 class AltUp(nn.Module):
-    """Predicts and corrects the streams [streams, tokens, hidden]."""
+    """A prediction and correction of the streams [streams, tokens, hidden]."""
 
     def __init__(self, streams: int, active: int, spec: DecoderSpec) -> None:
         super().__init__()

@@ -133,7 +133,9 @@ def build(config: Any, ctx: BuildContext, attention: str) -> Any:
 
 
 def _check_causal(model: Any) -> None:
-    """Raise CheckpointError for an encoder in a class that is a decoder where its configuration says so, as BERT's."""
+    """Check for an encoder in a class that is a decoder where its configuration says so, as BERT's. Raises
+    CheckpointError.
+    """
     encoder = getattr(model.config.get_text_config(), "is_decoder", None) is False  # GPT-NeoX has the key, unread
     if encoder and any(getattr(module, "is_decoder", None) is False for module in model.modules()):
         raise CheckpointError(

@@ -29,7 +29,7 @@ _PLAIN = (int, float, str, bytes, torch.dtype, torch.device, torch.Size, type, t
 
 
 class CannotKeepError(Exception):
-    """The cache has something that depends on the text's length in a way that blocks and slots do not."""
+    """The error for a cache whose contents depend on the text's length in a way that blocks and slots do not."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class TokenTensor:
 
     @property
     def size(self) -> int:
-        """Numbers of one token."""
+        """The numbers of one token."""
         return int(torch.Size(self.shape).numel())
 
     def entries(self, tensor: torch.Tensor, count: int) -> torch.Tensor:
@@ -134,7 +134,9 @@ class OwnState:
 
     @classmethod
     def of(cls, inner: nn.Module, first: Attributes, runs: Iterable[Callable[[], object]]) -> OwnState:
-        """Found by what passes over several texts change. `first`: the `attributes` before there was any text."""
+        """Find the state by what passes over several texts change. `first`: the `attributes` before there was any
+        text.
+        """
         places: dict[tuple[str, str], nn.Module] = {}
         for run in runs:
             before = {(path, attribute): (value, _copied(value)) for path, _, attribute, value in _attributes(inner)}
@@ -149,7 +151,7 @@ class OwnState:
         )
 
     def restore(self, cache: Any) -> Any:
-        """Put the tensors into their modules; the library's cache object. `cache` None: a text begins."""
+        """Put the tensors into their modules, and return the library's cache object. `cache` None: a text begins."""
         for (path, module, attribute), first in zip(self.places, self.first, strict=True):
             value = _copied(first) if cache is None else cache["modules"][path]
             (module._buffers if attribute in module._buffers else module.__dict__)[attribute] = value

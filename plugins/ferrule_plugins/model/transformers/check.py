@@ -168,7 +168,9 @@ def _share_weights(inner: nn.Module, twin: nn.Module) -> None:
 
 
 def _hidden(model: Any, tokens: int, positions: bool = True) -> torch.Tensor:
-    """Hidden states [tokens, hidden] float32 of some ids; without `positions` the class finds them itself."""
+    """Return the hidden states [tokens, hidden] float32 of some ids; without `positions` the class finds them
+    itself.
+    """
     table = model.get_input_embeddings().weight
     ids = torch.arange(1, tokens + 1, device=table.device) % table.shape[0]
     base: nn.Module = getattr(model, model.base_model_prefix)

@@ -105,9 +105,9 @@ def replace(
     run: Callable[[], None],
     made: Mapping[str, Linear] | None = None,
 ) -> None:
-    """Quantize what can be; each layer's float weight is freed before the next is read. `run` runs the model.
+    """Quantize the layers that can be; each layer's float weight is freed before the next is read.
 
-    `made` are the layers of a checkpoint that is quantized.
+    `run` runs the model. `made` are the layers of a checkpoint that is quantized.
     """
     read = _read_by_others(inner, run)
     left, done = 0, 0

@@ -116,7 +116,7 @@ class TransformersModel(nn.Module, Model, Generates):
         return self._border
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
-        """Linear layers are replaced when their weights are there."""
+        """Keep the method; linear layers are replaced when their weights are loaded."""
         self._method = method
         return linears.any_scheme(self.inner, method)
 
@@ -170,7 +170,7 @@ class TransformersModel(nn.Module, Model, Generates):
         return {name for name, _ in self.named_parameters()}
 
     def _check_flat(self, flat: Flat) -> None:
-        """Go the other way where the class computes something else than the paged cache does."""
+        """Run row after row instead where the class computes something else than the paged cache does."""
         prepared(self.inner)
         try:
             flat.probe(self.inner)
@@ -180,7 +180,7 @@ class TransformersModel(nn.Module, Model, Generates):
             set_attention(self.inner, EAGER)
 
     def _pass(self) -> None:
-        """Run a few tokens, of which nothing stays."""
+        """Run a few tokens and keep nothing."""
         if self.flat is not None:
             self.flat.probe(self.inner)
             return
@@ -192,7 +192,9 @@ class TransformersModel(nn.Module, Model, Generates):
         self.flat, self.reason = None, error.message
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Run the library's own forward with the base model replaced: the head, and what it does to logits."""
+        """Run the library's own forward pass with the base model replaced: the head, and what the class does to
+        logits.
+        """
         head = copy.copy(self.inner)
         stand_in = _Passthrough()
         stand_in.hidden = hidden.unsqueeze(0)

@@ -27,7 +27,9 @@ class Lengths:
 
 
 def follow_lengths(inner: nn.Module, lengths: Lengths) -> PromptBorder | None:
-    """Have all rotations of a model follow `lengths`. The length of a prompt from which on they differ, if any."""
+    """Make all rotations of a model follow `lengths`. Returns the length of a prompt from which on they differ, if
+    any.
+    """
     borders = []
     for module in list(inner.modules()):
         settings = _scaled(module)

@@ -68,7 +68,7 @@ class Rows:
 
     @property
     def keeps_cache(self) -> bool:
-        """False: each step computes the whole text."""
+        """Whether a cache is kept. False: each step computes the whole text."""
         return self._form is not None
 
     def cache_specs(self) -> dict[str, LayerCache]:
@@ -113,7 +113,7 @@ class Rows:
     # ------------------------------------------------------------------------------------------ one request
 
     def _again(self, ids: torch.Tensor, ctx: ForwardContext, number: int, row: StepRow) -> torch.Tensor:
-        """Compute the whole text; [count, hidden] of its last tokens."""
+        """Compute the whole text, and return the hidden states [count, hidden] of its last tokens."""
         places = torch.arange(_BITS, device=ids.device)
         before = (ctx.recall(_IDS, number).to(torch.int64) << places).sum(-1)
         ctx.keep(_IDS, number, ((ids.unsqueeze(-1) >> places) & 1).to(self._ctx.dtype))
@@ -267,7 +267,7 @@ class Rehearsal:
 def compute(
     rows: Rows, ids: torch.Tensor, chunks: tuple[int, ...], dtype: torch.dtype, between: Callable[[], object] = object
 ) -> torch.Tensor:
-    """Hidden states [tokens, hidden] of one text, in chunks; `between` runs after each chunk."""
+    """Return the hidden states [tokens, hidden] of one text, computed in chunks; `between` runs after each chunk."""
     rehearsal: Any = Rehearsal(rows, ids.device, dtype)
     done, begin = [], 0
     with torch.inference_mode():

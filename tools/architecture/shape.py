@@ -40,7 +40,8 @@ BUDGETS = MappingProxyType(
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
         "ferrule.assembly": 1_220,  # runs once, at the start
-        "ferrule.wire": 420,  # with messages without memory for them
+        "ferrule.wire": 300,
+        "ferrule.shared_memory": 140,
         "ferrule.api_keys": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints

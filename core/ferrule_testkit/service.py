@@ -12,7 +12,7 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
 from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
-from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.parsers import CallStart, Content
 from ferrule.interfaces.service import (
     Admitted,
     ChatPrompt,
@@ -51,7 +51,7 @@ def fake_model(max_model_len: int = 256) -> ModelInfo:
 
 
 def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence[Output]:
-    """The choice spells out the prompt again, one character per output, up to max_tokens."""
+    """Spell out the prompt again in the choice, one character per output, up to max_tokens."""
     most = len(ids) if request.params.max_tokens is None else request.params.max_tokens
     text = "".join(map(chr, ids))[:most]
     outputs = []
@@ -148,7 +148,7 @@ class ScriptedService(Service):
         return Admitted(model=self.names[0], prompts=tuple(prompts), stream=_Outputs(self, request, prompts))
 
     async def pool(self, request: Pool) -> list[Pooled]:
-        """A vector is how often each of the first four letters is in the prompt."""
+        """Return vectors that count how often each of the first four letters is in the prompt."""
         self.resolve(request.model)
         found = [self._ids(prompt) for prompt in request.prompts]
         return [Pooled(vector=tuple(float(ids.count(ord(a))) for a in "abcd"), prompt_ids=ids) for ids in found]
@@ -204,7 +204,11 @@ def _interleave(service: ScriptedService, request: Generate, prompts: list[ReadP
     for index in range(len(prompts) * request.params.n):
         ids = prompts[index // request.params.n].ids
         scripted = service.script(request, index, ids)
-        outputs = [replace(output, param=request.spelt(output.param)) for output in scripted]
+        outputs, called = list[Output](), False
+        for output in scripted:
+            called = called or any(isinstance(event, CallStart) for event in output.events)
+            param = request.spelt(output.param)
+            outputs.append(replace(output, first=not outputs, called_tools=called, param=param))
         logprobs = None
         if request.params.prompt_logprobs is not None:
             logprobs = (None, *(TokenLogprobs(token, -1.0, 2, ((65, -0.1),)) for token in ids[1:]))

@@ -9,46 +9,21 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from msgspec import Struct
-
 from ferrule.config import CacheConfig, Config, FrontendConfig, LimitsConfig, ModelConfig, ObservabilityConfig
 from ferrule.config.resolve import resolve
-from ferrule.frontend.output import choice as frontend_output
 from ferrule.frontend.service import FrontendService, build_service
-from ferrule.interfaces.parsers import CallArguments, CallStart, Reasoning
-from ferrule.interfaces.service import Generate, Output
+from ferrule.interfaces.service import Generate, Output, add_up
 from ferrule.plugin import Plugins
 from ferrule_testkit.tokenizers import ByteTokenizers
 from tests.fakes.engine import FakeEngine
 
 
-class ToolCall(Struct, frozen=True):
-    id: str
-    name: str
-    arguments: str  # JSON text
-
-
-class Answer(frontend_output.Answer, frozen=True, kw_only=True):
-    """One choice, whole, with its reasoning and calls."""
-
-    @property
-    def reasoning(self) -> str | None:
-        return "".join(event.text for event in self.events if isinstance(event, Reasoning)) or None
-
-    @property
-    def tool_calls(self) -> tuple[ToolCall, ...]:
-        starts = {event.index: event for event in self.events if isinstance(event, CallStart)}
-        arguments: dict[int, list[str]] = {index: [] for index in starts}
-        for event in self.events:
-            if isinstance(event, CallArguments) and event.index in arguments:
-                arguments[event.index].append(event.fragment)
-        return tuple(ToolCall(call.id, call.name, "".join(arguments[index])) for index, call in sorted(starts.items()))
-
-
-def fold(outputs: Iterable[Output]) -> list[Answer]:
-    """The answers that the outputs of one request add up to, in the order of their index."""
-    folded = frontend_output.fold(outputs)
-    return [Answer(**{name: getattr(one, name) for name in one.__struct_fields__}) for one in folded]
+def fold(outputs: Iterable[Output]) -> list[Output]:
+    """Return each choice of a request as one output, in the order of their index, also where choices have failed."""
+    grouped: dict[int, list[Output]] = {}
+    for output in outputs:
+        grouped.setdefault(output.index, []).append(output)
+    return [add_up(grouped[index]) for index in sorted(grouped)]
 
 
 CHATML = (
@@ -126,6 +101,6 @@ async def drained(service: FrontendService) -> None:
     await until(lambda: not service.ledger.open)
 
 
-async def answers(service: FrontendService, request: Generate) -> list[Answer]:
+async def answers(service: FrontendService, request: Generate) -> list[Output]:
     """Whole answers."""
     return fold(await outputs(service, request))

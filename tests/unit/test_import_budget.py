@@ -61,8 +61,8 @@ def imported(code: str) -> set[str]:
     [
         (
             LAUNCHER,
-            350,  # asyncio, for the door, is 70 of them
-            ("torch", "numpy", "transformers", "tokenizers", "zmq", "uvicorn", "starlette", "uvloop", "fastapi"),
+            285,
+            ("torch", "numpy", "transformers", "tokenizers", "zmq", "uvicorn", "starlette", "asyncio", "fastapi"),
         ),
         (
             API,

@@ -1,105 +1,75 @@
-"""Connections that the launcher's door hands over, in the place of a listening socket.
+"""Connections of the listening socket, which all API processes share.
 
-A burst has its turns: `Lifecycle.at_once` says how many connections are taken in one of the event loop, so that what
-runs already goes on between them.
+A burst has its turns: so many connections are accepted in one turn of the event loop, and what runs already goes on
+between them. Who accepts more looks at the heads of requests sooner, and heads are cheap: a probe that comes behind a
+thousand connections must not wait until all of them were served.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from typing import Any
 
-from ferrule.api.lifecycle import Lifecycle
-from ferrule.config import Config
-from ferrule.errors import FerruleError
-from ferrule.hooks import HookRunner
-from ferrule.wire.doorway import AT_ONCE, Answered, Doorway, Fresh, Message, Offer, Probe, Refresh
+from ferrule import log
 
-_RENEWED = 1.0  # seconds between two looks at what is offered
+AT_ONCE = 64  # connections that are accepted in one turn of the event loop
+SHARED = 8  # the same where other processes accept, too: they have their turn meanwhile
+_RETRY = 0.1  # seconds after a failure to accept: descriptors may have run out
 
 MakeProtocol = Callable[[], asyncio.Protocol]
 
+_logger = log.get("api")
+
 
 class Arrivals:
-    """uvicorn's view of a server: what `open` begins, `close` ends. `on_lost` is called when no connection will come
-    any more."""
+    """uvicorn's view of a server: `close` ends what `open` began. `tls` has arguments of `connect_accepted_socket`."""
 
-    def __init__(self, doorway: Doorway, lifecycle: Lifecycle, on_lost: Callable[[], None]) -> None:
-        self._doorway = doorway
-        self._lifecycle = lifecycle
-        self._on_lost = on_lost
-        self._offer: Offer | None = None  # the last one that was sent
+    def __init__(self, listener: socket.socket, at_once: int, tls: dict[str, Any]) -> None:
+        self._listener = listener
+        self._at_once = at_once
+        self._tls = tls
+        self._retry: asyncio.TimerHandle | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
     def open(self, make_protocol: MakeProtocol) -> None:
         self._make_protocol = make_protocol
         self._loop = asyncio.get_running_loop()
-        self._loop.add_reader(self._doorway.fileno(), self._on_readable)
-        self._renew()
+        self._listener.setblocking(False)
+        self._resume()
 
     def close(self) -> None:
-        """Take no more connections; those that were not taken are closed."""
-        self._renewal.cancel()
-        self._loop.remove_reader(self._doorway.fileno())
-        self._doorway.close()
+        """Accept no more connections."""
+        self._loop.remove_reader(self._listener.fileno())
+        if self._retry is not None:
+            self._retry.cancel()
+        self._listener.close()
 
     async def wait_closed(self) -> None:
-        """Nothing is left to wait for: uvicorn waits for the connections."""
+        """Return at once: uvicorn waits for the connections."""
 
-    def _renew(self) -> None:
-        """Say what is offered, and again when it has changed: files of keys may be read again."""
-        offer = self._lifecycle.offer()
-        if offer != self._offer and self._doorway.send(offer):
-            self._offer = offer
-        self._renewal = self._loop.call_later(_RENEWED, self._renew)
+    def _resume(self) -> None:
+        self._loop.add_reader(self._listener.fileno(), self._accept)
 
-    def _on_readable(self) -> None:
-        for _ in range(self._lifecycle.at_once() // AT_ONCE):
-            if not self._receive():
+    def _accept(self) -> None:
+        for _ in range(self._at_once):
+            try:
+                connection, _ = self._listener.accept()
+            except (BlockingIOError, ConnectionAbortedError):
                 return
-
-    def _receive(self) -> bool:
-        """Take one message; False when there is none."""
-        try:
-            connections, message = self._doorway.receive()
-        except BlockingIOError:
-            return False
-        except (EOFError, OSError):  # the launcher has died, or has given up the door or this process
-            self._loop.remove_reader(self._doorway.fileno())
-            self._on_lost()
-            return False
-        for connection in connections:
+            except OSError as error:
+                _logger.warning("a connection cannot be accepted: %s", error.strerror)
+                self._loop.remove_reader(self._listener.fileno())
+                self._retry = self._loop.call_later(_RETRY, self._resume)
+                return
+            connection.setblocking(False)
             task = self._loop.create_task(self._take(connection))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
-        if message is not None:
-            self._on_message(message)
-        return True
 
     async def _take(self, connection: socket.socket) -> None:
         try:
-            await self._loop.connect_accepted_socket(self._make_protocol, connection)
-        except OSError:  # the client has left
+            await self._loop.connect_accepted_socket(self._make_protocol, connection, **self._tls)
+        except OSError:  # the client has left, or speaks no TLS
             connection.close()
-
-    def _on_message(self, message: Message) -> None:
-        if isinstance(message, Answered):
-            self._lifecycle.live.answered(message.stats)
-        elif isinstance(message, Refresh):
-            with contextlib.suppress(FerruleError):  # not ready
-                self._lifecycle.service.report()
-            self._doorway.send(Fresh(message.number))
-
-
-def offered(probes: Mapping[str, Probe], config: Config, hooks: HookRunner) -> Mapping[str, Probe]:
-    """What the door may answer: nothing that an operator's middleware must see, or that a plugin's hook decides on."""
-    if config.frontend.middleware:
-        return {}
-    asked, adds = hooks.has("authorise"), hooks.has("register_metrics")
-    return {
-        call: probe
-        for call, probe in probes.items()
-        if not (probe.keyed and asked) and not (probe.what == "metrics" and adds)
-    }

@@ -21,7 +21,6 @@ from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
 from ferrule.wire.board import LOAD, STATE, STATES, Board
-from ferrule.wire.doorway import AT_ONCE, Offer
 
 T = TypeVar("T")
 
@@ -30,7 +29,7 @@ READY = "ready"
 DRAINING = "draining"
 DEAD = "dead"
 
-_MANY, _FEW = 4 * AT_ONCE, AT_ONCE  # in a turn of the event loop
+_MANY, _FEW = 64, 16  # requests in a turn of the event loop
 _FULL = 1.0  # seconds in which the queue counts as full after a refusal
 _EARLY = 4096  # calls that are remembered until the engine is ready
 
@@ -99,7 +98,6 @@ class Lifecycle:
         self.board = board or Board()
         self.state = STARTING
         self.detail = "The model is being loaded."
-        self.offer: Callable[[], Offer] = lambda: Offer({})  # what the launcher's door may answer
         self.dialect: Callable[[bytes], Dialect] = lambda path: OPENAI  # of what fails before the application has it
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
@@ -165,7 +163,7 @@ class Lifecycle:
         return self.board.total(LOAD)
 
     def at_once(self) -> int:
-        """Connections that are taken, and requests that begin, in one turn of the event loop.
+        """Return how many requests with a body begin in one turn of the event loop.
 
         Many, so that the last of a burst hears soon that the queue has no place for it; but few once it has none, or
         refusing clients that ask again at once could take the whole processor.

@@ -9,9 +9,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ferrule.api.app import CLOSE
 from ferrule.api.errors import failure_of
 from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.limits import CLOSE
 from ferrule.api.origin import is_host
 from ferrule.api.turns import Turns
 from ferrule.config import LimitsConfig
@@ -22,6 +22,7 @@ _MAX_HEADERS = 128
 _MAX_URL_BYTES = 8 << 10
 _MAX_PIPELINED = 8
 _FRAMING = frozenset({b"connection", b"content-length", b"transfer-encoding", b"upgrade"})  # the parser reads these
+_BODIES = frozenset({b"content-length", b"transfer-encoding"})  # one of these announces a body
 _LINGER_SECONDS = 1.0  # for a refused client to read its answer
 
 
@@ -189,7 +190,11 @@ class GuardedProtocol(HttpToolsProtocol):
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         self._running = cycle
-        self.turns.begin(partial(super()._start_asgi_task, cycle, app))
+        begin = partial(super()._start_asgi_task, cycle, app)
+        if any(name in _BODIES for name, _ in self.headers):
+            self.turns.begin(begin)
+        else:  # there is little to do, and it may be a probe
+            begin()
 
     # ---- refusing
 
@@ -237,7 +242,7 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def protocol_class(limits: LimitsConfig, lifecycle: Lifecycle) -> type[GuardedProtocol]:
-    """The protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop, in each of
-    which `Lifecycle.at_once` requests begin."""
+    """Return the protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop, in
+    each of which `Lifecycle.at_once` requests with a body begin."""
     shared = {"limits": limits, "lifecycle": lifecycle, "turns": Turns(lifecycle.at_once)}
     return type("Protocol", (GuardedProtocol,), shared)

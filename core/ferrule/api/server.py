@@ -19,7 +19,7 @@ from starlette.types import ASGIApp
 from ferrule import log
 from ferrule.api import access_log, tls
 from ferrule.api.app import build_app
-from ferrule.api.arrivals import Arrivals
+from ferrule.api.arrivals import AT_ONCE, SHARED, Arrivals
 from ferrule.api.lifecycle import DEAD, Lifecycle
 from ferrule.api.loop_guard import LoopGuard
 from ferrule.api.protocol import protocol_class
@@ -30,7 +30,6 @@ from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
 from ferrule.wire.board import Board
-from ferrule.wire.doorway import Doorway
 
 Connect = Callable[[], Awaitable[Service]]
 
@@ -69,24 +68,21 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
 async def serve(
     config: Config,
     front: Front,
-    listener: socket.socket | None,
+    listener: socket.socket,
     connect: Connect,
     reread: Callable[[], Config] | None = None,
-    doorway: Doorway | None = None,
 ) -> int:
     """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
     128 + the signal when it came before the engine was ready, or a second one cut the drain short.
 
-    Connections come from `listener`, and from the launcher's door, if it has one.
     `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
     engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
     stop = Stop()
-    arrivals = Arrivals(doorway, lifecycle, stop.unreachable) if doorway is not None else None
-    server = _Server(_uvicorn_config(config, front), context, config.limits.header_timeout, arrivals)
-    running = asyncio.create_task(server.serve(sockets=[] if listener is None else [listener]))
+    server = HttpServer(config, front)
+    running = asyncio.create_task(server.serve(sockets=[listener]))
     guard = LoopGuard(lifecycle.live.stalled)
     opening = asyncio.create_task(_open(connect, lifecycle))
     beside = [asyncio.create_task(_watch(opening, lifecycle))]
@@ -110,8 +106,8 @@ async def serve(
         if not lifecycle.live.attached:  # why the start has failed, or was stopped, is what the log should end with
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
-        await running
         guard.close()
+        await running
     if early:
         return 128 + stop.number
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
@@ -143,12 +139,6 @@ class Stop:
         self.number = number
         (self.insisted if self.asked.is_set() else self.asked).set()
 
-    def unreachable(self) -> None:
-        """No connection comes any more: end as at a signal. The launcher, if it lives, stops the whole server then."""
-        if not self.asked.is_set():
-            _logger.error("the launcher hands over no more connections: this process stops")
-            self.signal(signal.SIGTERM)
-
     @contextlib.contextmanager
     def on_signals(self) -> Iterator[None]:
         loop = asyncio.get_running_loop()
@@ -162,28 +152,27 @@ class Stop:
                 loop.remove_signal_handler(number)
 
 
-class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers, and with a time limit for TLS handshakes.
+class HttpServer(uvicorn.Server):
+    """uvicorn's server without its signal handlers; a TLS handshake has a time limit, and a burst has its turns."""
 
-    Connections come from `arrivals` as well.
-    """
-
-    def __init__(
-        self, config: uvicorn.Config, context: ssl.SSLContext | None, patience: float, arrivals: Arrivals | None
-    ) -> None:
-        super().__init__(config)
-        self._arrivals = arrivals
-        self._tls: dict[str, Any] = {"ssl": context, "ssl_handshake_timeout": patience} if context else {}
+    def __init__(self, config: Config, front: Front) -> None:
+        super().__init__(_uvicorn_config(config, front))
+        self._at_once = SHARED if config.frontend.api_server_count > 1 else AT_ONCE
+        limit = {"ssl_handshake_timeout": config.limits.header_timeout}
+        self._tls: dict[str, Any] = {"ssl": front.context, **limit} if front.context else {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        config, loop = self.config, asyncio.get_running_loop()
-        made: Callable[..., Any] = config.http_protocol_class
-        protocol = functools.partial(made, config=config, server_state=self.server_state, app_state={})
-        listening = [loop.create_server(protocol, sock=sock, backlog=2048, **self._tls) for sock in sockets or ()]
-        self.servers = [await server for server in listening]
-        if self._arrivals is not None:
-            self._arrivals.open(protocol)
-            self.servers.append(self._arrivals)  # type: ignore[arg-type]  # it is closed as the others are
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise StartupError("The lifespan of a router has failed; the log above says how.")
+        made: Callable[..., Any] = self.config.http_protocol_class
+        state = self.lifespan.state
+        protocol = functools.partial(made, config=self.config, server_state=self.server_state, app_state=state)
+        self.servers = []
+        for listener in sockets or ():
+            arrivals = Arrivals(listener, self._at_once, self._tls)
+            arrivals.open(protocol)
+            self.servers.append(arrivals)  # type: ignore[arg-type]  # it is closed as the others are
         self.started = True
 
     @contextlib.contextmanager
@@ -198,7 +187,7 @@ def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
         front.app,
         http=protocol_class(limits, front.lifecycle),
         ws="none",
-        lifespan="off",
+        lifespan="auto",  # of routers; operators' middleware need not know of it
         log_config=None,
         access_log=False,  # the application writes its own, escaped
         server_header=False,

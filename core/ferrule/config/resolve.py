@@ -18,6 +18,7 @@ from ferrule.config.sections import Config, DecodingConfig, ModelConfig, Schedul
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.plugin import Plugins
 from ferrule.plugin.files import path_ref
 
@@ -83,7 +84,7 @@ def check_names(config: Config, plugins: Plugins) -> None:
         for name in names:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
-                hint = nearest(name, known)
+                hint = f" {missing(kind, name)}".rstrip() or nearest(name, known)
                 if name.endswith(".py"):
                     hint = f" Name a file with --plugin {kind}={name}."
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{hint}")
@@ -254,7 +255,9 @@ def _contradictions(config: Config) -> list[str]:
     except ValueError as error:
         problems.append(f"--pt-load-map-location {config.load.pt_load_map_location!r:.80}: {error}.")
     if config.frontend.disable_frontend_multiprocessing and config.frontend.probe_port is not None:
-        problems.append("--probe-port is the launcher's: it does not go with --disable-frontend-multiprocessing.")
+        problems.append(
+            "--probe-port is answered by the launcher: it does not go with --disable-frontend-multiprocessing."
+        )
     compilation = config.device.compilation_config
     problems += [
         f"--compilation-config has no key {key!r:.80}.{nearest(key, _COMPILATION)}"

@@ -332,7 +332,8 @@ class FrontendConfig:
     port: int = opt(8000, "Port to listen on; 0 takes a free one.", ge=0, le=65535, server=True, common=True)
     probe_port: int | None = opt(
         None,
-        "Port that answers /health, /ping and /metrics only, without TLS; 0 takes a free one.",
+        "Port that answers probes only (/health, /ping, /metrics), without TLS and however busy the server is; 0 takes "
+        "a free one.",
         ge=0,
         le=65535,
         server=True,

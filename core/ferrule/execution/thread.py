@@ -127,7 +127,7 @@ class WorkerThread:
         return self._submit(self._ended, self._worker, begun)
 
     def _ended(self, worker: Worker, begun: Future[Step]) -> StepResult:
-        """What the beginning raised is raised again."""
+        """End a step that has begun; raise again what its beginning raised."""
         return self._guarded(worker.end, begun.result())
 
     def _guarded(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
@@ -158,7 +158,9 @@ class WorkerThread:
             job.run()
 
     def _next(self) -> Job | None:
-        """The next job. While none comes after the start, that is a part of what the start has put off."""
+        """Return the next job. While none comes after the start, this is a part of the work that the start has put
+        off.
+        """
         worker = self._unsettled
         if worker is None:
             return self._jobs.get()

@@ -63,7 +63,7 @@ class Worker:
     calls = frozenset({"check", "release", "restore"})
 
     def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
-        """`adapters` is the bank that the model's layers are to have parts of."""
+        """Set up a worker without a model. `adapters` is the bank that the model's layers are to have parts of."""
         self.config = config
         self._plugins = plugins
         self._adapters = adapters
@@ -201,7 +201,7 @@ class Worker:
         return self.end(self.begin(plan))
 
     def begin(self, plan: StepPlan) -> Step:
-        """Queue a step on the device; give what it returns to `end`."""
+        """Queue a step on the device and return it; pass it to `end`."""
         return self._shortage.begin(plan)
 
     def end(self, step: Step) -> StepResult:
@@ -288,7 +288,7 @@ class Worker:
             raise
 
     def _weights(self) -> Model:
-        """The model that sleeps, awake; else one that is loaded again."""
+        """Return the sleeping model, awake; if none sleeps, load the model again."""
         if self._asleep is None:
             model = self._reload()
             self.platform.execution().optimise(model, DeviceSettings.of(self.config))
@@ -314,7 +314,7 @@ class Worker:
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:
-    """Raises ConfigError for a mode of logprobs that the sampler does not know."""
+    """Return the limits of the model runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
     context, mode = loaded.context, LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
         known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
@@ -333,9 +333,8 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Samp
 
 
 def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
-    """Requests that may run at a time: as many as the option says.
-
-    Where it was not given, a model's states get half of the cache's memory, or all of it if nothing else is cached.
+    """Return how many requests may run at a time: as many as the option says. Where the option was not given, a model's
+    states get half of the cache's memory, or all of it if nothing else is cached.
     """
     scheduler, context = config.scheduler, loaded.context
     each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes
@@ -347,7 +346,9 @@ def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
 
 
 def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:
-    """The largest step: as many tokens and as many rows as there may be, whose contexts lie all in one block."""
+    """Return a function that runs the largest step: as many tokens and as many rows as possible, whose contexts all lie
+    in one block.
+    """
     rows = min(limits.slots, tokens)
     prompts = [(0,) * min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
 
@@ -383,6 +384,6 @@ def _trial(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> StepPlan:
 
 
 def _usable(config: WorkerSettings, info: ModelInfo) -> int:
-    """The blocks that as many requests as may run can fill, each with the longest text, and the null block."""
+    """Count the blocks that as many requests as may run can fill, each with the longest text, and the null block."""
     limits = scheduler_limits(config, info, info.max_blocks)
     return 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)

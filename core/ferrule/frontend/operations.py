@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ferrule.client.base import EngineClient
+from ferrule.client.pulse import stalled_api
 from ferrule.errors import EngineDead, UnavailableError
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.interfaces.service import Administration, Health
@@ -12,13 +13,15 @@ from ferrule.interfaces.stats import HttpStats
 
 
 class Operations(Administration):
-    """Part of a service, which has these two."""
+    """The part of a service that serves operators and the HTTP edge; it needs these two attributes."""
 
     ledger: Ledger
     _client: EngineClient
 
     def health(self) -> Health:
-        return self._client.health()
+        """Return the state of the server. This process is answering, but another API process may be stalled."""
+        now = self._client.health()
+        return now if now.state != "ready" else stalled_api(self.ledger.board) or now
 
     def _check_available(self) -> None:
         health = self._client.health()

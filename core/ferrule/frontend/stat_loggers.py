@@ -19,7 +19,9 @@ _logger = log.get("plugin")
 
 
 def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """All that are installed, with their titles. Raises PluginError, ConfigError: see `_optional`."""
+    """Open all stat loggers that are installed; return them with their titles. Raises PluginError, ConfigError: see
+    `_optional`.
+    """
     loggers: list[tuple[str, StatLogger]] = []
     for name in plugins.defaults("stat_logger"):
         with _optional(plugins, name):
@@ -32,9 +34,8 @@ def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> li
 
 
 def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: Path) -> Loggers | None:
-    """Loggers that show what those that share `folder` were told; None when one that shows something cannot.
-
-    Raises PluginError, ConfigError: see `_optional`.
+    """Open loggers that show what the processes that share `folder` were told; None when one that shows something
+    cannot. Raises PluginError, ConfigError: see `_optional`.
     """
     shown: list[str] = []
     for name in plugins.defaults("stat_logger"):
@@ -57,8 +58,9 @@ def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: 
 
 @contextmanager
 def _optional(plugins: Plugins, name: str) -> Iterator[None]:
-    """Around the start of a stat logger. One that is only installed is left out, with a warning, when it is broken;
-    errors of one that is built in, or that the user has named, are raised."""
+    """Guard the start of a stat logger. A broken one that is only installed is left out, with a warning; errors of one
+    that is built in, or that the user has named, are raised.
+    """
     try:
         yield
     except StartupError as error:

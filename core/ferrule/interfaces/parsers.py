@@ -7,7 +7,8 @@ same answer; nothing is lost, and no text raises.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from msgspec import Struct
@@ -69,6 +70,18 @@ class CallEnd(Struct, frozen=True, gc=False):
 
 
 Event = Content | Reasoning | CallStart | CallArguments | CallEnd
+
+
+def join(events: Iterable[Event]) -> Iterator[Event]:
+    """Yield events that say the same in as few: texts of one kind that follow each other become one."""
+    for (kind, _), group in groupby(events, lambda event: (type(event), getattr(event, "index", None))):
+        same: list[Any] = list(group)
+        if kind is CallArguments:
+            yield CallArguments(same[0].index, "".join(event.fragment for event in same))
+        elif kind is Content or kind is Reasoning:
+            yield kind("".join(event.text for event in same))
+        else:
+            yield from same
 
 
 class ThoughtTags(Struct, frozen=True, kw_only=True):

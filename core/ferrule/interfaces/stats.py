@@ -60,10 +60,10 @@ class StatLogger(ABC):
         """
 
     def follow(self, folder: Path) -> None:
-        """Show in `exposition` what the instances that share `folder` were told, in the first call, in the launcher.
+        """Show in `exposition` what the instances that share `folder` were told: the first call, with `--probe-port`.
 
-        This instance is told nothing itself. Only a logger that overrides this is asked; without one, an API process
-        answers.
+        This instance is the launcher's, and is told nothing itself. Where a logger that shows something does not
+        override this, that port has no figures.
         """
 
     @abstractmethod

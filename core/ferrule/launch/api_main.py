@@ -17,7 +17,6 @@ from ferrule.client.base import EngineClient
 from ferrule.client.inline import InlineClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
-from ferrule.door.door import accepts
 from ferrule.frontend.service import build_service
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.service import Service
@@ -26,11 +25,11 @@ from ferrule.launch.check import open_api
 from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import exposure, reach
 from ferrule.launch.prepare import reload_log
+from ferrule.launch.probe_server import tell_model
 from ferrule.launch.process import Boot
 from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
 from ferrule.wire.board import BEAT, READY, Board
-from ferrule.wire.doorway import Doorway, Loaded
 
 _POLL = 0.02  # seconds between two looks at what the other API processes say
 
@@ -38,28 +37,27 @@ _logger = log.get("api")
 
 
 def run_api(boot: Boot, hooks: HookRunner) -> int:
-    """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
+    """Serve until the supervisor asks to stop or the engine dies. Returns the exit status."""
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
-    doorway = None
-    if boot.door_fd >= 0:
-        os.set_inheritable(boot.door_fd, False)
-        doorway = Doorway(socket.socket(fileno=boot.door_fd))
 
     async def main() -> int:
         parallel, limits = boot.config.parallel, boot.config.limits
         restarts = parallel.engine_restarts > 0
         path, watchdog = Path(boot.socket_path), parallel.watchdog_timeout
         board = boot.board()
-        board.watched = doorway is not None
+        board.watched = boot.config.frontend.probe_port is not None
         client = ProcessClient(path, board, watchdog, restarts, limits.max_buffered_bytes)
-        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent), doorway)
+        return await _serve(boot.config, boot.plugins, hooks, listener, client, lambda: told(path.parent))
 
     return _run(main())
 
 
 def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket, reloader: Reloader) -> int:
-    """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
+    """Run HTTP, engine and model in this process (`--disable-frontend-multiprocessing`). Returns the exit status.
+
+    Raises StartupError.
+    """
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
 
@@ -87,9 +85,7 @@ async def _serve(
     listener: socket.socket,
     client: ProcessClient | InlineClient,
     reread: Callable[[], Resolved],
-    doorway: Doorway | None = None,
 ) -> int:
-    """`listener` says where the server answers, also where a door accepts for this process."""
     board = client.board
 
     async with AsyncExitStack() as stack:
@@ -107,9 +103,9 @@ async def _serve(
             front.reloads.add("limits of requests", lambda new: service.take_limits(new.limits))
             service.start()
             collector.settle()
-            if doorway is not None and board.leads:
-                doorway.send(Loaded(client.info))
             if board.leads:
+                if board.folder is not None and board.watched:
+                    tell_model(board.folder, client.info)
                 while board.total(READY) < board.rows - 2:
                     await asyncio.sleep(_POLL)
                 announce(config, client, listener, hooks)
@@ -118,19 +114,18 @@ async def _serve(
 
         beating = asyncio.create_task(_beat(board))
         stack.callback(beating.cancel)
-        own = None if doorway and accepts(config) else listener
-        return await serve(config, front, own, connect, reread, doorway)
+        return await serve(config, front, listener, connect, reread)
 
 
 async def _beat(board: Board) -> None:
-    """Show that the event loop turns."""
+    """Show other processes that the event loop runs."""
     while True:
         board.put(BEAT, time.monotonic())
         await asyncio.sleep(1.0)
 
 
 def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
-    """The log's first screen: what runs, on what, with how much room, and where it answers."""
+    """Log the server's first lines: the model, its device, the room for requests, and the server's address."""
     info = client.info
     _logger.info(
         "ferrule %s serves %s: %s (%s), %.1f M parameters, %s",

@@ -9,7 +9,7 @@ from ferrule.client.base import until
 from ferrule.client.process import ProcessClient
 from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
-from ferrule.launch.supervisor import private_dir, process_table, start_engine
+from ferrule.launch.process import private_dir, process_table, start_engine
 from ferrule.plugin import Plugins
 from ferrule.wire.board import READY, Board
 
@@ -17,15 +17,15 @@ _GRACE = 8.0  # seconds that the engine has to exit before it is killed
 
 
 class EngineChild(ProcessClient):
-    """The client of a child that it starts, and that `close` ends.
+    """A client that starts its engine as a child, and ends it in `close`.
 
-    To be made on the event loop, by a thread that lives as long: the child dies with the thread that started it.
+    It is made on the event loop, by a thread that lives as long: the child dies with the thread that started it.
     """
 
     def __init__(self, config: Resolved, plugins: Plugins) -> None:
         self._folder = private_dir(config.env.rpc_base_path)
         Board.create(self._folder / "board", num_api=1)
-        engine, own = process_table(config, plugins, self._folder, [-1])
+        engine, own = process_table(config, plugins, self._folder)
         self._child = start_engine(engine)
         super().__init__(Path(engine.socket_path), own.board(), config.parallel.watchdog_timeout)
 

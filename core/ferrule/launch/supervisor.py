@@ -6,28 +6,25 @@ cause is kept: a server whose engine died for good exits with status 1, however 
 
 from __future__ import annotations
 
-import contextlib
-import os
 import queue
 import shutil
 import signal
 import socket
-import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.config import Resolved
-from ferrule.door.door import Door, accepts, has_door
 from ferrule.errors import ConfigError
+from ferrule.hooks import HookRunner
 from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
-from ferrule.launch.process import Boot, Child
+from ferrule.launch.process import Child, private_dir, process_table, start_engine
 from ferrule.launch.reload import Reloader, tell
 from ferrule.launch.resources import memory_limits
 from ferrule.launch.restarts import Restarts
@@ -35,12 +32,14 @@ from ferrule.plugin import Plugins
 from ferrule.wire import lifeline
 from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
 
+if TYPE_CHECKING:
+    from ferrule.launch.probe_server import ProbeServer
+
 STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 
 _GRACE = 8.0  # seconds that children have to exit before they are killed
 _SHORT_GRACE = 1.5  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
-_PREFIX = "ferrule-"
 _SAID = (1, 2)  # with these a child has said why
 
 # What mostly ends a process so.
@@ -53,7 +52,7 @@ _logger = log.get("launch")
 
 
 def how(status: int) -> str:
-    """What an exit status says, where it is negative by the name of its signal."""
+    """Describe an exit status; a negative one by the name of its signal."""
     named = {each.value: each.name for each in signal.Signals}.get(-status)
     if named is None:
         return f"status={status}"
@@ -62,59 +61,31 @@ def how(status: int) -> str:
 
 
 def _as_asked(status: int) -> bool:
-    """Whether a process that was asked to stop has: it may not yet have known what to do at that signal."""
+    """Return whether an exit status is that of a process that was asked to stop, maybe before it handled that
+    signal.
+    """
     return status in (0, -signal.SIGTERM) or status > 128
 
 
-def process_table(
-    config: Resolved,
-    plugins: Plugins,
-    run_dir: Path,
-    listen_fds: Sequence[int],
-    door_fds: Sequence[int] = (-1,),
-) -> list[Boot]:
-    """What will run. API processes share one listening socket or have one each, and have one of the door's each, if
-    there is a door."""
-    path = str(run_dir / "engine-0.sock")
-    root = os.urandom(32)
-    engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path, cache_root=root)
-    api = replace(engine, role="api", cache_root=b"")
-    return [engine] + [
-        replace(
-            api,
-            name=f"api-{number}",
-            row=number + 1,
-            listen_fd=listen_fds[number % len(listen_fds)],
-            door_fd=door_fds[number % len(door_fds)],
-        )
-        for number in range(config.frontend.api_server_count)
-    ]
-
-
-def start_engine(spec: Boot) -> Child:
-    """Start an engine with its lifeline."""
-    alive = lifeline.hold(Path(spec.socket_path))
-    try:
-        return Child(replace(spec, alive_fd=alive))
-    finally:
-        os.close(alive)
-
-
 class Supervisor:
-    """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
+    """A parent of the processes in the table, which starts them and waits until all have ended. `run` is called once,
+    on the main thread.
+    """
 
     def __init__(
         self,
         config: Resolved,
         plugins: Plugins,
-        listeners: Sequence[socket.socket],
+        listener: socket.socket,
         reloader: Reloader,
+        hooks: HookRunner,
         probe: socket.socket | None = None,
     ) -> None:
         self._config = config
         self._reloader = reloader
         self._plugins = plugins
-        self._listeners = listeners
+        self._listener = listener
+        self._hooks = hooks
         self._probe = probe
         self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
         self._children: list[Child] = []  # in the order of the board's rows: the engine, the API processes
@@ -127,26 +98,25 @@ class Supervisor:
         self._asked = self._insisted = 0  # signals that asked to stop
         self._was_ready = False  # when it was asked to stop
         self._deadline: float | None = None  # the engine has died for good: until when API processes tell their clients
-        self._door: Door | None = None
+        self._probes: ProbeServer | None = None
         self._status = 0  # since the first failure 1, or what a child said of it
 
     def run(self) -> int:
-        """Return the exit status: 1 after a failure, 2 where a child says that an option is wrong, 0 when the server
-        was stopped and drained, and 128 + the signal when it was stopped before it was ready, or a second signal cut
-        the drain short."""
+        """Start the processes, wait for their end, and return the exit status.
+
+        The status is 1 after a failure, 2 where a child reports a wrong option, 0 when the server was stopped and
+        drained, and 128 + the signal when it was stopped before it was ready, or a second signal cut the drain short.
+        """
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
-        if has_door(self._config):
-            listeners = self._listeners if accepts(self._config) else ()
-            self._door = Door(self._config, self._plugins, self._board, run_dir, listeners, self._probe)
         previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
         try:
             self._start(run_dir)
             self._watch()
         finally:
             self._stop()
-            if self._door is not None:
-                self._door.close()
+            if self._probes is not None:
+                self._probes.close()
             shutil.rmtree(run_dir, ignore_errors=True)
             for number, handler in previous.items():
                 signal.signal(number, handler)
@@ -157,20 +127,17 @@ class Supervisor:
         self._events.put((None, number))
 
     def _start(self, run_dir: Path) -> None:
-        fds = [listener.fileno() for listener in self._listeners]
-        door_fds = [end.fileno() for end in self._door.far_ends] if self._door is not None else (-1,)
-        try:
-            engine, *apis = process_table(self._config, self._plugins, run_dir, fds, door_fds)
+        with self._listener:
+            engine, *apis = process_table(self._config, self._plugins, run_dir, self._listener.fileno())
             self._first = engine
             self._add(0, start_engine(engine))
             for row, spec in enumerate(apis, 1):
                 self._add(row, Child(spec))
-        finally:
-            if not accepts(self._config):
-                for listener in self._listeners:
-                    listener.close()
-        if self._door is not None:
-            self._door.open()
+        if self._probe is not None:
+            from ferrule.launch.probe_server import ProbeServer  # with the HTTP server in it: not in every launcher
+
+            self._probes = ProbeServer(self._config, self._plugins, self._hooks, self._board, run_dir, self._probe)
+            self._probes.start()
 
     def _add(self, row: int, child: Child) -> None:
         self._children[row : row + 1] = [child]
@@ -180,7 +147,9 @@ class Supervisor:
         self._events.put((child, child.wait()))
 
     def _watch(self) -> None:
-        """Return when all processes must stop. The first signal makes the API processes drain, the second ends that."""
+        """Return when all processes must stop. The first signal makes the API processes drain, the second ends the
+        drain.
+        """
         while self._deadline is None or time.monotonic() < self._deadline:
             try:
                 child, number = self._events.get(timeout=_TICK)
@@ -208,13 +177,11 @@ class Supervisor:
         if self._pause is not None or (self._restarts.in_a_row and not self._board.get(BEAT)):
             self._status = 1  # an engine has died, and no other one has taken its place
             self._engine_is_gone()
-        if self._door is not None:
-            self._door.drain()
         for api in self._apis():
             api.terminate()
 
     def _reload(self) -> None:
-        """Tell the processes that serve what has changed; an engine that is started later is given it then."""
+        """Pass changed options to the processes that serve; an engine that is started later gets them at its start."""
         if self._asked:
             return
         try:
@@ -225,12 +192,14 @@ class Supervisor:
             return
         self._first = replace(self._first, config=self._config)
         tell(Path(self._first.socket_path).parent, self._config)
+        if self._probes is not None:
+            self._probes.reload(self._config)
         for row, child in enumerate(self._children):
             if self._board.get(BEAT, row):  # it listens to the signal since before
                 child.terminate(signal.SIGHUP)
 
     def _apis(self) -> list[Child]:
-        """The API processes that run."""
+        """Return the API processes that run."""
         return [child for child in self._children[1:] if child.poll() is None]
 
     def _fail(self, child: Child, status: int) -> None:
@@ -245,7 +214,7 @@ class Supervisor:
                 _logger.error("%s", limits)
 
     def _api_ended(self, child: Child, status: int) -> bool:
-        """Record that an API process has ended; True if all others must stop."""
+        """Record that an API process has ended. Returns True if all others must stop."""
         expected = self._deadline is not None or (self._asked and _as_asked(status))
         if not expected:
             self._fail(child, status)
@@ -254,7 +223,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------- the engine
 
     def _engine_ended(self, child: Child, status: int) -> None:
-        """Plan the next start, or let the API processes send errors to their clients and exit by themselves."""
+        """Plan the next start of the engine, or let the API processes send errors to their clients and exit."""
         pause = None if self._asked else self._restarts.pause(self._served_for())
         self._serving_since = None
         self._pulses.pop(0, None)
@@ -319,7 +288,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Stop all children that still run. API processes exit at once after a second signal, so two are sent.
 
-        One that has to be killed for that is not a failure; one that ends in another way than it should is.
+        A child that has to be killed for that is not a failure; one that ends in another unexpected way is.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             for child in self._children:
@@ -330,31 +299,3 @@ class Supervisor:
             status = child.end(max(0.0, deadline - time.monotonic()))
             if status != -signal.SIGKILL and not _as_asked(status):
                 self._fail(child, status)
-
-
-def private_dir(base: str | None) -> Path:
-    """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
-    try:
-        root = Path(base or tempfile.gettempdir())
-    except FileNotFoundError:
-        raise ConfigError(
-            "There is no folder for temporary files that can be written.",
-            "Set TMPDIR to one, or FERRULE_RPC_BASE_PATH to a folder for the sockets between processes.",
-        ) from None
-    for stale in root.glob(f"{_PREFIX}[0-9]*-*"):
-        owner = stale.name.split("-")[1]
-        if owner.isdigit() and not _is_running(int(owner)):
-            shutil.rmtree(stale, ignore_errors=True)
-    try:
-        return Path(tempfile.mkdtemp(prefix=f"{_PREFIX}{os.getpid()}-", dir=root))
-    except OSError as error:
-        raise ConfigError(
-            f"Cannot create a folder for sockets in {root}: {error.strerror}.", "Set FERRULE_RPC_BASE_PATH."
-        ) from None
-
-
-def _is_running(pid: int) -> bool:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.kill(pid, 0)
-        return True
-    return Path(f"/proc/{pid}").exists()

@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import aclosing
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
@@ -19,7 +18,7 @@ from typing import Any, TypeVar
 from tqdm import tqdm
 
 from ferrule.config import Config
-from ferrule.errors import FerruleError, RequestError, RequestFailed
+from ferrule.errors import FerruleError, RequestError
 from ferrule.interfaces.service import Generate, Pool
 from ferrule.llm.arguments import read_options
 from ferrule.llm.backend import Backend
@@ -34,10 +33,10 @@ from ferrule.llm.outputs import (
     RequestOutput,
     beam_output,
 )
-from ferrule.llm.progress import Progress
+from ferrule.llm.progress import whole
 from ferrule.llm.prompts import ChatFields, Conversation, Given, TextOrIds, read_conversations, read_prompts
 from ferrule.plugin import Plugins, discover
-from ferrule.sampling_params import Beam, RequestOutputKind, SamplingParams
+from ferrule.sampling_params import Beam, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 _Found = TypeVar("_Found")
@@ -266,16 +265,9 @@ class LLM(EngineCalls):
         )
 
     async def _complete(self, request: Generate, text: str | None, request_id: str) -> RequestOutput:
-        service, found = self._backend.service, None
+        service = self._backend.service
         admitted = await service.admit(request)
-        kind, prompt = RequestOutputKind.FINAL_ONLY, admitted.prompts[0]
-        progress = Progress(request_id, request.params.n, kind, service, prompt, text)
-        async with aclosing(admitted.outputs()) as stream:
-            async for output in stream:
-                found = progress.take(output)
-        if found is None:
-            raise RequestFailed("The request ended without an output.")
-        return found
+        return whole(request_id, await admitted.answer(), service, admitted.prompts[0], text)
 
 
 def _chat_fields(

@@ -1,12 +1,25 @@
-"""From the service's outputs to `RequestOutput`s, whole or in parts: one `Progress` for each prompt."""
+"""From the service's outputs to `RequestOutput`s: `whole` makes one of an answer, `Progress` one of each part."""
 
 from __future__ import annotations
 
-from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import Output, ReadPrompt, Tokens
+from collections.abc import Sequence
+
+from ferrule.interfaces.service import Answer, Output, ReadPrompt, Tokens, add_up
 from ferrule.llm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
 from ferrule.sampling_params import RequestOutputKind
 from ferrule.types import FinishReason, TokenLogprobs
+
+
+def whole(request_id: str, answer: Answer, tokens: Tokens, prompt: ReadPrompt, text: str | None) -> RequestOutput:
+    """Return the answer to a request of one prompt. `text` is shown as the prompt's where the service was given ids."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=text if prompt.text is None else prompt.text,
+        prompt_token_ids=list(prompt.ids),
+        outputs=[_completion(one, _positions(one.logprobs, tokens), _total(one.logprobs)) for one in answer.choices],
+        prompt_logprobs=_prompt_positions(answer.choices[0], tokens),
+        num_cached_tokens=answer.usage.cached_tokens,
+    )
 
 
 class Progress:
@@ -32,7 +45,7 @@ class Progress:
 
     @property
     def finished(self) -> bool:
-        return all(choice.finish_reason is not None for choice in self._choices)
+        return all(choice.finished for choice in self._choices)
 
     def take(self, output: Output) -> RequestOutput | None:
         """Add news and return the output to report now; None before the end with FINAL_ONLY. Raises the error of a
@@ -41,12 +54,10 @@ class Progress:
         if output.finish is FinishReason.ERROR:
             raise output.failure()
         if output.prompt_logprobs is not None and self._prompt_logprobs is None:
-            found = output.prompt_logprobs
-            self._prompt_logprobs = [None if one is None else _position(one, self._tokens) for one in found]
-        choice = self._choices[output.index]
+            self._prompt_logprobs = _prompt_positions(output, self._tokens)
         if output.index == 0:
             self._cached = output.usage.cached_tokens
-        news = choice.add(output, self._tokens)
+        news = self._choices[output.index].add(output, self._tokens)
         if self._kind is RequestOutputKind.DELTA:
             return self._told([news])
         if self._kind is RequestOutputKind.FINAL_ONLY and not self.finished:
@@ -55,11 +66,10 @@ class Progress:
 
     def abort(self) -> RequestOutput:
         """Return the last output of a request that its caller ends."""
-        running = [choice for choice in self._choices if choice.finish_reason is None]
-        for choice in running:
-            choice.finish_reason = str(FinishReason.ABORT)
+        running = [choice for choice in self._choices if not choice.finished]
+        news = [choice.add(Output(index=choice.index, finish=FinishReason.ABORT), self._tokens) for choice in running]
         if self._kind is RequestOutputKind.DELTA:
-            return self._told([choice.nothing() for choice in running])
+            return self._told(news)
         return self._told([choice.whole() for choice in self._choices])
 
     def _told(self, outputs: list[CompletionOutput]) -> RequestOutput:
@@ -75,48 +85,53 @@ class Progress:
 
 
 class _ChoiceSoFar:
-    """One choice. Its logprobs stay None where none were asked for."""
+    """The outputs of one choice, and its logprobs in the form in which they are told."""
 
     def __init__(self, index: int) -> None:
-        self.finish_reason: str | None = None
-        self._index = index
-        self._text = ""
-        self._ids: list[int] = []
-        self._logprobs: list[PositionLogprobs] | None = None
+        self.index = index
+        self.finished = False
+        self._outputs = [Output(index=index)]
+        self._logprobs: list[PositionLogprobs] = []
         self._cumulative: float | None = None
-        self._stop_reason: int | str | None = None
 
     def add(self, output: Output, tokens: Tokens) -> CompletionOutput:
         """Take in an output, and return what is new in it."""
-        text = "".join(event.text for event in output.events if isinstance(event, Content))
-        logprobs = [_position(position, tokens) for position in output.logprobs] or None
-        self._text += text
-        self._ids += output.token_ids
-        if logprobs is not None:
-            self._logprobs = (self._logprobs or []) + logprobs
-            self._cumulative = sum((p.logprob for p in output.logprobs), self._cumulative or 0.0)
-        self.finish_reason = None if output.finish is None else str(output.finish)
-        self._stop_reason = output.stop_reason
-        return self._made(text, list(output.token_ids), logprobs)
+        new = _positions(output.logprobs, tokens)
+        self._outputs.append(output)
+        self._logprobs += new
+        self._cumulative = _total(output.logprobs, self._cumulative)
+        self.finished = output.finish is not None
+        return _completion(output, new, self._cumulative)
 
     def whole(self) -> CompletionOutput:
-        logprobs = None if self._logprobs is None else list(self._logprobs)
-        return self._made(self._text, list(self._ids), logprobs)
+        self._outputs = [add_up(self._outputs)]
+        return _completion(self._outputs[0], list(self._logprobs), self._cumulative)
 
-    def nothing(self) -> CompletionOutput:
-        """Return an output with the choice's state and no new text."""
-        return self._made("", [], None)
 
-    def _made(self, text: str, ids: list[int], logprobs: list[PositionLogprobs] | None) -> CompletionOutput:
-        return CompletionOutput(
-            index=self._index,
-            text=text,
-            token_ids=ids,
-            cumulative_logprob=self._cumulative,
-            logprobs=logprobs,
-            finish_reason=self.finish_reason,
-            stop_reason=self._stop_reason,
-        )
+def _completion(output: Output, logprobs: list[PositionLogprobs], cumulative: float | None) -> CompletionOutput:
+    """Return an output in the form of the offline API. Logprobs are None where none were asked for."""
+    return CompletionOutput(
+        index=output.index,
+        text=output.text,
+        token_ids=list(output.token_ids),
+        cumulative_logprob=cumulative,
+        logprobs=logprobs or None,
+        finish_reason=None if output.finish is None else str(output.finish),
+        stop_reason=output.stop_reason,
+    )
+
+
+def _total(logprobs: Sequence[TokenLogprobs], before: float | None = None) -> float | None:
+    return sum((entry.logprob for entry in logprobs), before or 0.0) if logprobs else before
+
+
+def _positions(logprobs: Sequence[TokenLogprobs], tokens: Tokens) -> list[PositionLogprobs]:
+    return [_position(position, tokens) for position in logprobs]
+
+
+def _prompt_positions(output: Output, tokens: Tokens) -> list[PositionLogprobs | None] | None:
+    found = output.prompt_logprobs
+    return None if found is None else [None if one is None else _position(one, tokens) for one in found]
 
 
 def _position(position: TokenLogprobs, tokens: Tokens) -> PositionLogprobs:

@@ -1,5 +1,4 @@
-"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types. A
-frame is a number and a message.
+"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types.
 
 A write that the system refused (it had no buffers, say) is what ZeroMQ tries again only at its next heartbeat, so both
 ends send heartbeats. They come from threads of ZeroMQ, whatever the process does, and nobody is given up for a missing
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,19 +21,19 @@ import zmq
 from ferrule import log
 from ferrule.errors import StartupError
 from ferrule.types import EngineStats, RequestDelta
-from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, Deltas, FromEngine, Gap, Ready, ToEngine, Unread
+from ferrule.wire.messages import Call, Deltas, Fatal, FromEngine, Ready, ToEngine, Unread
 
 HELLO = "hello"
 
 _HEARTBEAT_MS = 500
+_UNREADABLE = Fatal("A message of the engine cannot be read.")
 _NEVER_MS = 2**31 - 1  # the longest time that ZeroMQ takes
 
 _logger = log.get("engine")
 
 
 def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) -> zmq.Socket[bytes]:
-    """A socket without a limit on messages that wait: a slow peer must never block a loop or lose a token."""
+    """Open a socket without a limit on waiting messages: a slow peer must never block a loop or lose a token."""
     socket = context.socket(kind)
     options = {zmq.LINGER: linger_ms, zmq.SNDHWM: 0, zmq.RCVHWM: 0}
     for option, value in {**options, zmq.HEARTBEAT_IVL: _HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: _NEVER_MS}.items():
@@ -44,20 +42,20 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) ->
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Whose a delta is, without the rest of it."""
+    """The id of a delta's request, without the rest of the delta."""
 
     id: str
 
 
 class _Parts(msgspec.Struct, frozen=True, tag="Deltas"):
-    """`Deltas` whose parts are not read yet."""
+    """A `Deltas` message whose parts are not decoded yet."""
 
     deltas: tuple[msgspec.Raw, ...]
     stats: EngineStats | None = None
 
 
 class EngineSocket:
-    """The engine's end. Owned by the thread that runs the loop."""
+    """The engine's end. The thread that runs the loop owns it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -69,14 +67,14 @@ class EngineSocket:
         except zmq.ZMQError as error:
             raise StartupError(f"Cannot create the engine's socket in {path.parent}: {error.strerror}.") from error
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        self._decoder = msgspec.msgpack.Decoder(tuple[int, ToEngine])
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
-        self._receivers: defaultdict[bytes, Receiver[ToEngine]] = defaultdict(Receiver)
-        self._senders: defaultdict[bytes, Sender[FromEngine]] = defaultdict(Sender)
         self.ready: Ready | None = None
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
-        """Messages that have arrived; waits up to `timeout` seconds for the first. Foreign frames are dropped."""
+        """Return the messages that have arrived; wait up to `timeout` seconds for the first. Foreign frames are
+        dropped.
+        """
         messages: list[tuple[bytes, ToEngine]] = []
         if timeout > 0 and not self._socket.poll(int(timeout * 1000) or 1):
             return messages
@@ -86,21 +84,19 @@ class EngineSocket:
             except zmq.Again:
                 return messages
             try:
-                number, message = self._decoder.decode(frames[-1])
+                message = self._decoder.decode(frames[-1])
             except ValueError:  # msgspec's own errors, and a text that is not UTF-8
                 _logger.warning("dropped a frame that is not a message, bytes=%d", len(frames[-1]))
                 continue
             client = frames[0]
-            for taken in self._receivers[client].take(number, message):
-                if not isinstance(taken, Call) or taken.name != HELLO:
-                    messages.append((client, taken))
-                elif self.ready is not None:
-                    self.send(client, self.ready)
+            if not isinstance(message, Call) or message.name != HELLO:
+                messages.append((client, message))
+            elif self.ready is not None:
+                self.send(client, self.ready)
 
     def send(self, client: bytes, message: FromEngine) -> None:
         """Queue a message; one for a client that has gone is dropped by the socket."""
-        frame = self._encoder.encode(self._senders[client].stamp(message))
-        self._socket.send_multipart([client, frame], zmq.NOBLOCK)
+        self._socket.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -109,7 +105,7 @@ class EngineSocket:
 
 
 class ClientSocket:
-    """A client's end. Owned by the thread of the client's event loop, which waits for `fd` to become readable.
+    """A client's end. The thread of the client's event loop owns it, and waits for `fd` to become readable.
 
     `identity` names the client to the engine, and is unique among its clients.
     """
@@ -120,11 +116,9 @@ class ClientSocket:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])
-        self._parts = msgspec.msgpack.Decoder(tuple[int, _Parts])
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._parts = msgspec.msgpack.Decoder(_Parts)
         self._delta, self._head = msgspec.msgpack.Decoder(RequestDelta), msgspec.msgpack.Decoder(_Head)
-        self._receiver: Receiver[FromEngine | Unread] = Receiver()
-        self._sender: Sender[ToEngine] = Sender()
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def greet(self) -> None:
@@ -132,42 +126,45 @@ class ClientSocket:
         self.send(Call(0, HELLO))
 
     def send(self, message: ToEngine) -> bool:
-        """Send without waiting. True when messages have arrived, for which `fd` may not become readable any more.
+        """Send without waiting. Returns True when messages have arrived, for which `fd` may not become readable any
+        more.
 
         ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
         """
-        self._socket.send(self._encoder.encode(self._sender.stamp(message)), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[FromEngine | Unread]:
-        """The messages that have arrived. One that memory does not suffice for is `Unread` for whose it was."""
+        """Yield the messages that have arrived; a message too large for the memory becomes `Unread` for its
+        requests.
+        """
         while not self._socket.closed:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer  # a copy may be too large
             except zmq.Again:
                 return
             try:
-                found = self._receiver.take(*self._decoder.decode(frame))
-            except ValueError:  # it cannot be read, so what it said is lost
-                found = (Gap(),)
+                yield self._decoder.decode(frame)
+            except ValueError:  # nobody knows whom it concerns
+                yield _UNREADABLE
             except MemoryError:
-                found = self._in_parts(frame)
-            yield from found
+                yield from self._in_parts(frame)
 
     def _in_parts(self, frame: memoryview) -> tuple[FromEngine | Unread, ...]:
-        """The message in `frame`, one request at a time: what is too large for one is there for the others."""
+        """Return the message in `frame`, decoded one request at a time: a part too large for the memory costs only its
+        request.
+        """
         try:
-            number, parts = self._parts.decode(frame)
+            parts = self._parts.decode(frame)
         except ValueError:  # it concerns no request
-            return (Gap(),)
+            return (_UNREADABLE,)
         deltas, unread = [], []
         for part in parts.deltas:
             try:
                 deltas.append(self._delta.decode(part))
             except MemoryError:
                 unread.append(self._head.decode(part).id)
-        found = self._receiver.take(number, Deltas(tuple(deltas), parts.stats))
-        return (*found, Unread(tuple(unread))) if found else ()
+        return Deltas(tuple(deltas), parts.stats), Unread(tuple(unread))
 
     def close(self) -> None:
         self._socket.close()

@@ -42,12 +42,12 @@ FOREIGN = (
 
 
 def squeezed(text: str) -> str:
-    """A text without its white space: which of it belongs to the markup is the protocol's business."""
+    """Return a text without its white space, since the protocol decides how much of that belongs to the markup."""
     return "".join(text.split())
 
 
 @dataclass
-class Call:
+class FoldedCall:
     name: str
     arguments: str = ""
     ended: bool = False
@@ -55,11 +55,11 @@ class Call:
 
 @dataclass
 class Fold:
-    """What a choice's events come to."""
+    """The sum of a choice's events."""
 
     content: str = ""
     reasoning: str = ""
-    calls: list[Call] = field(default_factory=list)
+    calls: list[FoldedCall] = field(default_factory=list)
     ids: list[str] = field(default_factory=list)
 
     @property
@@ -80,7 +80,7 @@ class Fold:
                     promise(index == len(self.calls), f"call {index} starts after {len(self.calls)} calls")
                     promise(isinstance(id, str) and bool(id), f"call {index} has the id {id!r}")
                     promise(isinstance(name, str) and bool(name), f"call {index} has the name {name!r}")
-                    self.calls.append(Call(name))
+                    self.calls.append(FoldedCall(name))
                     self.ids.append(id)
                 case CallArguments(index, fragment):
                     self._open(index, "arguments").arguments += fragment
@@ -89,7 +89,7 @@ class Fold:
                 case _:
                     promise(False, f"{shown(event)} is not an event")
 
-    def _open(self, index: int, what: str) -> Call:
+    def _open(self, index: int, what: str) -> FoldedCall:
         promise(0 <= index < len(self.calls), f"{what} of call {index}, which has not started")
         promise(not self.calls[index].ended, f"{what} of call {index}, which has ended")
         return self.calls[index]
@@ -108,7 +108,7 @@ def fold(parser: Any, pieces: Iterable[str], *, finish: bool = True) -> Fold:
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    """Those of a `ByteTokenizer`."""
+    """Return the ids that a `ByteTokenizer` gives a text."""
     return tuple(text.encode("utf-8", "surrogatepass"))
 
 
@@ -120,7 +120,7 @@ def same(wanted: Fold, got: Fold, text: str, pieces: Sequence[str]) -> None:
 
 
 def linear(make: Callable[[], Any], text: str, sizes: tuple[int, int] = (200, 1600)) -> None:
-    """Eight times the text must not cost more than about eight times the work."""
+    """Check that eight times the text costs no more than about eight times the work."""
 
     def cost(size: int) -> int:
         pieces = (text * (size // len(text) + 1))[:size]

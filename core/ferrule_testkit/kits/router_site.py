@@ -27,8 +27,8 @@ _PATIENCE = 20.0  # seconds for one call
 
 
 @dataclass
-class Answer:
-    """What was sent for one call. `problems` are breaches of ASGI: an answer that starts or ends twice, or never."""
+class SentResponse:
+    """A response to one call. `problems` are breaches of ASGI: a response that starts or ends twice, or never."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class Answer:
 
 
 class Asked(ScriptedService):
-    """Knows how often it was asked to generate."""
+    """A service that counts how often it was asked to generate."""
 
     asked = 0
 
@@ -72,14 +72,16 @@ class Site:
         headers: Mapping[str, str] | None = None,
         *,
         leave: str = "",
-    ) -> Answer:
-        """With `leave` the client goes once it has the "start" of the answer, or the first piece of its "body"."""
+    ) -> SentResponse:
+        """Call a route. With `leave` the client disconnects after the "start" of the answer, or after the first piece
+        of its "body".
+        """
         return asyncio.run(self._call(method, path, body, headers or {}, leave))
 
-    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> Answer:
+    async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> SentResponse:
         if self._ready:
             self._lifecycle.ready(self.service)
-        answer, gone = Answer(dialect=self.dialect), asyncio.Event()
+        answer, gone = SentResponse(dialect=self.dialect), asyncio.Event()
         sent = [False, False]  # the request's body, and the answer's end
 
         async def receive() -> dict[str, Any]:

@@ -37,7 +37,11 @@ class Process(NamedTuple):
 
 
 def report(parsed: Parsed, config: Resolved, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
-    """The text of a dry run. `form`: "" for what is not at its default, "all", or "json" (all of it, for machines)."""
+    """Return the text of a dry run.
+
+    `form` is "" for the values that differ from their defaults, "all" for every value, or "json" (every value, for
+    machines).
+    """
     rows = list(_rows(parsed, config, Schema(sections)))
     table = list(processes(config, plugins))
     if form == "json":
@@ -69,8 +73,8 @@ def _value(spec: Spec, parsed: Parsed, config: Resolved) -> Any:
 
 
 def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
-    """What would run. The launcher is this very process."""
-    from ferrule.launch.supervisor import process_table
+    """Yield the processes that would run. The launcher is this very process."""
+    from ferrule.launch.process import process_table
 
     device, front = config.device, config.frontend
     address = front.uds or f"{front.host or 'all interfaces'}, port {front.port}"
@@ -80,7 +84,7 @@ def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
         return
     yield Process("launcher", "supervisor", "starts the others; ends them all when one ends")
     runs = {"engine": f"scheduler, cache, {engine}", "api": f"HTTP on {address}"}
-    for spec in process_table(config, plugins, Path(), (-1,)):
+    for spec in process_table(config, plugins, Path()):
         yield Process(spec.name, spec.role, f"{runs[spec.role]}  (python -m ferrule.launch.child {spec.role})")
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from ferrule.config.help import topic
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.program import program_page
@@ -15,7 +16,9 @@ class HelpCommand(Command):
     summary = "Tell about a command."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """`help` lists the commands; `help COMMAND` is `COMMAND --help`. Raises ConfigError for an unknown one."""
+        """List the commands for `help`; print `COMMAND --help` for `help COMMAND`. Raises ConfigError for an unknown
+        command.
+        """
         words = [word for word in argv if topic([word]) is None]
         if not words:
             print(program_page(plugins))
@@ -23,6 +26,7 @@ class HelpCommand(Command):
         name, *rest = words
         names = plugins.names("command")
         if name not in names:
-            raise ConfigError(f"There is no command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+            problem = missing("command", name) or f"There is no command {name!r}.{nearest(name, names)}"
+            raise ConfigError(problem, f"Commands: {', '.join(names)}.")
         command: Command = plugins.make("command", name)
         return command.run([*rest, "--help"], plugins)

@@ -13,14 +13,11 @@ from pathlib import Path
 from ferrule.config import FrontendConfig
 from ferrule.errors import StartupError
 
-_BACKLOG = 2048
+_BACKLOG = 4096  # as many as the default of --max-connections; Linux takes no more unless it is told to
 
 
-def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
-    """Listen before anything is loaded. Raises StartupError when the address cannot be had.
-
-    `shared` lets other sockets of this user listen there as well.
-    """
+def bind(host: str | None, port: int) -> socket.socket:
+    """Listen on an address, before anything is loaded. Raises StartupError when the address cannot be had."""
     address = host or "::"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if host is None and not socket.has_dualstack_ipv6():
@@ -30,7 +27,6 @@ def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
             (address, port),
             family=family,
             backlog=_BACKLOG,
-            reuse_port=shared,
             dualstack_ipv6=host is None and family == socket.AF_INET6,
         )
     except OSError as error:
@@ -44,32 +40,24 @@ def bind(host: str | None, port: int, shared: bool = False) -> socket.socket:
 
 
 @contextmanager
-def listening(front: FrontendConfig) -> Iterator[list[socket.socket]]:
-    """The sockets that the options ask for; the file of a Unix socket is gone at the end. Raises StartupError.
-
-    On a port each API process has a socket of its own, and the kernel spreads the connections over them: of a socket
-    that several accept from, one process may take all. That is how it is with a Unix socket.
+def listening(front: FrontendConfig) -> Iterator[socket.socket]:
+    """Open the socket that the options ask for, and remove the file of a Unix socket at the end. Raises
+    StartupError.
     """
     if front.uds is not None:
         listener = bind_file(front.uds)
         try:
-            yield [listener]
+            yield listener
         finally:
             Path(front.uds).unlink(missing_ok=True)
         return
-    first = bind(front.host, front.port)  # alone: who else listens there is found out
-    if front.api_server_count == 1:
-        yield [first]
-        return
-    port = first.getsockname()[1]
-    first.close()
-    yield [bind(front.host, port, shared=True) for _ in range(front.api_server_count)]
+    yield bind(front.host, front.port)
 
 
 def check_address(front: FrontendConfig) -> None:
     """Raise the StartupError with which `listening` ends for an address that this machine does not have.
 
-    Whether another server has it now is not asked: that one may end before this one starts.
+    An address that another server uses passes: that server may end before this one starts.
     """
     if front.uds is None:
         bind(front.host, 0).close()
@@ -80,7 +68,7 @@ def check_address(front: FrontendConfig) -> None:
 
 @contextmanager
 def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
-    """The socket of `--probe-port`. Raises StartupError."""
+    """Yield the listening socket of `--probe-port`, or None without that option. Raises StartupError."""
     if front.probe_port is None:
         yield None
         return
@@ -91,7 +79,7 @@ def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
 def bind_file(path: str) -> socket.socket:
     """Listen on a Unix socket, with the mode that the umask leaves. Raises StartupError.
 
-    What a dead server left there is replaced; a live server's socket, and anything that is not a socket, stays.
+    The socket of a dead server is replaced; a live server's socket, and a file that is not a socket, stays.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:

@@ -30,7 +30,7 @@ _EMBEDDED_CACHE = 0.5  # GiB, for 100 requests of its longest: the default would
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """What the command itself does."""
+    """Options of the command itself."""
 
     dry_run: str | None = opt(
         None,
@@ -44,7 +44,7 @@ class ServeConfig:
 
 
 def sections() -> Mapping[str, type]:
-    """All options of the command."""
+    """Return all sections of options of the command."""
     return {**engine_sections(), "serve": ServeConfig}
 
 
@@ -73,23 +73,23 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
     check_limits()
     config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
     reloader = Reloader(parsed.config, lambda: _reread(argv, plugins))
-    with listening(config.frontend) as listeners, probing(config.frontend) as probe:
+    with listening(config.frontend) as listener, probing(config.frontend) as probe:
         config = localise(config, chosen)
         for suggestion in suggestions(config, chosen):
             _logger.info("%s", suggestion)
         if config.frontend.disable_frontend_multiprocessing:
             from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
 
-            return run_one_process(config, chosen, listeners[0], reloader)
+            return run_one_process(config, chosen, listener, reloader)
         hooks = open_hooks(chosen)
         hooks.process_started("launcher", config)
-        status = Supervisor(config, chosen, listeners, reloader, probe).run()
+        status = Supervisor(config, chosen, listener, reloader, hooks, probe).run()
         hooks.process_stopping("launcher", status)
         return status
 
 
 def _reread(argv: Sequence[str], plugins: Plugins) -> Config:
-    """What the same command line would be given now: the configuration file may have changed. Raises ConfigError."""
+    """Parse the same command line again: the configuration file may have changed. Raises ConfigError."""
     parsed = parse_command(argv, USAGE, plugins, sections=sections())
     if parsed is None:
         raise ConfigError("The command line asks for help.")
@@ -110,7 +110,7 @@ def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
 
 
 def with_model(config: Config) -> Config:
-    """Without a model, the embedded one."""
+    """Return the configuration with the embedded model where it names none."""
     if config.model.model:
         return config
     from ferrule_contrib import tiny

@@ -9,7 +9,7 @@ from typing import Any, Self
 from msgspec import Struct, convert, field, json, structs, to_builtins
 
 
-class Message(Struct, kw_only=True):
+class PlainModel(Struct, kw_only=True):
     """The part of pydantic that parser files use: construction by keyword, with plain objects for nested ones, and
     dumps.
     """
@@ -44,12 +44,12 @@ def _new_id() -> str:
     return f"chatcmpl-tool-{random_uuid()}"
 
 
-class FunctionCall(Message, kw_only=True):
+class FunctionCall(PlainModel, kw_only=True):
     name: str
     arguments: str = ""
 
 
-class ToolCall(Message, kw_only=True):
+class ToolCall(PlainModel, kw_only=True):
     id: str = field(default_factory=_new_id)
     type: str = "function"
     function: FunctionCall
@@ -59,18 +59,18 @@ class ToolCall(Message, kw_only=True):
             self.function = FunctionCall(**self.function)
 
 
-class ExtractedToolCallInformation(Message, kw_only=True):
+class ExtractedToolCallInformation(PlainModel, kw_only=True):
     tools_called: bool
     tool_calls: list[ToolCall]
     content: str | None = None
 
 
-class DeltaFunctionCall(Message, kw_only=True):
+class DeltaFunctionCall(PlainModel, kw_only=True):
     name: str | None = None
     arguments: str | None = None
 
 
-class DeltaToolCall(Message, kw_only=True):
+class DeltaToolCall(PlainModel, kw_only=True):
     id: str | None = None
     type: str | None = None
     index: int
@@ -88,7 +88,7 @@ class InitialDeltaToolCall(DeltaToolCall, kw_only=True):
     type: str | None = "function"
 
 
-class ChatMessage(Message, kw_only=True):
+class ChatMessage(PlainModel, kw_only=True):
     role: str
     content: str | None = None
     reasoning_content: str | None = None
@@ -96,7 +96,7 @@ class ChatMessage(Message, kw_only=True):
     tool_calls: list[ToolCall] = field(default_factory=list)
 
 
-class DeltaMessage(Message, kw_only=True):
+class DeltaMessage(PlainModel, kw_only=True):
     role: str | None = None
     content: str | None = None
     reasoning_content: str | None = None
@@ -107,28 +107,28 @@ class DeltaMessage(Message, kw_only=True):
         self.tool_calls = [DeltaToolCall(**call) if isinstance(call, dict) else call for call in self.tool_calls]
 
 
-class FunctionDefinition(Message, kw_only=True):
+class FunctionDefinition(PlainModel, kw_only=True):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
 
 
-class ChatCompletionToolsParam(Message, kw_only=True):
+class ChatCompletionToolsParam(PlainModel, kw_only=True):
     type: str = "function"
     function: FunctionDefinition
 
 
-class ChatCompletionNamedFunction(Message, kw_only=True):
+class ChatCompletionNamedFunction(PlainModel, kw_only=True):
     name: str
 
 
-class ChatCompletionNamedToolChoiceParam(Message, kw_only=True):
+class ChatCompletionNamedToolChoiceParam(PlainModel, kw_only=True):
     type: str = "function"
     function: ChatCompletionNamedFunction
 
 
-class ChatCompletionRequest(Message, kw_only=True, dict=True):
+class ChatCompletionRequest(PlainModel, kw_only=True, dict=True):
     """The request, as far as a parser may read it: `tools`, `tool_choice`, `stream` and `chat_template_kwargs` are
     those of the request, the others have their defaults. Any attribute may be set; `adjust_request` changes the request
     by `skip_special_tokens` only.
@@ -154,11 +154,11 @@ class ChatCompletionRequest(Message, kw_only=True, dict=True):
     response_format: Any = None
 
 
-class ResponsesRequest(Message, kw_only=True):
+class ResponsesRequest(PlainModel, kw_only=True):
     """A name for annotations and `isinstance` only: no request is one."""
 
 
-class StructuredOutputsParams(Message, kw_only=True, dict=True):
+class StructuredOutputsParams(PlainModel, kw_only=True, dict=True):
     """Guided decoding, as a parser may ask for it in `adjust_request`: it has no effect."""
 
     json: Any = None

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ferrule.errors import ConfigError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.shards import known_options, progress
+from ferrule_files.shards import known_options, progress
 
 if TYPE_CHECKING:
     import torch
@@ -18,7 +18,9 @@ _SPREAD = 0.05
 
 
 class Dummy(WeightSource):
-    """The same seed (option `seed`, default 0) gives the same weights, on one kind of device: they are made there."""
+    """Random weights. The same seed (option `seed`, default 0) gives the same ones on one kind of device, as they are
+    drawn there.
+    """
 
     forms = ()
 
@@ -45,7 +47,9 @@ class Dummy(WeightSource):
 
 
 def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Matrices are uniform and small, norms are one, biases zero: activations stay finite at any depth."""
+    """Return random weights: matrices are uniform and small, norms one, biases zero, so that activations stay finite at
+    any depth.
+    """
     import torch
 
     if parameter.dim() < 2 or not parameter.is_floating_point():

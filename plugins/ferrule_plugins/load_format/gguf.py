@@ -15,8 +15,8 @@ from ferrule import log
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import Description, WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.gguf.reader import find_files, read_model
-from ferrule_plugins.load_format.shards import known_options, progress
+from ferrule_files.gguf.reader import find_files, read_model
+from ferrule_files.shards import known_options, progress
 
 if TYPE_CHECKING:
     import torch
@@ -45,14 +45,14 @@ class Gguf(WeightSource):
         return Description(describe(read_model(files)), tuple(files))
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Unknown under the names of other files. Raises where there is no file."""
+        """Return None: the shapes are known only under the names of other files. Raises where there is no file."""
         _wanted(folder, options)
 
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        from ferrule_plugins.gguf.architectures import find, read_config
-        from ferrule_plugins.gguf.names import Names
+        from ferrule_files.gguf.architectures import find, read_config
+        from ferrule_files.gguf.names import Names
         from ferrule_plugins.gguf.tensors import Reader, layers_of
 
         found = read_model(_wanted(folder, options))
@@ -83,7 +83,7 @@ class Gguf(WeightSource):
 
 
 def _wanted(folder: Path | None, options: Mapping[str, Any]) -> list[Path]:
-    """The files to read. Raises CheckpointError where there are none."""
+    """Return the files to read. Raises CheckpointError where there are none."""
     known_options(options)
     files = [] if folder is None else find_files(folder, options.get("ignore_patterns", ()))
     if not files:

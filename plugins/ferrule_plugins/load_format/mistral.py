@@ -41,7 +41,7 @@ _ROTATED = re.compile(r"\.attention\.w([qk])\.weight$")
 
 
 class MistralFiles(Safetensors):
-    """The tensors of the text model; those of a part for images are left out."""
+    """A reader of the text model's tensors in Mistral's layout; tensors of a part for images are left out."""
 
     conformance = "ferrule_testkit.samples.load_format:MISTRAL"
     forms = ("consolidated*.safetensors",)
@@ -76,22 +76,23 @@ class MistralFiles(Safetensors):
 
 
 def _heads(folder: Path) -> dict[str, int]:
-    """How many heads queries and keys have, as the folder says. Raises CheckpointError."""
+    """Return how many heads queries and keys have, as the folder says. Raises CheckpointError."""
     file = folder / "params.json"
     stated = mistral_params.translated(checkpoint.read_json(file), file)
     return {"q": int(stated["num_attention_heads"]), "k": int(stated["num_key_value_heads"])}
 
 
 def renamed(name: str) -> str:
-    """What transformers calls a tensor."""
+    """Return transformers' name of a tensor."""
     for pattern, replacement in _NAMES:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def _in_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """[heads * dim, hidden] with the even rows of each head before its odd ones. What does not divide stays: its shape
-    is refused where the model has another."""
+    """Return a weight [heads * dim, hidden] with the even rows of each head before its odd ones. A weight that does not
+    divide stays: its shape is refused where the model has another.
+    """
     rows = weight.shape[0]
     if weight.dim() != 2 or rows % (2 * heads):
         return weight

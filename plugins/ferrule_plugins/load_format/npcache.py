@@ -24,9 +24,9 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule.small_files import read_json
-from ferrule_plugins.load_format.locations import OPTION
+from ferrule_files.locations import OPTION
+from ferrule_files.shards import is_file_name, known_options, progress
 from ferrule_plugins.load_format.pt import PyTorchFiles
-from ferrule_plugins.load_format.shards import is_file_name, known_options, progress
 
 if TYPE_CHECKING:
     import torch
@@ -48,7 +48,9 @@ class NumpyCache(WeightSource):
         return "used only when it is asked for by name"
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Unknown before the cache is there. Raises where there is nothing to make it from."""
+        """Return None: the shapes are not known before the cache exists. Raises where there is nothing to make it
+        from.
+        """
         if folder is None or not _is_of(folder / _FOLDER, _sources(folder, options.get("ignore_patterns", ()))):
             PyTorchFiles().shapes(folder, {**options, OPTION: {}})
 
@@ -74,7 +76,7 @@ class NumpyCache(WeightSource):
 
 
 def _sources(folder: Path, ignore: Sequence[str]) -> dict[str, list[int]]:
-    """Size and time of change, in nanoseconds, of each file that the copy may be made of."""
+    """Return size and time of change, in nanoseconds, of each file that the copy may be made of."""
     found = (file for pattern in _SOURCES for file in folder.glob(pattern))
     wanted = {file.name for file in PyTorchFiles.files(folder, ignore)}
     files = [file for file in found if file.name in wanted or file.suffix == ".json"]
@@ -82,14 +84,14 @@ def _sources(folder: Path, ignore: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _origin(cache: Path) -> dict[str, Any] | None:
-    """What the copy was made of; empty where its maker did not say, None where there is no copy."""
+    """Return the origin of the copy; empty where its maker did not record one, None where there is no copy."""
     if not (cache / _NAMES).is_file():
         return None
     return read_json(cache / _ORIGIN) if (cache / _ORIGIN).is_file() else {}
 
 
 def _integers(cache: Path) -> frozenset[str]:
-    """Names of the tensors that are kept as 16-bit integers."""
+    """Return the names of the tensors that are stored as 16-bit integers."""
     names = (_origin(cache) or {}).get("bfloat16", [])
     if not isinstance(names, list):
         raise CheckpointError(f"{cache / _ORIGIN}: 'bfloat16' is not a list of names.", _hint(cache))
@@ -97,7 +99,7 @@ def _integers(cache: Path) -> frozenset[str]:
 
 
 def _is_of(cache: Path, sources: Mapping[str, Any]) -> bool:
-    """Whether there is a copy, and of these files."""
+    """Return whether there is a copy, and it was made of these files."""
     origin = _origin(cache)
     return origin is not None and origin.get("sources", sources) == sources
 
@@ -114,14 +116,14 @@ def _names(cache: Path) -> list[str]:
 
 
 def _checked(name: Any) -> str:
-    """A tensor's name, which becomes a file's. Raises CheckpointError for one that cannot."""
+    """Return a tensor's name, which becomes a file's. Raises CheckpointError for a name that cannot."""
     if not is_file_name(name) or name in {_NAMES, _ORIGIN}:
         raise CheckpointError(f"--load-format npcache: {name!r} cannot be the name of a file.", "--load-format pt")
     return str(name)
 
 
 def _load(file: Path, bfloat16: bool) -> torch.Tensor:
-    """Mapped: copied by who uses it. Raises CheckpointError that names the file."""
+    """Map a file as a tensor, which its user copies. Raises CheckpointError that names the file."""
     import torch
 
     try:
@@ -135,7 +137,7 @@ def _load(file: Path, bfloat16: bool) -> torch.Tensor:
 
 
 def _check_header(file: Path, expected: np.dtype[Any] | None) -> None:
-    """Raise ValueError where a file is not as long as its shape says: numpy would allocate the shape first."""
+    """Raise ValueError where a file is not as long as its shape says, before numpy allocates that shape."""
     with file.open("rb") as stream:
         first = np.lib.format.read_magic(stream) == (1, 0)  # type: ignore[no-untyped-call]
         read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
@@ -148,9 +150,9 @@ def _check_header(file: Path, expected: np.dtype[Any] | None) -> None:
 
 
 def _renew(cache: Path, sources: Mapping[str, Any], tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
-    """Write the copy beside where it belongs, and then move it there: one that is not whole is never found.
+    """Write the copy beside its final place, and then move it there: an incomplete copy is never found.
 
-    One process does so, and others wait for it.
+    One process writes it, and others wait for that.
     """
     unfinished = cache.with_name(".np")
     try:

@@ -16,7 +16,10 @@ _PUTS, _GETS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"}), frozenset({"GET", "B
 
 
 def check_tuples(stream: IO[bytes]) -> None:
-    """Read one pickle from here on. Raises ValueError for a larger tuple, and that or LookupError for damaged data."""
+    """Read one pickle from the stream's position on.
+
+    Raises ValueError for a tuple of more than `LARGEST` objects, and ValueError or LookupError for damaged data.
+    """
     stack: list[int] = []  # sizes, and marks
     memo: dict[int, int] = {}
     for opcode, argument, _ in genops(stream):
@@ -43,7 +46,7 @@ def _place(argument: object) -> int:
 
 
 def _taken(opcode: OpcodeInfo, stack: list[int]) -> list[int]:
-    """What an opcode takes from the stack: a fixed number of objects, and with a mark all behind it."""
+    """Pop what an opcode takes from the stack: a fixed number of objects, and with a mark all after it."""
     count, found = len(opcode.stack_before), []
     if stackslice in opcode.stack_before or markobject in opcode.stack_before:
         while (size := stack.pop()) != _MARK:

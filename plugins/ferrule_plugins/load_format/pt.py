@@ -2,7 +2,7 @@
 
 These files are pickles. They are read with the restricted unpickler only, which builds tensors and plain containers and
 calls nothing else; a file that asks for more is refused, and is never read without the restriction. Files of
-HQQ have dictionaries of tensors: see `ferrule_plugins.quantization.hqq_file`.
+HQQ have dictionaries of tensors: see `ferrule_plugins.load_format.hqq_file`.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.locations import Locations
+from ferrule_files.locations import Locations
+from ferrule_files.safetensors import large_first
+from ferrule_files.shards import check_index, known_options, missing_file, progress, weight_files
 from ferrule_plugins.load_format.pickles import check_tuples
-from ferrule_plugins.load_format.safetensors import Safetensors, large_first
-from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -50,7 +51,7 @@ class PyTorchFiles(WeightSource):
         return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Unknown: they are in the pickles. Raises where there is no file."""
+        """Return None: the shapes are in the pickles. Raises where there is no file."""
         self._wanted(folder, options)
 
     def tensors(
@@ -76,7 +77,7 @@ class PyTorchFiles(WeightSource):
         self.place = str(folder)
 
     def _wanted(self, folder: Path | None, options: Mapping[str, Any]) -> tuple[Path, list[Path]]:
-        """The folder, and its files to read. Raises CheckpointError where there are none."""
+        """Return the folder, and its files to read. Raises CheckpointError where there are none."""
         known_options(options)
         files = [] if folder is None else self.files(folder, options.get("ignore_patterns", ()))
         if folder is None or not files:
@@ -87,19 +88,19 @@ class PyTorchFiles(WeightSource):
 
 
 def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:
-    """Tensors of one file, on the CPU; `locations` learns where they were saved.
-
-    Raises CheckpointError naming the file, and the entry that is not a dense tensor.
+    """Read the tensors of one file, on the CPU; `locations` learns where they were saved. Raises CheckpointError naming
+    the file, and the entry that is not a dense tensor.
     """
-    from ferrule_plugins.quantization import hqq_file
+    from ferrule_plugins.load_format import hqq_file
 
     content = entries(file, locations)
     return hqq_file.tensors(content) if hqq_file.is_hqq(content) else _checked(file, content)
 
 
 def entries(file: Path, locations: Locations | None = None) -> dict[Any, Any]:
-    """What one file holds by name, mapped: tensors, and what else the restricted unpickler makes. Raises
-    CheckpointError."""
+    """Read the entries of one file by name, mapped: tensors, and what else the restricted unpickler makes. Raises
+    CheckpointError.
+    """
     import torch
 
     check_torch(torch.__version__)
@@ -143,9 +144,8 @@ def _is_count(name: Any) -> bool:
 
 
 def is_mapped(file: Path) -> bool:
-    """Whether a file can be mapped: those older than torch 1.6 are not zip archives, and cannot.
-
-    Numbers of the other byte order are turned in memory, which is then not what the file has.
+    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot. Numbers of the
+    other byte order are turned in memory, which then differs from the file.
     """
     if not zipfile.is_zipfile(file):
         return False
@@ -171,7 +171,9 @@ def _check_archive(file: Path) -> None:
 
 
 def _check_pickles(file: Path) -> None:
-    """As `_check_archive`, of a file before torch 1.6: a magic number, versions, the tensors and their storages."""
+    """Check a file from before torch 1.6 like `_check_archive`: a magic number, versions, the tensors and their
+    storages.
+    """
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for _ in range(_PICKLES):
             check_tuples(cast("IO[bytes]", content))

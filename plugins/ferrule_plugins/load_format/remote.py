@@ -9,15 +9,18 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import CheckpointError, FerruleError
-from ferrule_plugins.load_format.safetensors import Safetensors, remote_shapes
-from ferrule_plugins.load_format.shards import check_index, weight_names
-from ferrule_plugins.s3.fetch import Remote, remote
-from ferrule_plugins.s3.store import Store
+from ferrule_files.s3.fetch import Remote, remote
+from ferrule_files.s3.store import Store
+from ferrule_files.safetensors import remote_shapes
+from ferrule_files.shards import check_index, weight_names
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """`files` are names in the store's folder. `headers` are the bytes before their data, once they were looked at."""
+    """The safetensors files of a model in a store. `files` are names in the store's folder; `headers` has the number of
+    bytes before the data of each file, once its header was read.
+    """
 
     folder: Path  # on this machine: with everything but weights
     place: Remote
@@ -27,9 +30,8 @@ class RemoteWeights:
 
     @classmethod
     def of(cls, folder: Path | None, options: Mapping[str, Any]) -> RemoteWeights | None:
-        """The weights of a model whose folder has none; None where it has, or came from no store.
-
-        Raises CheckpointError where the store has none either, or not all that an index names.
+        """Return the weights of a model whose folder has none; None for a folder with weights, or one that came from no
+        store. Raises CheckpointError where the store has no weights either, or not all that an index names.
         """
         if folder is None or any(folder.glob("*.safetensors")):
             return None
@@ -53,7 +55,7 @@ class RemoteWeights:
         return {tensor: shape for found in self._read().values() for tensor, (shape, _) in found.items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
+        """Return bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
         found = {name: {each: size for each, (_, size) in read.items()} for name, read in self._read().items()}
         check_index(self.folder, Safetensors.single, {self.folder / name: sizes for name, sizes in found.items()})
         return found
@@ -68,7 +70,9 @@ class RemoteWeights:
 
     @contextmanager
     def unchanged(self, name: str) -> Iterator[None]:
-        """While an object is streamed, which no version of it can be asked for. Raises CheckpointError."""
+        """Check that an object does not change during the block that streams it, because a store cannot be asked for a
+        version of it. Raises CheckpointError.
+        """
         try:
             yield
         except FerruleError:
@@ -84,7 +88,7 @@ class RemoteWeights:
 
 
 class _Parts:
-    """The first bytes of an object, in as many requests as there are reads."""
+    """A reader of the first bytes of an object, with one request for each read."""
 
     def __init__(self, weights: RemoteWeights, name: str) -> None:
         self._weights, self._name, self._position = weights, name, 0

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ferrule.env import object_store, told_library
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
+from ferrule_files.s3.store import SCHEME
+from ferrule_files.shards import known_options, progress
 from ferrule_plugins.load_format.remote import RemoteWeights
 from ferrule_plugins.load_format.safetensors import Safetensors
-from ferrule_plugins.load_format.shards import known_options, progress
-from ferrule_plugins.s3.store import SCHEME
 
 if TYPE_CHECKING:
     import torch
@@ -30,7 +30,9 @@ _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the libr
 
 
 class RunaiStreamer(Safetensors):
-    """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
+    """A reader with many threads. Options: `concurrency`, the number of threads; `memory_limit`, the bytes that are
+    read ahead, at least those of the largest tensor.
+    """
 
     forms = ("*.safetensors",)
     streams_from: ClassVar[tuple[str, ...]] = ("s3://",)
@@ -72,7 +74,9 @@ class RunaiStreamer(Safetensors):
     def _stream(
         self, place: str, header: int, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors of a file or object; `header` are bytes, which are read as one like a tensor."""
+        """Stream the tensors of a file or object; `header` is a number of bytes, which are read at once like a
+        tensor.
+        """
         from runai_model_streamer import SafetensorsStreamer
 
         numbers = {name: _whole(name, options[name]) for name in _NUMBERS if name in options}

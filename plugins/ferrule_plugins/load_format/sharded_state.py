@@ -1,6 +1,6 @@
 """`sharded_state`: the state of a model's workers as vLLM saves it, ``model-rank-{rank}-part-{part}.safetensors``.
 
-What a worker holds is not what a checkpoint holds, see `ferrule_plugins.sharded`. Here one worker reads the state of
+What a worker holds is not what a checkpoint holds, see `ferrule_files.workers`. Here one worker reads the state of
 all ranks, and puts the parts of each tensor together.
 https://docs.vllm.ai/en/stable/examples/others/save_sharded_state.html
 """
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.safetensors import Safetensors, read_header, shapes
-from ferrule_plugins.load_format.shards import RANKS, is_file_name, known_options, missing_file, progress
+from ferrule_files.safetensors import read_header, shapes
+from ferrule_files.shards import RANKS, is_file_name, known_options, missing_file, progress
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -27,7 +28,10 @@ _MAX_RANKS = 1024
 
 
 class ShardedState(Safetensors):
-    """Option: `pattern`, the name of a file, with ``{part}`` and, if there can be several ranks, ``{rank}``."""
+    """A reader of the state that vLLM's workers save, which puts the parts of all ranks together.
+
+    Option: `pattern`, the name of a file, with ``{part}`` and, if there can be several ranks, ``{rank}``.
+    """
 
     forms = ("*.safetensors",)
     options: tuple[str, ...] = ("pattern",)
@@ -48,7 +52,7 @@ class ShardedState(Safetensors):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        from ferrule_plugins.sharded.names import WorkerState
+        from ferrule_files.workers import WorkerState
 
         own = known_options(options, *self.options)
         ranks = [_Rank(files) for files in self._ranks(folder, options)]
@@ -64,7 +68,7 @@ class ShardedState(Safetensors):
         self.place = str(folder)
 
     def _ranks(self, folder: Path | None, options: Mapping[str, Any]) -> list[list[Path]]:
-        """The files of each rank. Raises CheckpointError, ConfigError."""
+        """Return the files of each rank. Raises CheckpointError, ConfigError."""
         pattern = known_options(options, *self.options).get("pattern", PATTERN)
         if folder is None:
             raise CheckpointError("The model has no folder.")
@@ -78,7 +82,7 @@ class ShardedState(Safetensors):
         return found
 
     def _together(self, ranks: Sequence[_Rank], options: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Each name with the parts of all ranks, which wait for each other."""
+        """Yield each name with the parts of all ranks, which wait for each other."""
         readers = [self._read_rank(rank, options) for rank in ranks]
         waiting: dict[str, dict[int, torch.Tensor]] = {}
         for _ in ranks[0].names:
@@ -99,7 +103,7 @@ class ShardedState(Safetensors):
 
 
 class _Rank:
-    """The files of one rank, with the bytes of each tensor; `names` are those of all."""
+    """The files of one rank, with the bytes of each tensor; `names` are the tensors of all files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = {file: read_header(file) for file in files}
@@ -111,7 +115,9 @@ class _Rank:
             self.names.update(sizes)
 
     def check_names(self, first: _Rank) -> None:
-        """Raises CheckpointError where the first rank has tensors that this one has not, or the other way round."""
+        """Check the names of tensors. Raises CheckpointError where one of this rank and the first has tensors that the
+        other lacks.
+        """
         if different := self.names.keys() ^ first.names.keys():
             name = min(different)
             one, other = (self, first) if name in first.names else (first, self)
@@ -122,7 +128,9 @@ class _Rank:
 
 
 def _expression(pattern: Any) -> re.Pattern[str]:
-    """What file names of that pattern match, with the groups `part` and, where it has one, `rank`."""
+    """Return an expression for file names of that pattern, with the groups `part` and, where the pattern has one,
+    `rank`.
+    """
     fields = re.split(r"\{(rank|part)\}", pattern) if is_file_name(pattern) else []
     if fields[1::2].count("part") != 1 or fields[1::2].count("rank") > 1:
         raise ConfigError(
@@ -135,7 +143,7 @@ def _expression(pattern: Any) -> re.Pattern[str]:
 
 
 def _files(folder: Path, expression: re.Pattern[str], pattern: str, ignore: Sequence[str]) -> list[list[Path]]:
-    """The parts of each rank, in order. Raises CheckpointError where there are none, or one is missing."""
+    """Return the parts of each rank, in order. Raises CheckpointError where there are none, or one is missing."""
     names = [file.name for file in folder.iterdir() if file.is_file()] if folder.is_dir() else []
     names = [name for name in names if not any(fnmatch(name, each) for each in ignore)]
     matches = [match for match in map(expression.fullmatch, names) if match]

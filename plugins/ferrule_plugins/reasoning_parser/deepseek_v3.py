@@ -15,7 +15,7 @@ class DeepSeekV3(ThinkingParser):
     content.
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_V3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_V3"
 
     def begin(self, context: ChoiceContext) -> None:
         self._inside = any(context.template_kwargs.get(name) for name in ("thinking", "enable_thinking"))
@@ -27,5 +27,5 @@ class DeepSeekV3(ThinkingParser):
 class DeepSeekV4(DeepSeekV3):
     """`deepseek_v4`: DeepSeek V4, whose calls end the block too."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_V4"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_V4"
     ending_tags = ("<｜DSML｜tool_calls>",)

@@ -14,7 +14,7 @@ class Holo2(ThinkingParser):
     content.
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_R1"
     begins_inside = True
 
     def begin(self, context: ChoiceContext) -> None:

@@ -17,7 +17,7 @@ _MESSAGE, _TEXT, _END = "<|message_model|>", "<|content_text|>", "<|end_message|
 class Inkling(ThinkingParser):
     """Messages of thoughts, which are optional and may come between others, and the answer without its tags."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:INKLING"
+    conformance = "ferrule_testkit.samples.reasoning_parser:INKLING"
     special_tokens = (_MESSAGE, _TEXT, _END, "<|content_thinking|>", "<|content_model_end_sampling|>")
     open_tag = "<|content_thinking|>"
     close_tag = _END

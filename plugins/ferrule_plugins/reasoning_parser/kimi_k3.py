@@ -16,7 +16,7 @@ _MESSAGE_END = Tags("<|close|>message<|sep|>")
 class KimiK3(ThinkingParser):
     """The channel of thoughts and the answer; the block is optional, and calls end it too."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:KIMI_K3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:KIMI_K3"
     special_tokens = ("<|open|>", "<|close|>", "<|sep|>")
     open_tag = "<|open|>think<|sep|>"
     close_tag = "<|close|>think<|sep|>"

@@ -16,7 +16,7 @@ from ferrule_parsing import ThinkingParser
 class MiniMaxM2AppendThink(ThinkingParser):
     """Everything is content, with the opening tag that the prompt ends with in front of it."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:MINIMAX_M2_APPEND_THINK"
+    conformance = "ferrule_testkit.samples.reasoning_parser:MINIMAX_M2_APPEND_THINK"
     begins_inside = True
 
     def __init__(self) -> None:

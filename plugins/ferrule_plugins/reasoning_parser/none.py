@@ -10,7 +10,7 @@ from ferrule.interfaces.parsers import Content, Reasoning, ReasoningParser, Text
 class NoReasoning(ReasoningParser):
     """A parser that passes text through unchanged."""
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:NONE"
+    conformance = "ferrule_testkit.samples.reasoning_parser:NONE"
 
     def feed(self, delta: TextDelta) -> Sequence[Reasoning | Content]:
         return [Content(delta.text)] if delta.text else []

@@ -34,7 +34,7 @@ class OpenAIGptOss(ReasoningParser):
     for the tool parser `openai`. Elsewhere their text is content.
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:OPENAI_GPTOSS"
+    conformance = "ferrule_testkit.samples.reasoning_parser:OPENAI_GPTOSS"
     special_tokens = SPECIAL_TOKENS
 
     def __init__(self) -> None:

@@ -16,7 +16,7 @@ class Qwen3(ThinkingParser):
     beginning. https://huggingface.co/Qwen/Qwen3-8B
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:QWEN3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:QWEN3"
 
 
 class Glm45(ThinkingParser):
@@ -26,7 +26,7 @@ class Glm45(ThinkingParser):
     the block otherwise. https://huggingface.co/zai-org/GLM-4.5, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:QWEN3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:QWEN3"
 
 
 class DeepSeekR1(ThinkingParser):
@@ -36,7 +36,7 @@ class DeepSeekR1(ThinkingParser):
     https://huggingface.co/deepseek-ai/DeepSeek-R1
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_R1"
     begins_inside = True
 
 
@@ -47,7 +47,7 @@ class Olmo3(ThinkingParser):
     https://huggingface.co/allenai/Olmo-3-7B-Think, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_R1"
     begins_inside = True
 
 
@@ -56,7 +56,7 @@ class Step3(ThinkingParser):
     https://huggingface.co/stepfun-ai/step3, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:DEEPSEEK_R1"
+    conformance = "ferrule_testkit.samples.reasoning_parser:DEEPSEEK_R1"
     begins_inside = True
 
 
@@ -65,7 +65,7 @@ class MiniMaxM2(ThinkingParser):
     https://huggingface.co/MiniMaxAI/MiniMax-M2, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:MINIMAX_M2"
+    conformance = "ferrule_testkit.samples.reasoning_parser:MINIMAX_M2"
     begins_inside = True
     dropped_tags = ("</think>",)  # that the model writes once more
 
@@ -77,7 +77,7 @@ class Ernie45(ThinkingParser):
     https://huggingface.co/baidu/ERNIE-4.5-21B-A3B-Thinking, model card and chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:ERNIE45"
+    conformance = "ferrule_testkit.samples.reasoning_parser:ERNIE45"
     begins_inside = True
     answer_tags = ("<response>", "</response>")
 
@@ -89,7 +89,7 @@ class HunyuanA13B(ThinkingParser):
     https://huggingface.co/tencent/Hunyuan-A13B-Instruct, model card and chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:HUNYUAN_A13B"
+    conformance = "ferrule_testkit.samples.reasoning_parser:HUNYUAN_A13B"
     answer_tags = ("<answer>", "</answer>")
 
 
@@ -100,7 +100,7 @@ class KimiK2(ThinkingParser):
     https://huggingface.co/moonshotai/Kimi-K2-Thinking, chat template and docs/tool_call_guidance.md
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:KIMI_K2"
+    conformance = "ferrule_testkit.samples.reasoning_parser:KIMI_K2"
     ending_tags = ("<|tool_calls_section_begin|>", "<|tool_call_section_begin|>", "<|tool_call_begin|>")
 
 
@@ -112,7 +112,7 @@ class SeedOss(ThinkingParser):
     with a closed block. https://huggingface.co/ByteDance-Seed/Seed-OSS-36B-Instruct, model card and chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:SEED_OSS"
+    conformance = "ferrule_testkit.samples.reasoning_parser:SEED_OSS"
     open_tag = "<seed:think>"
     close_tag = "</seed:think>"
 
@@ -122,7 +122,7 @@ class Mistral(ThinkingParser):
     https://huggingface.co/mistralai/Magistral-Small-2509, SYSTEM_PROMPT.txt and chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:MISTRAL"
+    conformance = "ferrule_testkit.samples.reasoning_parser:MISTRAL"
     open_tag = "[THINK]"
     close_tag = "[/THINK]"
 
@@ -135,7 +135,7 @@ class Gemma4(ThinkingParser):
     google/gemma-4-E2B-it
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:GEMMA4"
+    conformance = "ferrule_testkit.samples.reasoning_parser:GEMMA4"
     open_tag = "<|channel>thought"
     close_tag = "<channel|>"
 
@@ -148,7 +148,7 @@ class Granite(ThinkingParser):
     alone. https://huggingface.co/ibm-granite/granite-3.2-8b-instruct, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:GRANITE"
+    conformance = "ferrule_testkit.samples.reasoning_parser:GRANITE"
     open_tag = ("Here is my thought process:", "Here's my thought process:")
     close_tag = ("Here is my response:", "Here's my response:")
 
@@ -161,7 +161,7 @@ class CohereCommand3(ThinkingParser):
     The block is optional. https://huggingface.co/CohereLabs/command-a-reasoning-08-2025, chat template
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:COHERE_COMMAND3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:COHERE_COMMAND3"
     open_tag = "<|START_THINKING|>"
     close_tag = "<|END_THINKING|>"
     ending_tags = ("<|START_ACTION|>",)
@@ -173,7 +173,7 @@ class CohereCommand4(CohereCommand3):
     https://github.com/sgl-project/sglang, the parser `cohere_command4`
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:COHERE_COMMAND4"
+    conformance = "ferrule_testkit.samples.reasoning_parser:COHERE_COMMAND4"
     answer_tags = ("<|START_TEXT|>", "<|END_TEXT|>")
 
 
@@ -182,7 +182,7 @@ class HyV3(ThinkingParser):
     https://github.com/vllm-project/vllm, the parser `hy_v3`
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:HY_V3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:HY_V3"
     ending_tags = ("<tool_calls>",)
 
 
@@ -191,7 +191,7 @@ class PoolsideV1(ThinkingParser):
     https://github.com/vllm-project/vllm, the parser `poolside_v1`
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:POOLSIDE_V1"
+    conformance = "ferrule_testkit.samples.reasoning_parser:POOLSIDE_V1"
     ending_tags = ("<tool_call>",)
 
 
@@ -201,7 +201,7 @@ class MiniMaxM3(ThinkingParser):
     With `thinking_mode` "enabled" the prompt opens it. https://github.com/vllm-project/vllm, the parser `minimax_m3`
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:MINIMAX_M3"
+    conformance = "ferrule_testkit.samples.reasoning_parser:MINIMAX_M3"
     open_tag = "<mm:think>"
     close_tag = "</mm:think>"
     ending_tags = ("]<]minimax[>[<tool_call>",)
@@ -212,7 +212,7 @@ class SolarOpen2(ThinkingParser):
     https://github.com/vllm-project/vllm, the parser `solar_open2`
     """
 
-    conformance = "ferrule_plugins.reasoning_parser.samples:SOLAR_OPEN2"
+    conformance = "ferrule_testkit.samples.reasoning_parser:SOLAR_OPEN2"
     open_tag = "<|think:start|>"
     close_tag = "<|think:end|>"
     ending_tags = ("<|tool_call:start|>",)

@@ -63,8 +63,5 @@ class Health(Router):
 
         return routes
 
-    def probes(self, ctx: RouterContext) -> Mapping[str, str]:
-        return {"/health": "health", "/ping": "health", "/metrics": "metrics"}
-
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
         return absent_routes(ctx)

@@ -78,7 +78,7 @@ class FunctionCall(TypedDict):
     arguments: str
 
 
-class ToolCall(TypedDict):
+class ChatToolCall(TypedDict):
     """`index` is sent in deltas only; `id` and `type` once per call."""
 
     index: NotRequired[int]
@@ -104,22 +104,22 @@ class ChatLogprobs(TypedDict):
     content: list[ChatLogprob]
 
 
-class Message(TypedDict):
-    """A delta of a stream, or the whole message. Reasoning goes out under its old and its new name."""
+class ChatCompletionMessage(TypedDict):
+    """A delta of a stream, or the whole message. Reasoning is sent under its old and its new name."""
 
     role: NotRequired[str]
     content: NotRequired[str | None]
     reasoning_content: NotRequired[str]
     reasoning: NotRequired[str]
-    tool_calls: NotRequired[list[ToolCall]]
+    tool_calls: NotRequired[list[ChatToolCall]]
 
 
 class ChatChoice(TypedDict):
-    """`delta` in chunks, `message` in whole answers."""
+    """A choice of an answer: `delta` in chunks, `message` in whole answers."""
 
     index: int
-    delta: NotRequired[Message]
-    message: NotRequired[Message]
+    delta: NotRequired[ChatCompletionMessage]
+    message: NotRequired[ChatCompletionMessage]
     logprobs: ChatLogprobs | None
     finish_reason: str | None
     stop_reason: int | str | None
@@ -141,7 +141,7 @@ class ChatCompletion(TypedDict):
 
 
 class ModelPermission(BaseModel):
-    """What old clients of OpenAI look for. Nothing here is a right that this server gives or checks."""
+    """A record that old clients of OpenAI look for. It is not a right that this server gives or checks."""
 
     id: str
     object: str = "model_permission"

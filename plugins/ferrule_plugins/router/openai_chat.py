@@ -1,36 +1,28 @@
-"""``POST /v1/chat/completions``: outputs become chunks; a whole answer is the fold of the chunks."""
+"""``POST /v1/chat/completions``: from a body to a request, and from outputs to chunks or to a whole answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
-from typing import Any, Literal
+from typing import Any
 
 from msgspec.structs import replace
 
 from ferrule.config import RouterSettings
 from ferrule.errors import RequestError, nearest
-from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning
+from ferrule.interfaces.parsers import CallArguments, CallStart, Event
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Generate, Output, ReadPrompt
+from ferrule.interfaces.service import Answer, Generate, Output, ReadPrompt, ToolCall
 from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.openai_answers import (
-    ChatChoice,
-    ChatCompletion,
-    ChatLogprob,
-    Message,
-    ToolCall,
-    UsageInfo,
-)
+from ferrule_plugins.router.openai_answers import ChatChoice, ChatCompletionMessage, ChatLogprob, ChatToolCall
 from ferrule_plugins.router.openai_fields import EFFORT, echo_of, role_of
-from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
+from ferrule_plugins.router.openai_form import Form, respond
+from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
-from ferrule_protocol import Closing, Meter, chat_prompt, extended, finite, sampling, spelling
+from ferrule_protocol import chat_prompt, extended, finite, sampling, spelling
 
 
 class Chat:
-    """The handler."""
+    """The handler of chat completions."""
 
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
@@ -42,12 +34,8 @@ class Chat:
         _check_logprobs(body, config)
         request = self._request(body)
         asked, admitted = await Asked.admit("chatcmpl", body, info, request, self._ctx)
-        writer = _Writer(body, asked, admitted.prompts[0], config.frontend.response_role)
-        outputs = admitted.outputs()
-        if body.stream:
-            return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
-        async with aclosing(outputs):
-            return JSON(await writer.whole(outputs), headers=asked.notes.headers)
+        form = ChatForm(body, asked, admitted.prompts[0], config.frontend.response_role)
+        return await respond(form, admitted, body.stream)
 
     def _request(self, body: ChatBody) -> Generate:
         service, frontend = self._ctx.service, self._ctx.config.frontend
@@ -85,7 +73,9 @@ class Chat:
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
-    """Templates read `reasoning_effort`, or whether to think at all, under these names; the request's own win."""
+    """Return the arguments of the chat template: those that are derived from `reasoning_effort`, and the request's own,
+    which win.
+    """
     effort = body.reasoning_effort
     if effort is None:
         return body.chat_template_kwargs
@@ -131,114 +121,95 @@ def _check_tools(body: ChatBody, config: RouterSettings) -> None:
             )
 
 
-class _Writer:
-    """From outputs to chunks, for one request."""
+class ChatForm(Form):
+    """The form of one request's answer."""
+
+    kind, chunk_kind = "chat.completion", "chat.completion.chunk"
 
     def __init__(self, body: ChatBody, asked: Asked, prompt: ReadPrompt, response_role: str) -> None:
-        options, count = body.stream_options, asked.num_per_prompt
+        super().__init__(asked, extended(asked.notes.extension, prompt.notes))
         self._role = role_of(body, response_role)
         self._echo = echo_of(body, self._role)
-        self._asked = asked
-        self._count = count
         self._reasoning = body.include_reasoning
         self._named = isinstance(body.tool_choice, NamedTool)  # then the end is "stop", as OpenAI's
         self._many_calls = body.parallel_tool_calls is not False
         self._with_logprobs = body.logprobs
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
-        self._meter = Meter(count, asked.num_per_prompt)
-        self._begun = [False] * count
-        self._called = [False] * count
-        self._prompt: dict[str, Any] = {}  # what a whole answer, or a stream's first chunk, says about the prompt
         if asked.token_ids:
-            self._prompt["prompt_token_ids"] = list(prompt.ids)
+            self.head["prompt_token_ids"] = list(prompt.ids)
         if body.return_prompt_text and prompt.text is not None:
-            self._prompt["prompt_text"] = prompt.text
-        self._extension = extended(asked.notes.extension, prompt.notes)  # for the first chunk
+            self.head["prompt_text"] = prompt.text
 
-    async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[ChatCompletion]:
-        async for output in outputs:
-            for choice in self._choices(output):
-                usage = usage_of(self._meter.of(output.index)) if self._each_usage else None
-                yield self._answer("chat.completion.chunk", [choice], usage)
-        if self._include_usage:
-            yield self._answer("chat.completion.chunk", [], self._asked.usage(self._meter.total()))
-
-    async def whole(self, outputs: AsyncIterator[Output]) -> ChatCompletion:
-        choices = [_whole_choice(index, self._role) for index in range(self._count)]
-        async for output in outputs:
-            for piece in self._choices(output):
-                _fold(choices[piece["index"]], piece)
-        answer = self._answer("chat.completion", choices, None)
-        answer["usage"] = self._asked.usage(self._meter.total())
-        return answer
-
-    def _answer(
-        self,
-        kind: Literal["chat.completion", "chat.completion.chunk"],
-        choices: list[ChatChoice],
-        usage: UsageInfo | None,
-    ) -> ChatCompletion:
-        asked = self._asked
-        answer: ChatCompletion = {
-            "id": asked.id,
-            "object": kind,
-            "created": asked.created,
-            "model": asked.model,
-            "choices": choices,
-            "system_fingerprint": asked.fingerprint,
-        }
-        if self._include_usage:
-            answer["usage"] = usage
-        if self._extension is not None:
-            answer["ferrule"] = self._extension
-            self._extension = None
-        if self._prompt:
-            answer.update(self._prompt)  # type: ignore[typeddict-item]
-            self._prompt.clear()
-        return answer
-
-    def _choices(self, output: Output) -> list[ChatChoice]:
-        """What one output adds to its choice, in the form of chunks; at most a beginning and a piece."""
-        self._meter.see(output)
-        index = output.index
-        finish = finish_of(output)
-        pieces = []
-        if not self._begun[index]:
-            self._begun[index] = True
-            pieces.append(_piece(index, {"role": self._role, "content": self._echo}))
-        piece = _piece(index, self._delta(index, output.events))
-        piece["finish_reason"] = finish
-        if output.prompt_logprobs is not None:
-            self._prompt.setdefault("prompt_logprobs", self._asked.prompt_logprobs(output.prompt_logprobs))
-        if finish is not None:
-            piece["stop_reason"] = output.stop_reason
-            if self._called[index] and output.finish is FinishReason.STOP and not self._named:
-                piece["finish_reason"] = "tool_calls"
-        if self._with_logprobs and output.logprobs:
-            piece["logprobs"] = {"content": [self._logprob(entry) for entry in output.logprobs]}
-        if self._asked.token_ids:
-            piece["token_ids"] = list(output.token_ids)
-        if piece["delta"] or finish is not None or piece["logprobs"] or piece.get("token_ids"):
-            pieces.append(piece)
-        return pieces
-
-    def _delta(self, index: int, events: tuple[Event, ...]) -> Message:
-        delta: Message = {}
-        content = "".join(event.text for event in events if isinstance(event, Content))
-        if content:
-            delta["content"] = content
-        reasoning = "".join(event.text for event in events if isinstance(event, Reasoning)) if self._reasoning else ""
-        if reasoning:
-            delta["reasoning_content"] = delta["reasoning"] = reasoning
-        calls = [call for call in map(_call_delta, events) if call and (self._many_calls or call["index"] == 0)]
+    def chunk(self, output: Output) -> list[dict[str, Any]]:
+        """Return at most two chunks: the beginning of the choice, and what is new in it."""
+        usage, chunks = self.usage_so_far(output), []
+        if output.first:
+            begin: ChatChoice = {
+                "index": output.index,
+                "delta": {"role": self._role, "content": self._echo},
+                "logprobs": None,
+                "finish_reason": None,
+                "stop_reason": None,
+            }
+            chunks.append(self.chunk_of([begin], usage))
+        delta: ChatCompletionMessage = {}
+        if text := output.text:
+            delta["content"] = text
+        self._add_reasoning(delta, output)
+        calls = [call for call in map(_call_delta, output.events) if call and self._shows(call["index"])]
         if calls:
-            self._called[index] = True
             delta["tool_calls"] = calls
-        return delta
+        choice = self._choice(output)
+        choice["delta"] = delta
+        if delta or choice["finish_reason"] is not None or choice["logprobs"] or choice.get("token_ids"):
+            chunks.append(self.chunk_of([choice], usage))
+        return chunks
+
+    def choices(self, answer: Answer) -> list[ChatChoice]:
+        return [self._whole(choice) for choice in answer.choices]
+
+    def whole(self, answer: Answer) -> dict[str, Any]:
+        """Return the whole answer, with the log-probabilities of the prompt, which streams do not have."""
+        whole, found = super().whole(answer), answer.choices[0].prompt_logprobs
+        return whole if found is None else whole | {"prompt_logprobs": self.asked.prompt_logprobs(found)}
+
+    def _whole(self, output: Output) -> ChatChoice:
+        content = self._echo + output.text
+        message: ChatCompletionMessage = {"role": self._role, "content": content}
+        self._add_reasoning(message, output)
+        calls = [_whole_call(call) for number, call in enumerate(output.calls) if self._shows(number)]
+        if calls:
+            message["tool_calls"] = calls
+            message["content"] = content or None
+        choice = self._choice(output)
+        choice["message"] = message
+        return choice
+
+    def _choice(self, output: Output) -> ChatChoice:
+        """Return the fields that chunks and whole answers have in common."""
+        choice: ChatChoice = {
+            "index": output.index,
+            "logprobs": None,
+            "finish_reason": finish_of(output),
+            "stop_reason": output.stop_reason,
+        }
+        if output.called_tools and output.finish is FinishReason.STOP and not self._named:
+            choice["finish_reason"] = "tool_calls"
+        if self._with_logprobs and output.logprobs:
+            choice["logprobs"] = {"content": [self._logprob(entry) for entry in output.logprobs]}
+        if self.asked.token_ids:
+            choice["token_ids"] = list(output.token_ids)
+        return choice
+
+    def _add_reasoning(self, message: ChatCompletionMessage, output: Output) -> None:
+        reasoning = output.reasoning if self._reasoning else ""
+        if reasoning:
+            message["reasoning_content"] = message["reasoning"] = reasoning
+
+    def _shows(self, number: int) -> bool:
+        return self._many_calls or number == 0
 
     def _logprob(self, entry: TokenLogprobs) -> ChatLogprob:
-        asked = self._asked
+        asked = self.asked
         spell = asked.service.token_bytes
         return {
             "token": asked.token(entry.token_id),
@@ -251,17 +222,7 @@ class _Writer:
         }
 
 
-def _piece(index: int, delta: Message) -> ChatChoice:
-    """A chunk's choice."""
-    return {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, "stop_reason": None}
-
-
-def _whole_choice(index: int, role: str) -> ChatChoice:
-    message: Message = {"role": role, "content": None}
-    return {"index": index, "message": message, "logprobs": None, "finish_reason": None, "stop_reason": None}
-
-
-def _call_delta(event: Event) -> ToolCall | None:
+def _call_delta(event: Event) -> ChatToolCall | None:
     if isinstance(event, CallStart):
         return {
             "index": event.index,
@@ -274,30 +235,5 @@ def _call_delta(event: Event) -> ToolCall | None:
     return None
 
 
-def _fold(choice: ChatChoice, piece: ChatChoice) -> None:
-    """Add a chunk's choice to the whole one."""
-    message, delta = choice["message"], piece["delta"]
-    if "content" in delta:
-        message["content"] = (message["content"] or "") + (delta["content"] or "")
-    if "reasoning" in delta:
-        message["reasoning_content"] = message["reasoning"] = message.get("reasoning", "") + delta["reasoning"]
-    for call in delta.get("tool_calls", ()):
-        _fold_call(message, call)
-    if message.get("tool_calls") and not message["content"]:
-        message["content"] = None
-    if piece["logprobs"] is not None:
-        whole = choice["logprobs"] = choice["logprobs"] or {"content": []}
-        whole["content"].extend(piece["logprobs"]["content"])
-    if "token_ids" in piece:
-        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
-    if piece["finish_reason"] is not None:
-        choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]
-
-
-def _fold_call(message: Message, call: ToolCall) -> None:
-    calls = message.setdefault("tool_calls", []) if "id" in call else message.get("tool_calls", [])
-    if "id" in call:
-        name = call["function"]["name"]
-        calls.append({"id": call["id"], "type": call["type"], "function": {"name": name, "arguments": ""}})
-    if calls:
-        calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+def _whole_call(call: ToolCall) -> ChatToolCall:
+    return {"id": call.id, "type": "function", "function": {"name": call.name, "arguments": call.arguments}}

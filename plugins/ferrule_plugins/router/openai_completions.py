@@ -1,27 +1,26 @@
-"""``POST /v1/completions``: outputs become chunks; a whole answer is the fold of the chunks."""
+"""``POST /v1/completions``: from a body to a request, and from outputs to chunks or to a whole answer."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
-from contextlib import aclosing
+from collections.abc import Sequence
 from typing import Any
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.parsers import Content, Reasoning
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Generate, Output, Prompt, ReadPrompt
+from ferrule.interfaces.service import Admitted, Answer, Generate, Output, Prompt, ReadPrompt
 from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
-from ferrule_plugins.router.openai_answers import Completion, CompletionChoice, CompletionLogprobs, UsageInfo
-from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets, usage_of
+from ferrule_plugins.router.openai_answers import CompletionChoice, CompletionLogprobs
+from ferrule_plugins.router.openai_form import Form, respond
+from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets
 from ferrule_plugins.router.openai_schema import CompletionBody
-from ferrule_protocol import Closing, Meter, finite, sampling, spelling
+from ferrule_protocol import finite, sampling, spelling
 
 _MAX_TOKENS = 16  # the documented default
 
 
 class Completions:
-    """The handler."""
+    """The handler of completions."""
 
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
@@ -33,13 +32,19 @@ class Completions:
             raise RequestError(f"{name} needs a prompt of text or tokens, so prompt_embeds excludes it.", name)
         request = self._request(body)
         asked, admitted = await Asked.admit("cmpl", body, info, request, self._ctx)
-        embedded = sum(isinstance(prompt, Prompt) and prompt.embeds is not None for prompt in request.prompts)
-        writer = _Writer(body, asked, admitted.prompts, embedded * request.params.n)
-        outputs = admitted.outputs()
-        if body.stream:
-            return EventStream(Closing(writer.chunks(outputs), outputs), asked.notes.headers)
-        async with aclosing(outputs):
-            return JSON(await writer.whole(outputs), headers=asked.notes.headers)
+        form = CompletionForm(body, asked, admitted.prompts, await self._echoes(body, admitted))
+        return await respond(form, admitted, body.stream)
+
+    async def _echoes(self, body: CompletionBody, admitted: Admitted) -> list[str]:
+        """Return the text to repeat of each prompt."""
+        if not body.echo:
+            return [""] * len(admitted.prompts)
+        detokenize = self._ctx.service.detokenize
+        try:
+            return [await detokenize(one.ids) if one.text is None else one.text for one in admitted.prompts]
+        except BaseException:
+            await admitted.outputs().aclose()
+            raise
 
     def _request(self, body: CompletionBody) -> Generate:
         service = self._ctx.service
@@ -68,12 +73,18 @@ class Completions:
 
 
 def prompts_of(body: CompletionBody) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids; before them, what came as embeddings."""
-    embeds = [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
-    embedded = tuple(Prompt(embeds=item) for item in embeds)
+    """Return the prompts of a body: those given as embeddings, then a string, a list of strings, token ids, or a list
+    of lists of token ids.
+    """
+    embedded = tuple(Prompt(embeds=item) for item in embeds_of(body))
     if embedded and not body.prompt:  # the official client cannot leave `prompt` out
         return embedded
     return embedded + _tokens_of(body)
+
+
+def embeds_of(body: CompletionBody) -> list[str]:
+    """Return the prompts that were given as embeddings."""
+    return [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
 
 
 def _tokens_of(body: CompletionBody) -> tuple[Prompt, ...]:
@@ -91,103 +102,80 @@ def _tokens_of(body: CompletionBody) -> tuple[Prompt, ...]:
     return tuple(Prompt(ids=tuple(ids)) for ids in (given if isinstance(given[0], list) else [given]))
 
 
-class _Writer:
-    """From outputs to chunks, for one request."""
+class CompletionForm(Form):
+    """The form of one request's answer. `echoes` are the texts to repeat of its prompts."""
 
-    def __init__(self, body: CompletionBody, asked: Asked, prompts: Sequence[ReadPrompt], num_embedded: int) -> None:
-        options, count = body.stream_options, len(prompts) * asked.num_per_prompt
-        self._asked = asked
+    kind = chunk_kind = "text_completion"
+
+    def __init__(
+        self, body: CompletionBody, asked: Asked, prompts: Sequence[ReadPrompt], echoes: Sequence[str]
+    ) -> None:
+        super().__init__(asked, asked.notes.extension)
         self._echo = body.echo
         self._only_prompt = body.echo and body.max_tokens == 0
         self._logprobs = body.logprobs
         self._prompt_text = body.return_prompt_text
         self._prompt_logprobs = body.prompt_logprobs is not None
-        self._include_usage = options is not None and bool(options.include_usage)
-        self._each_usage = self._include_usage and options is not None and bool(options.continuous_usage_stats)
-        self._meter = Meter(count, asked.num_per_prompt)
-        self._count = count
-        self._num_embedded = num_embedded  # choices whose prompts have no ids: the first ones
-        self._texts = [""] * count  # the echoed prompt's text, which shifts the offsets of tokens
-        self._prompts = {index: prompts[index // asked.num_per_prompt] for index in range(count)}  # not told yet
-        self._extension = asked.notes.extension  # for the first chunk
+        self._prompts = prompts
+        self._num_embedded = len(embeds_of(body))  # prompts without ids: the first ones
+        self._echoes = echoes
 
-    async def chunks(self, outputs: AsyncIterator[Output]) -> AsyncIterator[Completion]:
-        async for output in outputs:
-            choice = await self._choice(output)
-            if choice is not None:
-                yield self._chunk([choice], usage_of(self._meter.of(choice["index"])) if self._each_usage else None)
-        if self._include_usage:
-            yield self._chunk([], self._asked.usage(self._meter.total()))
-
-    async def whole(self, outputs: AsyncIterator[Output]) -> Completion:
-        choices = [_choice(index) for index in range(self._count)]
-        if self._logprobs is not None:
-            for choice in choices:
-                choice["logprobs"] = _no_logprobs()
-        async for output in outputs:
-            piece = await self._choice(output)
-            if piece is not None:
-                _fold(choices[piece["index"]], piece)
-        answer = self._chunk(choices, None)
-        answer["usage"] = self._asked.usage(self._meter.total())
-        return answer
-
-    def _chunk(self, choices: list[CompletionChoice], usage: UsageInfo | None) -> Completion:
-        asked = self._asked
-        chunk: Completion = {
-            "id": asked.id,
-            "object": "text_completion",
-            "created": asked.created,
-            "model": asked.model,
-            "choices": choices,
-            "system_fingerprint": asked.fingerprint,
-        }
-        if self._include_usage:
-            chunk["usage"] = usage
-        if self._extension is not None:
-            chunk["ferrule"] = self._extension
-            self._extension = None
-        return chunk
-
-    async def _choice(self, output: Output) -> CompletionChoice | None:
-        """What one output adds to its choice, or None."""
-        self._meter.see(output)
-        choice = _choice(output.index)
-        choice["finish_reason"], choice["stop_reason"] = finish_of(output), output.stop_reason
-        if output.index in self._prompts:
-            await self._begin(choice, output, self._prompts.pop(output.index))
-        if output.prompt_logprobs is not None and self._prompt_logprobs:
-            choice["prompt_logprobs"] = self._asked.prompt_logprobs(output.prompt_logprobs)
-        if not self._only_prompt:
-            self._add_tokens(choice, output)
+    def chunk(self, output: Output) -> list[dict[str, Any]]:
+        choice = self._choice(output)
         told = ("text", "logprobs", "finish_reason", "token_ids", "prompt_token_ids", "prompt_text", "prompt_logprobs")
-        return choice if any(choice.get(name) for name in told) else None
+        if not any(choice.get(name) for name in told):
+            return []
+        return [self.chunk_of([choice], self.usage_so_far(output))]
 
-    def _add_tokens(self, choice: CompletionChoice, output: Output) -> None:
-        choice["text"] += "".join(event.text for event in output.events if isinstance(event, (Content, Reasoning)))
-        if self._asked.token_ids:
+    def choices(self, answer: Answer) -> list[CompletionChoice]:
+        choices = [self._choice(output) for output in answer.choices]
+        for choice in choices:
+            if self._logprobs is not None and choice["logprobs"] is None:
+                choice["logprobs"] = _no_logprobs()
+        return choices
+
+    def _choice(self, output: Output) -> CompletionChoice:
+        choice: CompletionChoice = {
+            "index": output.index,
+            "text": "",
+            "logprobs": None,
+            "finish_reason": finish_of(output),
+            "stop_reason": output.stop_reason,
+        }
+        prompt = output.index // self.asked.num_per_prompt
+        if output.first:
+            self._begin(choice, output, prompt)
+        if output.prompt_logprobs is not None and self._prompt_logprobs:
+            choice["prompt_logprobs"] = self.asked.prompt_logprobs(output.prompt_logprobs)
+        if not self._only_prompt:
+            self._add_tokens(choice, output, len(self._echoes[prompt]))
+        return choice
+
+    def _begin(self, choice: CompletionChoice, first: Output, prompt: int) -> None:
+        """Add the prompt's text and log-probabilities, before anything else of the choice."""
+        ids, text = self._prompts[prompt].ids, self._prompts[prompt].text
+        if self.asked.token_ids and prompt >= self._num_embedded:
+            choice["prompt_token_ids"] = list(ids)
+        if text is not None and self._prompt_text:
+            choice["prompt_text"] = text
+        if self._echo:
+            choice["text"] = self._echoes[prompt]
+            if self._logprobs is not None:
+                self._echo_logprobs(choice, first, ids)
+
+    def _add_tokens(self, choice: CompletionChoice, output: Output, shift: int) -> None:
+        """Add the new tokens, whose offsets the echoed prompt shifts."""
+        choice["text"] += output.text
+        if self.asked.token_ids:
             choice["token_ids"] = list(output.token_ids)
         if self._logprobs is not None and output.logprobs:
             lists = choice["logprobs"] = choice["logprobs"] or _no_logprobs()
-            shift = len(self._texts[output.index])
             offsets = output.token_offsets or (0,) * len(output.logprobs)  # none without a tokenizer
             for offset, entry in zip(offsets, output.logprobs, strict=True):
                 self._add_logprob(lists, offset + shift, entry)
 
-    async def _begin(self, choice: CompletionChoice, first: Output, prompt: ReadPrompt) -> None:
-        """Add what is told of the prompt, before anything else of the choice."""
-        if self._asked.token_ids and first.index >= self._num_embedded:
-            choice["prompt_token_ids"] = list(prompt.ids)
-        if prompt.text is not None and self._prompt_text:
-            choice["prompt_text"] = prompt.text
-        if self._echo:
-            text = await self._asked.service.detokenize(prompt.ids) if prompt.text is None else prompt.text
-            choice["text"] = self._texts[first.index] = text
-            if self._logprobs is not None:
-                self._echo_logprobs(choice, first, prompt.ids)
-
     def _echo_logprobs(self, choice: CompletionChoice, first: Output, ids: Sequence[int]) -> None:
-        asked = self._asked
+        asked = self.asked
         choice["logprobs"] = lists = _no_logprobs()
         offsets = asked.service.text_offsets(ids, choice["text"])
         for offset, token_id, entry in zip(offsets, ids, first.prompt_logprobs or (), strict=True):
@@ -200,7 +188,7 @@ class _Writer:
                 self._add_logprob(lists, offset, entry)
 
     def _add_logprob(self, lists: CompletionLogprobs, offset: int, entry: TokenLogprobs) -> None:
-        token = self._asked.token(entry.token_id)
+        token = self.asked.token(entry.token_id)
         logprob = finite(entry.logprob)
         lists["text_offset"].append(offset)
         lists["tokens"].append(token)
@@ -209,37 +197,12 @@ class _Writer:
         named = {token: entry.token_id}
         values = {token: logprob}
         for token_id, value in entry.top[:most]:
-            name = self._asked.token(token_id)
+            name = self.asked.token(token_id)
             if named.setdefault(name, token_id) != token_id:  # another token with the same text
                 name = f"token_id:{token_id}"
             values[name] = finite(value)
         lists["top_logprobs"].append(values)
 
 
-def _choice(index: int) -> CompletionChoice:
-    return {"index": index, "text": "", "logprobs": None, "finish_reason": None, "stop_reason": None}
-
-
 def _no_logprobs() -> CompletionLogprobs:
     return {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
-
-
-def _fold(choice: CompletionChoice, piece: CompletionChoice) -> None:
-    """Add a chunk's choice to the whole one."""
-    choice["text"] += piece["text"]
-    ours, theirs = choice["logprobs"], piece["logprobs"]
-    if ours is not None and theirs is not None:
-        ours["text_offset"] += theirs["text_offset"]
-        ours["token_logprobs"] += theirs["token_logprobs"]
-        ours["tokens"] += theirs["tokens"]
-        ours["top_logprobs"] += theirs["top_logprobs"]
-    if "token_ids" in piece:
-        choice["token_ids"] = choice.get("token_ids", []) + piece["token_ids"]
-    if "prompt_token_ids" in piece:
-        choice["prompt_token_ids"] = piece["prompt_token_ids"]
-    if "prompt_text" in piece:
-        choice["prompt_text"] = piece["prompt_text"]
-    if "prompt_logprobs" in piece:
-        choice["prompt_logprobs"] = piece["prompt_logprobs"]
-    if piece["finish_reason"] is not None:
-        choice["finish_reason"], choice["stop_reason"] = piece["finish_reason"], piece["stop_reason"]

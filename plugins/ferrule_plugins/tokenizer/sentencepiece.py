@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.gguf.reader import GgufModel
-from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
+from ferrule_files.gguf.reader import GgufModel
+from ferrule_files.gguf.tokens import Vocabulary, read_tokenizer
 
 FILE = "tokenizer.model"
 # Classes that add nothing of their own to the model in the file. Without a stated class it is one of these.
@@ -48,7 +48,7 @@ def read_file(file: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     return read_tokenizer(Vocabulary(GgufModel((file,), metadata, {})))
 
 
-class _Message:
+class _ProtobufMessage:
     """A protobuf message; of a field that comes several times, the last counts. Raises ValueError for other data."""
 
     def __init__(self, data: bytes) -> None:
@@ -79,9 +79,10 @@ def _metadata(data: bytes) -> Mapping[str, Any]:
     if len(fields) > _MOST_PIECES:
         raise ValueError("too many fields")
     whole = [(number, value) for number, value in fields if isinstance(value, bytes)]
-    pieces = [_Message(value) for number, value in whole if number == _PIECES]
+    pieces = [_ProtobufMessage(value) for number, value in whole if number == _PIECES]
     trainer, normalizer = (
-        _Message(b"".join(value for number, value in whole if number == part)) for part in (_TRAINER, _NORMALIZER)
+        _ProtobufMessage(b"".join(value for number, value in whole if number == part))
+        for part in (_TRAINER, _NORMALIZER)
     )
     kinds = [piece.number(3, 1) for piece in pieces]
     kind = _KINDS.get(trainer.number(3, 1))

@@ -34,7 +34,7 @@ _FIRST = re.compile(r"[\w.-]")
 _LONGEST = 256  # characters of a name
 
 
-class _Call(JsonCall):
+class _InklingCall(JsonCall):
     """A call: the text behind its mark, after a name that stood in front of the mark."""
 
     def begins(self, text: str, at: int) -> bool:
@@ -69,7 +69,7 @@ class _CallReader(CallReader):
         self._call.finish(out)
 
 
-class _Message(_Call):
+class _InklingMessage(_InklingCall):
     """A call with all that surrounds it. The prompt may have the first tag."""
 
     def form(self, function: EnforcedFunction) -> Form:
@@ -81,8 +81,8 @@ class _Message(_Call):
 class Inkling(FormatParser):
     conformance = "ferrule_testkit.samples.tool_parser:INKLING"
     special_tokens = (MESSAGE, TEXT, CALL, END, END_SAMPLING, *_OTHERS)
-    format = ToolFormat(open=(CALL,), close=(END,), calls=(_Call(arguments_keys=("args",)),))
-    enforced_format = ToolFormat(between="", calls=(_Message(),))
+    format = ToolFormat(open=(CALL,), close=(END,), calls=(_InklingCall(arguments_keys=("args",)),))
+    enforced_format = ToolFormat(between="", calls=(_InklingMessage(),))
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)

@@ -317,7 +317,7 @@ def test_nothing_heavy_is_imported() -> None:
         "import sys\n"
         "from ferrule.launch.cli import main\n"
         "assert main(['chat', '--url', 'http://127.0.0.1:1/v1', '-q', 'x']) == 1\n"
-        "heavy = {'torch', 'transformers', 'numpy', 'aiohttp', 'huggingface_hub', 'uvicorn'}\n"
+        "heavy = {'torch', 'transformers', 'numpy', 'huggingface_hub', 'uvicorn'}\n"
         "print(sorted(heavy & set(sys.modules)))\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)

@@ -19,7 +19,6 @@ from ferrule.config import Config, FrontendConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 from ferrule.forms import GrammarSpec
-from ferrule.frontend.output.choice import fold as fold_outputs
 from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.service import FrontendService, build_service
 from ferrule.interfaces.parsers import (
@@ -34,7 +33,7 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, Service
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
@@ -43,7 +42,7 @@ from ferrule_plugins.tool_parser.hermes import Hermes
 from ferrule_testkit.service import ScriptedService
 from ferrule_testkit.tokenizers import ByteTokenizers
 from tests.fakes.engine import FakeEngine, Script, says, tokens
-from tests.fakes.frontend import Answer, fold
+from tests.fakes.frontend import fold
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 SAYS = 'Hm.</think>\n\nSo: <tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
@@ -109,7 +108,7 @@ class ServiceHarness:
     def __init__(self, service: FrontendService, engine: FakeEngine, told: list[ChoiceContext]) -> None:
         self.service, self.engine, self.told = service, engine, told
 
-    async def answer(self, prompt: ChatPrompt | Prompt, **fields: Any) -> Answer:
+    async def answer(self, prompt: ChatPrompt | Prompt, **fields: Any) -> Output:
         params = SamplingParams(max_tokens=100)
         request = Generate(**{"prompts": (prompt,), "params": params, "tools": (TOOL,), **fields})
         return fold([output async for output in (await self.service.admit(request)).outputs()])[0]
@@ -144,7 +143,7 @@ async def test_thoughts_text_and_calls_are_parted(tmp_path: Path) -> None:
     async with serving(tmp_path) as harness:
         answer = await harness.answer(chat())
         assert (answer.reasoning, answer.text) == ("Hm.", "So:")
-        assert [(call.name, call.arguments) for call in answer.tool_calls] == [("f", '{"a": 1}')]
+        assert [(call.name, call.arguments) for call in answer.calls] == [("f", '{"a": 1}')]
         assert harness.prompt == "[f]<user>x<assistant>"
 
 
@@ -170,16 +169,16 @@ async def test_tool_choice_none_reads_no_calls(tmp_path: Path) -> None:
 async def test_raw_text_is_as_the_model_wrote_it(tmp_path: Path) -> None:
     async with serving(tmp_path) as harness:
         answer = await harness.answer(Prompt(text="x"), raw=True)
-        assert (answer.text, answer.reasoning, answer.tool_calls) == (SAYS, None, ())
+        assert (answer.text, answer.reasoning, answer.calls) == (SAYS, "", ())
 
 
 async def test_the_prompt_says_that_thinking_is_over(tmp_path: Path) -> None:
     async with serving(tmp_path, "a</think>") as harness:
         answer = await harness.answer(chat(chat_template_kwargs={"closed": True}))
-        assert (answer.text, answer.reasoning) == ("a</think>", None)
+        assert (answer.text, answer.reasoning) == ("a</think>", "")
         ids = tuple(b"<assistant><think></think>")
         answer = await harness.answer(Prompt(ids=(120,) * 40 + ids))
-        assert (answer.text, answer.reasoning) == ("a</think>", None)
+        assert (answer.text, answer.reasoning) == ("a</think>", "")
 
 
 async def test_a_continued_thought_goes_on(tmp_path: Path) -> None:
@@ -260,7 +259,7 @@ async def test_tokens_of_thoughts_that_are_left_out(
         params = SamplingParams(max_tokens=100, logprobs=1, stop=list(held))
         for wanted, kept in ((True, text), (False, shown)):
             request = Generate(prompts=(chat(),), params=params, thought_tokens=wanted)
-            (answer,) = fold_outputs([output async for output in (await harness.service.admit(request)).outputs()])
+            (answer,) = (await (await harness.service.admit(request)).answer()).choices
             assert bytes(answer.token_ids).decode() == kept
             assert [entry.token_id for entry in answer.logprobs] == list(answer.token_ids)
             assert list(answer.token_offsets) == sorted(answer.token_offsets)
@@ -281,7 +280,7 @@ async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_pat
         harness.engine.script = script
         params = SamplingParams(max_tokens=100, n=1, best_of=2, seed=0)
         request = Generate(prompts=(chat(),), params=params, thought_tokens=False)
-        (answer,) = fold_outputs([output async for output in (await harness.service.admit(request)).outputs()])
+        (answer,) = (await (await harness.service.admit(request)).answer()).choices
         assert (answer.text, bytes(answer.token_ids)) == ("x", b"x")
 
 

@@ -44,7 +44,7 @@ from ferrule.interfaces.parsers import (
     TextDelta,
     ToolParser,
 )
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt
+from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, ReadPrompt, ToolCall
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import Beam, SamplingParams
@@ -52,9 +52,7 @@ from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
 from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
 from tests.fakes.engine import FakeEngine, Script, echo, fake_info, says, tokens
 from tests.fakes.frontend import (
-    Answer,
     FakePlugins,
-    ToolCall,
     answers,
     drained,
     fold,
@@ -301,7 +299,7 @@ def test_any_cut_into_deltas_folds_to_one_answer(content: str, data: st.DataObje
             if not rest:
                 return
 
-    async def run(how: Script) -> Answer:
+    async def run(how: Script) -> Output:
         folder = tmp_path_factory.mktemp("cut")
         (folder / "config.json").write_text('{"architectures": ["F"]}')
         async with serving(folder, FakeEngine(how)) as service:
@@ -888,7 +886,7 @@ async def test_parsers_are_made_once_for_each_choice(folder: Path) -> None:
         chat = ChatPrompt(messages=({"role": "user", "content": "Hi"},), tools=TOOLS)
         request = Generate(prompts=(chat,), params=SamplingParams(n=3), tools=TOOLS, tool_choice="auto")
         found = await answers(service, request)
-    assert [answer.tool_calls for answer in found] == [(ToolCall("c1", "f", "{}"),)] * 3
+    assert [answer.calls for answer in found] == [(ToolCall("c1", "f", "{}"),)] * 3
     assert made == ["thoughts", "calls"] * 3
 
 
@@ -903,7 +901,7 @@ def test_the_chain_folds_the_same_for_every_cut(size: int) -> None:
     (answer,) = fold([Output(index=0, events=tuple(events))])
     assert answer.reasoning == "why"
     assert answer.text == "so  then"
-    assert answer.tool_calls == (ToolCall("c1", "f", '{"a": 1}'),)
+    assert answer.calls == (ToolCall("c1", "f", '{"a": 1}'),)
 
 
 def test_the_chain_joins_events_and_drops_empty_ones() -> None:

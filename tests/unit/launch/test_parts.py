@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 import itertools
 import os
@@ -24,9 +25,8 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
 from ferrule.launch import engine_main
 from ferrule.launch.listen import base_url
-from ferrule.launch.process import Boot
+from ferrule.launch.process import Boot, private_dir
 from ferrule.launch.resources import as_startup_error
-from ferrule.launch.supervisor import private_dir
 from ferrule.plugin import Plugins
 from ferrule.types import (
     CacheGroup,
@@ -342,7 +342,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
     peer.connect(f"ipc://{path}")
     for frame in (b"", b"\x80\x04\x95.", b"{}", os.urandom(64), msgspec.msgpack.encode({"type": "Exec", "code": "1"})):
         peer.send(frame)
-    peer.send(msgspec.msgpack.encode((1, Cancel(("a",)))))
+    peer.send(msgspec.msgpack.encode(Cancel(("a",))))
     messages: list[ToEngine] = []
     for _ in range(1200):
         messages += [message for _, message in engine.receive(0.1)]
@@ -393,7 +393,7 @@ def test_private_dir_removes_what_the_dead_left(tmp_path: Path) -> None:
 def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Path) -> None:
     path = tmp_path / "s"
     front = FrontendConfig(uds=str(path))
-    with listening(front) as (first,):
+    with listening(front) as first:
         assert base_url(first, resolve(Config(frontend=front))) == f"http+unix://{str(path).replace('/', '%2F')}"
         with pytest.raises(StartupError, match="a server is listening there"), listening(front):
             pass
@@ -411,16 +411,14 @@ def test_a_unix_socket_replaces_what_the_dead_left_and_nothing_else(tmp_path: Pa
             pass
 
 
-def test_each_api_process_has_a_socket_and_a_second_server_has_none() -> None:
-    three = {"host": "127.0.0.1", "api_server_count": 3}
-    with own_port() as port, listening(FrontendConfig(**three, port=port)) as sockets:
-        assert [one.getsockname()[1] for one in sockets] == [port] * 3
+def test_api_processes_share_a_socket_and_a_second_server_has_none() -> None:
+    three = FrontendConfig(host="127.0.0.1", api_server_count=3)
+    with own_port() as port, listening(dataclasses.replace(three, port=port)) as listener, listener:
+        assert listener.getsockname()[1] == port
         for count in (1, 2):
             front = FrontendConfig(host="127.0.0.1", port=port, api_server_count=count)
             with pytest.raises(StartupError, match=f"port {port}"), listening(front):
                 pass
-        for one in sockets:
-            one.close()
 
 
 def test_processes_read_each_others_numbers(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from ferrule.plugin import discover
 from ferrule_parsing import FormatParser, ThinkingParser
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.guided_decoding.xgrammar import XGrammar
-from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.cuts import cuts
+from ferrule_testkit.kits.guided_texts import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
 from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
 

@@ -34,7 +34,7 @@ def load(folder: Path, name: str) -> type[ToolParser]:
 def answer(parser: ToolParser, text: str) -> tuple[str, list[tuple[str, str]]]:
     events = [*parser.feed(TextDelta(text)), *parser.finish()]
     (folded,) = fold([Output(index=0, events=tuple(events))])
-    return folded.text, [(call.name, call.arguments) for call in folded.tool_calls]
+    return folded.text, [(call.name, call.arguments) for call in folded.calls]
 
 
 def test_the_parser_of_the_page(tmp_path: Path) -> None:

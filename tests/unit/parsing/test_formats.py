@@ -22,7 +22,7 @@ from ferrule_parsing import FormatParser, Tags
 from ferrule_parsing.argument_schemas import described
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.guided_decoding.xgrammar import XGrammar
-from ferrule_testkit.guided import allowed
+from ferrule_testkit.kits.guided_texts import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
 from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
 from tests.shared import grid

@@ -14,8 +14,8 @@ from ferrule.interfaces.parsers import ChoiceContext
 from ferrule_plugins.guided_decoding.guidance import Guidance
 from ferrule_plugins.guided_decoding.xgrammar import XGrammar
 from ferrule_plugins.tool_parser.minimax_m3 import MiniMaxM3
-from ferrule_testkit.guided import allowed
 from ferrule_testkit.kits.cuts import cuts
+from ferrule_testkit.kits.guided_texts import allowed
 from ferrule_testkit.kits.parsers import Fold, fold
 from tests.unit.parsing.test_formats import STOP, WORDS, checked, function, generated
 

@@ -31,7 +31,9 @@ from ferrule.plugin import discover
 from ferrule_kernels import building
 from ferrule_plugins.command import serve
 from ferrule_plugins.router.absent_routes import absent_routes
+from tests.shared import OURS
 from tools import ROOT
+from tools.architecture.imports import LAYERS
 from tools.pages import cli as cli_page
 from tools.pages.files import main, stale
 
@@ -137,7 +139,7 @@ def surface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Schema]:
         raise Stopped
 
     for ref in discover().refs:
-        if ref.kind == "command" and ref.builtin:
+        if ref.kind == "command" and ref.distribution in OURS:
             module = importlib.import_module(ref.target.partition(":")[0])
             if hasattr(module, "parse_command"):
                 monkeypatch.setattr(module, "parse_command", read)
@@ -155,7 +157,9 @@ def understood(words: Sequence[str]) -> str | None:
             Path(words[at + 1]).write_text("port: 8000\n", encoding="utf-8")
     if words[:1] == ["help"] or not words or words[0].startswith("-"):
         return None
-    refs = [ref for ref in discover().refs if ref.kind == "command" and ref.name == words[0] and ref.builtin]
+    refs = [
+        ref for ref in discover().refs if ref.kind == "command" and ref.name == words[0] and ref.distribution in OURS
+    ]
     if not refs:
         return f"unknown command {words[0]}"
     module, _, cls = refs[0].target.partition(":")
@@ -212,7 +216,7 @@ def test_commands_say_in_help_what_they_do(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     for ref in discover().refs:
-        if ref.kind == "command" and ref.builtin:
+        if ref.kind == "command" and ref.distribution in OURS:
             assert re.fullmatch(r"[A-Z].*\.", summary(ref.target)), ref.name
             assert re.search(rf"^  {ref.name} +[A-Z]", shown, re.MULTILINE)
 
@@ -310,6 +314,12 @@ def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema
 
 
 # ------------------------------------------------------------------------------------- written pages
+
+
+def test_the_page_lists_every_layer_in_order() -> None:
+    section = (DOCS / "architecture.md").read_text(encoding="utf-8").partition("\n## Layers")[2].partition("\n## ")[0]
+    rows = [row.split("|")[1] for row in section.splitlines() if row.startswith("| `")]
+    assert [tuple(re.findall(r"`(\w+)`", row)) for row in rows] == list(LAYERS[:-1])
 
 
 def test_files_that_the_architecture_names_exist() -> None:

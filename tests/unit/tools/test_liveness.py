@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from tools.campaign.liveness import BARE, ask, problems, ranked_ms, request, stalls
+from tools.campaign.liveness import BARE, HEALTH, MAIN, METRICS, ask, problems, ranked_ms, request, stalls
 
 
 def test_figures() -> None:
@@ -13,13 +13,17 @@ def test_figures() -> None:
 
 
 def test_what_was_not_kept() -> None:
-    slow = {"/health": [0.2] * 100, "/metrics": [3.0]}
-    assert problems({**slow, "/health": [0.01] * 100}, 100.0) == []
-    assert problems(slow, 100.0) == ["/health p99 200 ms, more than 100 over the 0 of a bare server"]
-    assert problems({**slow, BARE: [0.09]}, 100.0) == ["/health p99 200 ms, more than 100 over the 90 of a bare server"]
-    assert problems({**slow, BARE: [0.11]}, 100.0) == []
-    assert problems({"/health": [0.01], "/metrics lost": [1.0, 2.0]}, 100.0) == ["2 probes were answered /metrics lost"]
-    assert problems({}, 100.0) == ["/health p99 inf ms, more than 100 over the 0 of a bare server"]
+    fast = {MAIN: [0.9] * 100, HEALTH: [0.09] * 100, METRICS: [0.4]}
+    assert problems(fast) == []
+    late = {**fast, HEALTH: [0.2] * 100}
+    assert problems(late) == [f"{HEALTH} p99 200 ms, more than 100 over the 0 of a bare server"]
+    assert problems({**late, BARE: [0.09]}) == [f"{HEALTH} p99 200 ms, more than 100 over the 90 of a bare server"]
+    assert problems({**late, BARE: [0.11]}) == []
+    assert problems({**fast, MAIN: [1.1]}) == [f"{MAIN} p99 1100 ms, more than 1000 over the 0 of a bare server"]
+    assert problems({**fast, "/health lost": [1.0, 2.0]}) == ["2 probes were answered /health lost"]
+    assert [problem.partition(" ms")[0] for problem in problems({})] == [
+        f"{name} p99 inf" for name in (MAIN, HEALTH, METRICS)
+    ]
 
 
 def test_stalls_that_the_server_saw() -> None:

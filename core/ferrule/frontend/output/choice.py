@@ -1,6 +1,6 @@
-"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request, and their `fold`.
+"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
 
-Deltas are the only path: a non-streamed answer is `fold` of the same outputs that a streamed one sends.
+Deltas are the only path: an answer as a whole is what the outputs of a streamed one add up to (`Admitted.answer`).
 """
 
 from __future__ import annotations
@@ -8,8 +8,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from copy import copy
-from itertools import chain, zip_longest
-from typing import Any, TypeVar
+from itertools import zip_longest
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -17,19 +17,17 @@ from ferrule import log
 from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
-from ferrule.frontend.output.parse import join_events
 from ferrule.frontend.output.reading import Reading
-from ferrule.interfaces.parsers import Content
-from ferrule.interfaces.service import Output, Outputs, Usage
+from ferrule.interfaces.service import Output, Outputs, Usage, add_up
 from ferrule.types import FinishReason, RequestDelta, TokenLogprobs
 
 _logger = log.get("frontend")
-_Kind = TypeVar("_Kind", bound=Output)
 _FAILED = "This request failed on the server."
 
 
 class Choice:
-    """One sequence: takes its deltas in order and makes outputs of them. `number` is its place among its prompt's.
+    """One sequence, which turns its deltas into outputs, in order. `number` is its place among the choices of its
+    prompt.
 
     `param` is the field to blame where the engine finds a request invalid.
     """
@@ -43,6 +41,7 @@ class Choice:
         self.ended = False  # nothing more comes from the engine
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.num_tokens = 0
+        self._first = True  # the next output is the first one
         self._reading = reading
         self._param = param
         self._parse = reading.chains[number]
@@ -60,23 +59,23 @@ class Choice:
 
     @property
     def called_tools(self) -> bool | None:
-        """Whether the text held a call; None: no tool parser reads it."""
+        """Whether the text contained a call; None when no tool parser reads the text."""
         return self._parse.called
 
     @property
     def done(self) -> bool:
-        """Over for the client; the engine may not know yet."""
+        """Whether the choice is over for the client; the engine may not know yet."""
         return self.finish is not None
 
     def receive(self, delta: RequestDelta) -> None:
-        """Note what the engine has sent, whether or not a client reads it. Once for each delta, in order."""
+        """Count the tokens of a delta, whether or not a client reads them. Call it once for each delta, in order."""
         self.account.received += len(delta.token_ids)
         self.account.cached = max(self.account.cached, delta.cached)
         if delta.finish is not None:
             self.last = delta
 
     def take(self, delta: RequestDelta) -> Output | None:
-        """What a delta brings, or None for one without tokens and without an end."""
+        """Return the output of a delta, or None for a delta without tokens and without an end."""
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += delta.prompt_logprobs
         if not delta.token_ids and delta.finish is None:
@@ -87,7 +86,7 @@ class Choice:
         for one in _one_by_one(delta):
             if not self.done:
                 outputs.append(self._take(one))
-        return _fold_one(outputs, Output)
+        return add_up(outputs)
 
     def _take(self, delta: RequestDelta) -> Output:
         self._cached = max(self._cached, delta.cached)
@@ -112,9 +111,12 @@ class Choice:
                 ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
                 logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        first, self._first = self._first, False
         return Output(
             index=self.index,
+            first=first,
             events=events,
+            called_tools=bool(self._parse.called),
             token_ids=ids,
             logprobs=logprobs,
             token_offsets=offsets,
@@ -134,15 +136,16 @@ class Choice:
         logprobs: tuple[TokenLogprobs, ...],
         offsets: tuple[int, ...],
     ) -> list[Token]:
-        """The tokens of the answer that are known with one more token."""
+        """Return the tokens of the answer that are known with one more token."""
         ends = (*offsets[1:], self._num_characters)
         found = zip_longest(ids, logprobs, offsets, ends[: len(ids)])
         return tokens.take([Token(*one) for one in found], self._num_parsed, *self._parse.parted)
 
     def fail(self) -> Output:
-        """The last output of a choice whose delta could not be read."""
+        """Return the last output of a choice whose delta could not be read."""
         self.finish = FinishReason.ERROR
-        return Output(index=self.index, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
+        first, self._first = self._first, False
+        return Output(index=self.index, first=first, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
 
     def _usage(self) -> Usage:
         reasoning = 0 if self._answer_tokens is None else self.num_tokens - self._num_answer
@@ -154,16 +157,16 @@ class Choice:
         )
 
     def _matched(self) -> str | None:
-        """The stop string that has ended the answer."""
+        """Return the stop string that has ended the answer, or None."""
         stops = self._stops or self._parse.stops
         return None if stops is None else stops.matched
 
     def _reason(self, delta: RequestDelta) -> int | None:
-        """The stop token's id when the request named it; the end of sequence is not reported."""
+        """Return the stop token's id when the request named it, else None; the end of sequence is not reported."""
         return delta.stop_reason if delta.stop_reason in self._reading.checked.named_stop_ids else None
 
     def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:
-        """(text to show, number of tokens up to a stop string's end, offset of each of them)."""
+        """Return (text to show, number of tokens up to a stop string's end, offset of each token)."""
         ids = delta.token_ids
         if self._detokenizer is None:
             return "", len(ids), ()
@@ -193,14 +196,26 @@ class Choice:
 
 
 def size_of(entries: Sequence[TokenLogprobs]) -> int:
-    """Bytes that logprobs take, about, with what an answer is made of."""
+    """Estimate the bytes that logprobs take, with the parts of an answer that are made of them."""
     return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
 
 
-class OutputStream(Outputs):
-    """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
+def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
+    """Yield a delta for each token; the last one has the end."""
+    last = len(delta.token_ids) - 1
+    for place, token in enumerate(delta.token_ids):
+        logprobs = delta.logprobs[place : place + 1]
+        if place == last:
+            yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
+        else:
+            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
 
-    With one choice, deltas are read where they are asked for; with several, one task per choice reads them.
+
+class OutputStream(Outputs):
+    """The outputs of one request, choices interleaved. All choices are already submitted; `aclose` cancels those that
+    run.
+
+    With one choice, deltas are read when an output is asked for; with several, one task per choice reads them.
     """
 
     def __init__(
@@ -245,7 +260,7 @@ class OutputStream(Outputs):
         self._kept.close()
 
     def score(self, index: int) -> float:
-        """Sum of a choice's logprobs so far."""
+        """Return the sum of a choice's logprobs so far."""
         return self._choices[index].score
 
     async def _next(self) -> tuple[Choice, RequestDelta]:
@@ -268,7 +283,7 @@ class OutputStream(Outputs):
         return arrived
 
     def _take(self, choice: Choice, delta: RequestDelta) -> Output | None:
-        """Read a delta; whatever that raises ends this choice and no other."""
+        """Return the output of a delta; an exception while it is read ends this choice and no other."""
         if choice.done:
             return None
         before = choice.num_tokens
@@ -314,7 +329,7 @@ class OutputStream(Outputs):
         task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, choice: Choice, stream: AsyncIterator[RequestDelta]) -> None:
-        """Read a choice's deltas to the last one. What comes after its end for the client is only counted."""
+        """Read a choice's deltas to the last one. After the choice's end for the client, deltas are only counted."""
         try:
             async for delta in stream:
                 choice.receive(delta)
@@ -329,7 +344,9 @@ class OutputStream(Outputs):
                 self._settle(choice)
 
     def _let_go(self) -> None:
-        """Nobody reads any more: each task that waits for room gets it, and puts nothing after that."""
+        """Release the tasks that wait for room in the queue, as nobody reads it any more; they put nothing more into
+        it.
+        """
         while not self._arrived.empty():
             self._arrived.get_nowait()
 
@@ -338,7 +355,9 @@ class OutputStream(Outputs):
         self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, choice.last)
 
     def _abort(self) -> None:
-        """Cancel what runs, and leave the queue. Accounts are settled with the engine's last word, if one comes."""
+        """Cancel the choices that run, and leave the queue. Accounts are settled with the engine's last delta, if one
+        comes.
+        """
         if self._closed:
             return
         self._closed = True
@@ -353,43 +372,3 @@ class OutputStream(Outputs):
                 self._settle(choice)
             elif self._single is not None:
                 self._start(choice, self._single)
-
-
-# ------------------------------------------------------------------------------------------------ fold
-
-
-class Answer(Output, frozen=True, kw_only=True):
-    """One choice, whole: as one output."""
-
-    @property
-    def text(self) -> str:
-        """The content, without reasoning and calls."""
-        return "".join(event.text for event in self.events if isinstance(event, Content))
-
-
-def fold(outputs: Iterable[Output]) -> list[Answer]:
-    """The answers that the outputs of one request add up to, in the order of their index."""
-    grouped: dict[int, list[Output]] = {}
-    for output in outputs:
-        grouped.setdefault(output.index, []).append(output)
-    return [_fold_one(grouped[index], Answer) for index in sorted(grouped)]
-
-
-def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
-    """A delta for each token; the last one has the end."""
-    last = len(delta.token_ids) - 1
-    for place, token in enumerate(delta.token_ids):
-        logprobs = delta.logprobs[place : place + 1]
-        if place == last:
-            yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
-        else:
-            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
-
-
-def _fold_one(outputs: Sequence[Output], kind: type[_Kind]) -> _Kind:
-    fields = {name: getattr(outputs[-1], name) for name in Output.__struct_fields__}
-    fields["prompt_logprobs"] = outputs[0].prompt_logprobs
-    for name in ("events", "token_ids", "logprobs", "token_offsets"):
-        fields[name] = tuple(chain.from_iterable(getattr(output, name) for output in outputs))
-    fields["events"] = join_events(fields["events"])
-    return kind(**fields)

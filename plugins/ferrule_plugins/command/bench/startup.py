@@ -7,7 +7,6 @@ the third one, which is the same.
 from __future__ import annotations
 
 import asyncio
-import http.client
 import signal
 import socket
 import subprocess
@@ -24,6 +23,7 @@ import aiohttp
 from ferrule.config.option import opt
 from ferrule_plugins.command.bench.figures import report
 from ferrule_plugins.command.bench.load import Record, send
+from ferrule_plugins.command.http_client import open_session
 
 _TOKENS = 8  # of a request
 _REQUESTS = 3
@@ -55,16 +55,10 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
     address = ["--host", "127.0.0.1", "--port", str(port), "--disable-uvicorn-access-log"]
     server = subprocess.Popen([sys.executable, "-m", "ferrule", "serve", *serve, *address], stdout=subprocess.DEVNULL)
     try:
-        while _status(port) != 200:
-            if server.poll() is not None:
-                raise SystemExit(f"the server ended with status {server.returncode}")
-            if time.perf_counter() - start > timeout:
-                raise SystemExit(f"not healthy after {timeout:.0f} s")
-            time.sleep(0.01)
-        healthy = time.perf_counter() - start
-        first, *_, later = asyncio.run(_requests(port))
+        healthy, records = asyncio.run(_ask(server, port, start, timeout))
+        first, *_, later = records
         return {
-            "health_200": healthy,
+            "health_200": healthy - start,
             "first_token": first.chunks[0] - start,
             "first_request_first_token": first.chunks[0] - first.start,
             "first_request": first.end - first.start,
@@ -81,31 +75,41 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
             server.wait()
 
 
-def _status(port: int) -> int:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
-    try:
-        connection.request("GET", "/health")
-        return connection.getresponse().status
-    except OSError:
-        return 0
-    finally:
-        connection.close()
+async def _ask(server: subprocess.Popen[bytes], port: int, start: float, timeout: float) -> tuple[float, list[Record]]:
+    """Wait until the server is healthy, and send the same request several times, one after the other.
 
-
-async def _requests(port: int) -> list[Record]:
-    """The same request several times, one after the other. Raises SystemExit for one that fails."""
+    Returns the time at which the server was healthy. Raises SystemExit for a server that is not healthy in time, or
+    that fails a request.
+    """
     asked = {"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
-    url, timeout = f"http://127.0.0.1:{port}/v1/completions", aiohttp.ClientTimeout(total=None, sock_read=600)
-    async with aiohttp.ClientSession(timeout=timeout) as session:
-        records = [await send(session, url, asked) for _ in range(_REQUESTS)]
+    url = f"http://127.0.0.1:{port}"
+    async with open_session() as session:
+        while not await _is_healthy(session, url):
+            if server.poll() is not None:
+                raise SystemExit(f"the server ended with status {server.returncode}")
+            if time.perf_counter() - start > timeout:
+                raise SystemExit(f"not healthy after {timeout:.0f} s")
+            await asyncio.sleep(0.01)
+        healthy = time.perf_counter()
+        records = [await send(session, f"{url}/v1/completions", asked) for _ in range(_REQUESTS)]
     for record in records:
         if record.error or not record.chunks:
             raise SystemExit(f"a request failed: {record.error or 'it was answered without a token'}")
-    return records
+    return healthy, records
+
+
+async def _is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
+    try:
+        async with session.get(f"{url}/health", timeout=aiohttp.ClientTimeout(total=5)) as response:
+            return response.status == 200
+    except (aiohttp.ClientError, TimeoutError):
+        return False
 
 
 def _tree_rss(pid: int) -> float:
-    """Peak resident MiB of a process and its children, where /proc tells; 0.0 elsewhere."""
+    """Return the peak resident memory of a process and its children in MiB, read from /proc; 0.0 where there is no
+    /proc.
+    """
     kib = 0
     for process in [pid, *_children(pid)]:
         try:

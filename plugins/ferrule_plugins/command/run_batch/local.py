@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from ferrule_plugins.command.run_batch.rows import Answer
+from ferrule_plugins.command.run_batch.rows import AppResponse
 
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -27,7 +27,7 @@ BATCH_URLS = (
 
 
 async def served_urls(app: App) -> Collection[str]:
-    """Those of BATCH_URLS that the application answers to a POST."""
+    """Return the URLs of BATCH_URLS at which the application answers a POST."""
     found = []
     for url in BATCH_URLS:
         _, headers, _ = await _call(app, "OPTIONS", url, b"")
@@ -36,11 +36,11 @@ async def served_urls(app: App) -> Collection[str]:
     return frozenset(found)
 
 
-async def ask(app: App, url: str, body: bytes) -> Answer:
-    """POST a JSON body."""
+async def ask(app: App, url: str, body: bytes) -> AppResponse:
+    """Send a JSON body to the application by POST."""
     status, headers, content = await _call(app, "POST", url, body)
     wait = headers.get("retry-after", "1")
-    return Answer(status, headers.get("x-request-id", ""), content, float(wait) if wait.isdigit() else 1.0)
+    return AppResponse(status, headers.get("x-request-id", ""), content, float(wait) if wait.isdigit() else 1.0)
 
 
 async def _call(app: App, method: str, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:

@@ -9,10 +9,10 @@ from urllib.parse import urlsplit
 
 import aiohttp
 
-from ferrule import __version__, log
+from ferrule import log
 from ferrule.errors import StartupError
+from ferrule_plugins.command.http_client import open_session
 
-_TIMEOUT = aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=60)  # seconds
 _PAUSES = (0.5, 2.0)  # seconds before the second and the third try
 _REDIRECTS = 5
 _PIECE = 1 << 20
@@ -22,7 +22,7 @@ _logger = log.get("batch")
 
 
 class _Again(Exception):
-    """This try failed in a way that another may not."""
+    """An error of one try after which another may succeed."""
 
 
 def is_url(where: str) -> bool:
@@ -30,13 +30,13 @@ def is_url(where: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """A URL without its query, its user and its password: they are often secrets."""
+    """Return a URL without its query, its user and its password: they are often secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def download(url: str, into: BinaryIO, most: int) -> None:
-    """GET `url` into a file, at most `most` bytes. Raises StartupError."""
+    """Fetch `url` into a file, at most `most` bytes. Raises StartupError."""
 
     async def once(session: aiohttp.ClientSession) -> None:
         into.seek(0)
@@ -55,7 +55,7 @@ def download(url: str, into: BinaryIO, most: int) -> None:
 
 
 def upload(file: BinaryIO, url: str) -> None:
-    """PUT all of a file. Raises StartupError."""
+    """Send the whole of a file to `url` by PUT. Raises StartupError."""
 
     async def once(session: aiohttp.ClientSession) -> None:
         size = file.seek(0, 2)
@@ -82,8 +82,7 @@ def _check(response: aiohttp.ClientResponse, method: str, url: str) -> None:
 
 
 async def _tried(once: Callable[[aiohttp.ClientSession], Awaitable[None]], method: str, url: str) -> None:
-    headers = {"User-Agent": f"ferrule/{__version__}"}
-    async with aiohttp.ClientSession(timeout=_TIMEOUT, trust_env=True, headers=headers) as session:
+    async with open_session(connect_seconds=10, silence_seconds=60, proxies=True) as session:
         for pause in (*_PAUSES, None):
             try:
                 await once(session)

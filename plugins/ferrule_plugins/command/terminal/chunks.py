@@ -17,24 +17,28 @@ class Function(Struct):
     arguments: str | None = None
 
 
-class Call(Struct):
+class CallDelta(Struct):
     index: int = 0
     id: str | None = None
     function: Function | None = None
 
 
 class Delta(Struct):
-    """`reasoning_content` and `reasoning` are two names of one text; a server may send both."""
+    """New content of a message. `reasoning_content` and `reasoning` are two names of one text; a server may send
+    both.
+    """
 
     content: str | None = None
     refusal: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[CallDelta] | None = None
 
 
 class Choice(Struct):
-    """`message` instead of `delta` is an answer that was not streamed; `text` is that of a completion."""
+    """One choice of a chunk. An answer that was not streamed has `message` instead of `delta`; a completion has
+    `text`.
+    """
 
     index: int = 0
     delta: Delta | None = None
@@ -60,17 +64,20 @@ class Chunk(Struct):
     ferrule: Any = None  # an extension: {"warnings": [...]} are fields of the request that did nothing
 
 
-def read_chunk(data: str) -> Chunk:
-    """Raises ValueError for what is not a chunk."""
+def read_chunk(data: bytes) -> Chunk:
+    """Parse a chunk. Raises ValueError for data that is not a chunk."""
     try:
-        return msgspec.convert(json.loads(data), Chunk)
+        return msgspec.convert(json.loads(data.decode("utf-8", "replace")), Chunk)
     except (msgspec.ValidationError, RecursionError) as error:
         raise ValueError(str(error)) from error
 
 
 @dataclass(frozen=True)
 class Fragment:
-    """What to show next. `number` tells calls apart; `text` is the name where a call begins, else its arguments."""
+    """A part of an answer to show next.
+
+    `number` tells calls apart; `text` is the function's name at the start of a call, and then its arguments.
+    """
 
     kind: Literal["text", "thought", "call", "arguments"]
     text: str
@@ -85,7 +92,7 @@ class Called:
 
 
 @dataclass
-class Answer:
+class ShownAnswer:
     """One answer as far as it has come. Times are `time.perf_counter` seconds."""
 
     start: float = field(default_factory=time.perf_counter)
@@ -99,7 +106,7 @@ class Answer:
     warnings: list[str] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> Iterator[Fragment]:
-        """Add a chunk; yields what is new in it."""
+        """Add a chunk; yield the new fragments in it."""
         self.usage = chunk.usage or self.usage
         if isinstance(chunk.ferrule, dict):
             self.warnings += map(str, chunk.ferrule.get("warnings") or ())
@@ -140,7 +147,7 @@ class Figures:
     output_tokens: int = 0
     seconds: float = 0.0
 
-    def add(self, answer: Answer) -> None:
+    def add(self, answer: ShownAnswer) -> None:
         self.answers += 1
         self.prompt_tokens += answer.usage.prompt_tokens if answer.usage else 0
         self.output_tokens += output_tokens(answer)
@@ -152,14 +159,16 @@ class Figures:
         return f"session: {self.answers} {noun}, prompts {self.prompt_tokens}, output {self.output_tokens} tokens{rate}"
 
 
-def output_tokens(answer: Answer) -> int:
-    """What the server counted; without that, its chunks, which are tokens on most servers."""
+def output_tokens(answer: ShownAnswer) -> int:
+    """Return the number of tokens that the server counted; without that, its chunks, which are tokens on most
+    servers.
+    """
     counted = answer.usage.completion_tokens if answer.usage else None
     return answer.chunks if counted is None else counted
 
 
-def told(answer: Answer) -> str:
-    """One line about one answer: time to the first token, output rate after it, tokens."""
+def told(answer: ShownAnswer) -> str:
+    """Return one line about one answer: time to the first token, output rate after it, tokens."""
     if answer.first is None:
         return "no tokens came"
     tokens = output_tokens(answer)

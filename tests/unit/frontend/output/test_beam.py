@@ -13,12 +13,12 @@ import torch
 
 from ferrule.errors import EngineDead, RequestError
 from ferrule.interfaces.sampler import LogitsProcessor
-from ferrule.interfaces.service import Generate, Prompt
+from ferrule.interfaces.service import Generate, Output, Prompt
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.types import EngineRequest, FinishReason, RequestDelta, TokenLogprobs
 from ferrule_testkit.checkpoints import tiny_model
 from tests.fakes.engine import FakeEngine, echo, fake_info
-from tests.fakes.frontend import Answer, FakePlugins, answers, drained, model_folder, serving, until
+from tests.fakes.frontend import FakePlugins, answers, drained, model_folder, serving, until
 
 VOCAB = 300
 STOPS = list(range(40, 75))
@@ -66,7 +66,7 @@ def ask(beam: Beam, count: int = 1, **params: Any) -> Generate:
     return Generate(prompts=(Prompt(ids=PROMPT),) * count, params=SamplingParams(**{**values, **params}), beam=beam)
 
 
-def score(answer: Answer, penalty: float) -> float:
+def score(answer: Output, penalty: float) -> float:
     return sum(entry.logprob for entry in answer.logprobs) / len(answer.token_ids) ** penalty
 
 

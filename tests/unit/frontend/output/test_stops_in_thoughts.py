@@ -19,7 +19,7 @@ from ferrule_plugins.reasoning_parser.openai_gptoss import OpenAIGptOss
 from ferrule_plugins.reasoning_parser.tagged import DeepSeekR1, Qwen3
 from ferrule_plugins.tool_parser.hermes import Hermes
 from tests.fakes.engine import FakeEngine, Script, tokens
-from tests.fakes.frontend import Answer, FakePlugins, fold, model_folder, serving
+from tests.fakes.frontend import FakePlugins, fold, model_folder, serving
 
 CHAT = ChatPrompt(messages=({"role": "user", "content": "Hi"},))
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
@@ -59,7 +59,7 @@ async def thinking(
         yield service
 
 
-async def ask(service: FrontendService, stop: str | list[str], prompt: Any = CHAT, **asked: Any) -> list[Answer]:
+async def ask(service: FrontendService, stop: str | list[str], prompt: Any = CHAT, **asked: Any) -> list[Output]:
     params = SamplingParams(
         stop=stop, max_tokens=230, n=asked.pop("n", 1), **asked.pop("params", {}), skip_special_tokens=False
     )
@@ -116,10 +116,10 @@ async def test_calls_are_part_of_the_answer(tmp_path: Path, size: int) -> None:
     async with thinking(tmp_path, engine, tool_parser=True) as service:
         (cut,) = await ask(service, "END", tools=(TOOL,))
         (whole,) = await ask(service, "</tool_call>", tools=(TOOL,))
-    assert (cut.stop_reason, cut.reasoning, len(cut.tool_calls)) == ("END", "END", 1)
-    assert cut.tool_calls[0].arguments.startswith('{"a": "x')
-    assert "END" not in cut.tool_calls[0].arguments
-    assert (whole.stop_reason, whole.tool_calls[0].arguments) == ("</tool_call>", '{"a": "xENDy"}')
+    assert (cut.stop_reason, cut.reasoning, len(cut.calls)) == ("END", "END", 1)
+    assert cut.calls[0].arguments.startswith('{"a": "x')
+    assert "END" not in cut.calls[0].arguments
+    assert (whole.stop_reason, whole.calls[0].arguments) == ("</tool_call>", '{"a": "xENDy"}')
 
 
 async def test_no_end_before_min_tokens(tmp_path: Path) -> None:

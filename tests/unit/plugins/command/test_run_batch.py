@@ -29,7 +29,7 @@ from ferrule_plugins.command.run_batch.files import Target, opened
 from ferrule_plugins.command.run_batch.journal import Journal, Record
 from ferrule_plugins.command.run_batch.local import ask, served_urls
 from ferrule_plugins.command.run_batch.progress import Progress
-from ferrule_plugins.command.run_batch.rows import Answer, Bad, Row, answered, read_row, refused
+from ferrule_plugins.command.run_batch.rows import AppResponse, Bad, Row, answered, read_row, refused
 from ferrule_plugins.command.run_batch.source import read_rows, survey
 from ferrule_plugins.command.run_batch.transfer import shown
 from tests.fakes.http import Site
@@ -110,7 +110,7 @@ def test_a_url_that_is_not_served_names_those_that_are() -> None:
 
 def test_results_have_the_form_of_openai() -> None:
     row = Row(4, "x", URL, b"{}")
-    good = json.loads(answered(row, Answer(200, "rid", b'{"id": "cmpl-1"}')))
+    good = json.loads(answered(row, AppResponse(200, "rid", b'{"id": "cmpl-1"}')))
     assert good.pop("id").startswith("batch_req_")
     body = {"id": "cmpl-1"}
     assert good == {
@@ -119,14 +119,14 @@ def test_results_have_the_form_of_openai() -> None:
         "error": None,
     }
     error = {"message": "No.", "type": "NotFoundError", "param": "model", "code": 404}
-    failed = json.loads(answered(row, Answer(404, "rid", json.dumps({"error": error}).encode())))
+    failed = json.loads(answered(row, AppResponse(404, "rid", json.dumps({"error": error}).encode())))
     assert failed["response"]["body"] == {"error": error}
     assert failed["error"] == {"code": "NotFoundError", "message": "No.", "param": "model", "line": 4}
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>\n</html>", b"[1,\n2]", b'{"error": "text"}', b'{"error":\n null}'])
 def test_an_answer_of_any_form_becomes_one_line(body: bytes) -> None:
-    result = answered(Row(4, "x", URL, b"{}"), Answer(502, "", body))
+    result = answered(Row(4, "x", URL, b"{}"), AppResponse(502, "", body))
     assert b"\n" not in result
     assert json.loads(result)["error"]["message"] == "The request was answered 502."
 
@@ -339,7 +339,7 @@ class Clerk:
         self.open = self.most = 0
         self.asked: list[str] = []
 
-    async def ask(self, url: str, body: bytes) -> Answer:
+    async def ask(self, url: str, body: bytes) -> AppResponse:
         name = json.loads(body)["prompt"]
         self.asked.append(name)
         self.open += 1
@@ -350,7 +350,7 @@ class Clerk:
             self.open -= 1
         statuses = self.statuses.get(name, [200])
         status = statuses.pop(0) if len(statuses) > 1 else statuses[0]
-        return Answer(status, "r", b'{"text": "x"}', retry_after=0.0)
+        return AppResponse(status, "r", b'{"text": "x"}', retry_after=0.0)
 
 
 def rows_of(count: int) -> Iterator[Row | Bad]:

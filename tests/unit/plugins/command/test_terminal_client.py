@@ -20,7 +20,7 @@ from ferrule.env import read as read_environment
 from ferrule.env import terminal
 from ferrule.errors import ConfigError
 from ferrule_plugins.command.chat import ChatOptions
-from ferrule_plugins.command.terminal.chunks import Answer, Figures, told
+from ferrule_plugins.command.terminal.chunks import Figures, ShownAnswer, told
 from ferrule_plugins.command.terminal.client import Server, Unanswered
 from ferrule_plugins.command.terminal.conversation import Completions, Conversation
 from ferrule_plugins.command.terminal.editor import Lines, history_file
@@ -405,7 +405,7 @@ def test_a_completion_is_sent_as_it_is(script: Script, server: Server) -> None:
 def test_figures(script: Script, server: Server) -> None:
     usage = {"prompt_tokens": 9, "completion_tokens": 4, "prompt_tokens_details": {"cached_tokens": 8}}
     script.stream({"choices": [{"text": "a", "finish_reason": "stop"}]}, {"choices": [], "usage": usage})
-    answer = Answer()
+    answer = ShownAnswer()
     for chunk in server.stream("/completions", {}):
         assert [piece.text for piece in answer.take(chunk)] == (["a"] if chunk.choices else [])
     assert answer.first is not None
@@ -413,7 +413,7 @@ def test_figures(script: Script, server: Server) -> None:
     assert told(answer) == "first token after 500 ms, 2.0 tokens/s, output 4, prompt 9 (8 cached)"
     answer.usage = None
     assert told(answer).endswith("output about 1")
-    assert told(Answer()) == "no tokens came"
+    assert told(ShownAnswer()) == "no tokens came"
     figures = Figures()
     figures.add(answer)
     assert figures.told() == "session: 1 answer, prompts 0, output 1 tokens, 0.5 tokens/s"

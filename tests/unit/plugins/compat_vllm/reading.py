@@ -14,7 +14,7 @@ from ferrule.interfaces.parsers import CallEnd, ChoiceContext
 from ferrule.interfaces.service import Output
 from ferrule.plugin import Plugins, discover
 from ferrule_testkit.tokenizers import ByteTokenizer
-from tests.fakes.frontend import Answer, fold
+from tests.fakes.frontend import fold
 
 ADAPTER = "ferrule_plugins.compat_vllm"
 TOOLS: tuple[dict[str, Any], ...] = (
@@ -36,7 +36,7 @@ class Characters(ByteTokenizer):
         return chr(token_id) if token_id < 128 else super().token(token_id)
 
 
-def answer(parsers: Parsers, text: str, size: int, **context: Any) -> Answer:
+def answer(parsers: Parsers, text: str, size: int, **context: Any) -> Output:
     """What the chain makes of a text in pieces of `size`; every character is a token."""
     given = ChoiceContext(**{"tools": TOOLS, "tokenizer": Characters(), **context})
     chain = ParseChain(parsers, TOOLS, given)
@@ -46,9 +46,9 @@ def answer(parsers: Parsers, text: str, size: int, **context: Any) -> Answer:
         events += chain.feed(piece, tuple(piece.encode()))
     events += chain.finish()
     (folded,) = fold([Output(index=0, events=tuple(events))])
-    assert len(folded.tool_calls) == sum(isinstance(event, CallEnd) for event in events)
+    assert len(folded.calls) == sum(isinstance(event, CallEnd) for event in events)
     return folded
 
 
-def calls(found: Answer) -> list[tuple[str, Any]]:
-    return [(call.name, json.loads(call.arguments)) for call in found.tool_calls]
+def calls(found: Output) -> list[tuple[str, Any]]:
+    return [(call.name, json.loads(call.arguments)) for call in found.calls]

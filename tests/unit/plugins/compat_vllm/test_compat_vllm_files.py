@@ -207,9 +207,9 @@ def test_deriving_from_hermes(tmp_path: Path, name: str, text: str, tag: str, st
     found = answer(Parsers(tools=parser), f"Sums: {one}\n{one} and <", size, streamed=streamed)
     assert calls(found) == [("add", {"a": f"</{tag}>"})] * 2
     assert found.text == "Sums: and <"
-    assert len({call.id for call in found.tool_calls}) == 2
+    assert len({call.id for call in found.calls}) == 2
     broken = answer(Parsers(tools=parser), f'<{tag}>{{"name": "add", "arguments": {{"a": 1', size, streamed=streamed)
-    assert [(call.name, call.arguments) for call in broken.tool_calls] == [("add", '{"a": 1')]
+    assert [(call.name, call.arguments) for call in broken.calls] == [("add", '{"a": 1')]
 
 
 @pytest.mark.parametrize(("streamed", "size"), [(True, 1), (True, 3), (False, 5)])

@@ -13,7 +13,7 @@ import pytest
 from ferrule.forms import Fixed, Form, GrammarSpec, Json, Regex, Rules, Series
 from ferrule.plugin import discover
 from ferrule_plugins.guided_decoding.patterns import UnsupportedPattern, anywhere, json_text, whitespace, whole
-from ferrule_testkit.guided import MERGED, accepts, first_refused, vocabulary, whole_tokens_of
+from ferrule_testkit.kits.guided_texts import MERGED, accepts, first_refused, vocabulary, whole_tokens_of
 
 VOCABULARY = vocabulary()
 GUIDANCE = discover().make("guided_decoding", "guidance", VOCABULARY)

@@ -13,7 +13,7 @@ import pytest
 from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
-from ferrule_testkit.guided import MERGED, accepts, first_refused, sample, vocabulary, whole_tokens_of
+from ferrule_testkit.kits.guided_texts import MERGED, accepts, first_refused, sample, vocabulary, whole_tokens_of
 from tests.unit.plugins.guided_decoding.grid import GRID, Row
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")

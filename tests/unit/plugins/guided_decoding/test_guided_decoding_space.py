@@ -14,7 +14,7 @@ from ferrule.forms import Fixed, Form, GrammarSpec, Json, Series
 from ferrule.interfaces.guided_decoding import GrammarBackend
 from ferrule.plugin import discover
 from ferrule_plugins.guided_decoding.spaces import indentation
-from ferrule_testkit.guided import accepts, sample, vocabulary
+from ferrule_testkit.kits.guided_texts import accepts, sample, vocabulary
 
 BACKENDS = ("xgrammar", "guidance", "outlines", "lm-format-enforcer")
 VOCABULARY = vocabulary()

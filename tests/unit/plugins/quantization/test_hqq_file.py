@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.load_format import pt
-from ferrule_plugins.quantization.hqq_file import FILE
+from ferrule_plugins.load_format.hqq_file import FILE
 from tests.mutations import fuzz
 from tests.unit.plugins.quantization.loading import load_folder
 

@@ -3,23 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter
 from pydantic import BaseModel, Field
 
 from ferrule.interfaces.dialect import Dialect, Failure, encode
-from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import JSON, Access, EventStream, Router, RouterContext, needs, streams
-from ferrule.interfaces.service import Generate, Output, Prompt
+from ferrule.interfaces.service import Answer, Generate, Output, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
 from ferrule_protocol import Closing
 
 
 class Continue(Body):
-    """What does not fit it is answered 400 before the handler is called."""
+    """A text to continue. A body that does not fit is answered 400 before the handler is called."""
 
     text: SomeText = Field(description="What to continue.")
     tokens: Count = Field(16, description="At most so many tokens.")
@@ -65,20 +63,27 @@ class ExampleRouter(Router):
             admitted = await ctx.service.admit(
                 Generate(prompts=(Prompt(text=body.text),), params=params, raw=True, streamed=body.stream)
             )
+            if not body.stream:
+                return JSON(whole(await admitted.answer()))
             outputs = admitted.outputs()
-            pieces = Closing(_pieces(outputs), outputs)  # leaving early cancels what still runs
-            if body.stream:
-                return EventStream(pieces)
-            async with aclosing(pieces):
-                return JSON({"text": "".join([piece["text"] async for piece in pieces])})
+            return EventStream(Closing(_chunks(outputs), outputs))  # leaving early cancels what still runs
 
         return routes
 
 
-async def _pieces(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, str]]:
+def chunk(output: Output) -> dict[str, str]:
+    """Return what a line of a stream says."""
+    return {"text": output.text}
+
+
+def whole(answer: Answer) -> dict[str, str]:
+    """Return the answer to a request that does not stream."""
+    return {"text": answer.choices[0].text}
+
+
+async def _chunks(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, str]]:
     async for output in outputs:
-        text = "".join(event.text for event in output.events if isinstance(event, Content))
         if output.error is not None:
             raise output.failure()
-        if text:
-            yield {"text": text}
+        if output.text:
+            yield chunk(output)

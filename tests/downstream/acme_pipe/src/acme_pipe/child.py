@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 
 import msgspec
 
-from acme_pipe.frames import METHODS, Answer, Ask, Fault, Given, read, write
+from acme_pipe.frames import METHODS, Ask, Fault, Given, Reply, read, write
 from ferrule import log
 from ferrule.errors import EngineDead, RequestError
 from ferrule.execution import WorkerThread, open_worker
@@ -97,9 +97,9 @@ class Child:
 
     def _answer(self, number: int, function: Callable[[], Any]) -> None:
         try:
-            answer = Answer(number, msgspec.Raw(msgspec.msgpack.encode(function())))
+            answer = Reply(number, msgspec.Raw(msgspec.msgpack.encode(function())))
         except Exception as error:
-            answer = Answer(number, fault=Fault.of(error))
+            answer = Reply(number, fault=Fault.of(error))
         with self._writing:
             write(self._out, answer)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from acme_pipe.frames import METHODS, Answer, Ask, read, write
+from acme_pipe.frames import METHODS, Ask, Reply, read, write
 from ferrule.config import WorkerSettings
 from ferrule.errors import EngineDead, RequestError
 from ferrule.interfaces.executor import Executor, Step
@@ -96,7 +96,7 @@ class Link:
 
     def _read(self) -> None:
         while (frame := read(self._process.stdout)) is not None:  # type: ignore[arg-type]
-            answer = msgspec.msgpack.decode(frame, type=Answer)
+            answer = msgspec.msgpack.decode(frame, type=Reply)
             with self._lock:
                 future, kind = self._waiting.pop(answer.number)
             if answer.fault is None:

@@ -1,4 +1,4 @@
-"""What the pipes carry: a length of four bytes, then an `Ask` for the child, or its `Answer`."""
+"""What the pipes carry: a length of four bytes, then an `Ask` for the child, or its `Reply`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Fault(msgspec.Struct, frozen=True):
         return kind(self.message) if self.more is None else kind(self.message, self.more)
 
 
-class Answer(msgspec.Struct, frozen=True):
+class Reply(msgspec.Struct, frozen=True):
     """What a call has returned or raised."""
 
     number: int
@@ -63,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True):
     fault: Fault | None = None
 
 
-def write(stream: BinaryIO, message: Ask | Answer) -> None:
+def write(stream: BinaryIO, message: Ask | Reply) -> None:
     """Write one frame. Raises OSError when nobody reads."""
     data = msgspec.msgpack.encode(message)
     stream.write(len(data).to_bytes(4, "big") + data)

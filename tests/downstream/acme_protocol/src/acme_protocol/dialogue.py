@@ -14,7 +14,6 @@ from typing import Any
 from fastapi import APIRouter
 
 from ferrule.interfaces.dialect import Dialect, Failure, encode
-from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Access, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
@@ -80,9 +79,8 @@ class Dialogue(Router):
 async def _events(outputs: Outputs) -> AsyncIterator[dict[str, Any]]:
     yield {"event": "begin"}
     async for output in outputs:
-        text = "".join(event.text for event in output.events if isinstance(event, Content))
-        if text:
-            yield {"event": "word", "text": text}
+        if output.text:
+            yield {"event": "word", "text": output.text}
         if output.error is not None:
             raise output.failure()
         if output.finish is not None:

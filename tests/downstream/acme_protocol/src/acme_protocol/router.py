@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Response
@@ -17,7 +16,7 @@ from pydantic import Field
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content
 from ferrule.interfaces.router import JSON, EventStream, Router, RouterContext, streams
-from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Service
+from ferrule.interfaces.service import Answer, ChatPrompt, Generate, Output, Prompt, Service
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import Body, Count, SomeText
 from ferrule_protocol import Closing
@@ -55,20 +54,10 @@ class Acme(Router):
         @routes.post("/acme/v1/ask", summary="Ask a question.", responses=streams(dict[str, Any]))
         async def ask(body: Ask) -> Response:
             admitted = await service.admit(await _request(body, service))
+            if not body.live:
+                return JSON(_whole(await admitted.answer()))
             outputs = admitted.outputs()
-            events = Closing(_events(outputs), outputs)
-            if body.live:
-                return EventStream(events)
-            answer: dict[str, Any] = {"answer": "", "actions": []}
-            async with aclosing(events):
-                async for event in events:
-                    if "say" in event:
-                        answer["answer"] += event["say"]
-                    elif "do" in event:
-                        answer["actions"].append(event)
-                    else:
-                        answer |= event
-            return JSON(answer)
+            return EventStream(Closing(_events(outputs), outputs))
 
         return routes
 
@@ -86,6 +75,16 @@ async def _request(body: Ask, service: Service) -> Generate:
         logits_processors=({"qualname": "acme_rehearsal", "kwargs": {"ids": ids}},) if ids else (),
         streamed=body.live,
     )
+
+
+def _whole(answer: Answer) -> dict[str, Any]:
+    (choice,) = answer.choices
+    actions = [{"do": call.name, "with": json.loads(call.arguments)} for call in choice.calls]
+    return {"answer": choice.text, "actions": actions} | _end(choice)
+
+
+def _end(output: Output) -> dict[str, Any]:
+    return {"done": str(output.finish), "tokens": output.usage.completion_tokens}
 
 
 async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any]]:
@@ -106,4 +105,4 @@ async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any
         if output.error is not None:
             raise output.failure()
         if output.finish is not None:
-            yield {"done": str(output.finish), "tokens": output.usage.completion_tokens}
+            yield _end(output)

@@ -1,1 +1,0 @@
-"""The thread of the launcher that accepts connections and answers probes."""

@@ -54,7 +54,7 @@ def test_public_names() -> None:
 
 
 def test_the_support_policy() -> None:
-    """The current version and the previous one are read, each with a snapshot, a heading, and adapters if need be."""
+    """Read the current and the previous version, each with a snapshot, a heading, and adapters if need be."""
     assert CONTRACT in READABLE
     assert {CONTRACT, CONTRACT - 1} >= READABLE
     for version in READABLE:

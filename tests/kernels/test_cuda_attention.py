@@ -173,7 +173,7 @@ def test_a_context_with_most_splits_has_longer_ones(device: torch.device, monkey
 
 
 def test_rows_of_a_graph_that_are_padding(device: torch.device) -> None:
-    """A recorded step is padded with rows that have no query, or no context, and knows the longest context only."""
+    """Pad a recorded step with rows that have no query, or no context; only the longest context is known."""
     world = World([(1, 40), (1, 600)], options(), device)
     wanted, whole = world.run(), world.batch()
     tables = torch.cat((whole.block_table, torch.zeros_like(whole.block_table)))
@@ -203,7 +203,7 @@ def test_a_query_is_read_by_strides(device: torch.device) -> None:
 
 
 def test_a_page_of_a_larger_storage(device: torch.device) -> None:
-    """Layers of one model may have heads of different sizes: a smaller one's pages lie apart."""
+    """Read pages that lie apart, as a layer's whose heads are smaller than those of other layers."""
     world = World(MIXED, options(), device)
     wanted = world.run()
     storage = torch.full((world.cache.shape[0], world.cache[0].numel() + 48), float("nan"), device=device)

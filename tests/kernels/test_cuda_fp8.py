@@ -33,7 +33,7 @@ def _near(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
 
 
 def _blocks(w: torch.Tensor, tall: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """fp8 numbers, scales of blocks, and what they stand for."""
+    """Return fp8 numbers, scales of blocks, and the weights that they encode."""
     n, k = w.shape
     padded = torch.nn.functional.pad(w, (0, -k % 128, 0, -n % tall))
     parts = padded.view(padded.shape[0] // tall, tall, -1, 128)
@@ -103,7 +103,7 @@ def test_a_row_of_integers_has_the_same_bits_alone_and_in_any_batch(device: torc
 
 @grid({"m,n,k": SHAPES, "tall": [0, 1, 128]})
 def test_w8a8_of_fp8(device: torch.device, on_gpu: bool, m: int, n: int, k: int, tall: int) -> None:
-    """The interpreter multiplies fp8 as float16, as exactly."""
+    """Multiply fp8; the interpreter does so as float16, as exactly."""
     if on_gpu and torch.cuda.get_device_capability(device) < fp8.SINCE:
         pytest.skip("this device has no units for fp8")
     x, w, bias = _drawn(m, n, k, device)

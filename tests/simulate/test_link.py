@@ -35,7 +35,7 @@ F = TypeVar("F")
 
 
 class Faults:
-    """What a link does to a message. `kinds` are those that happen, each to a message of fifty."""
+    """The faults of a link. `kinds` are those that happen, each to one message of fifty."""
 
     def __init__(self, rng: random.Random, kinds: Sequence[str]) -> None:
         self.rng = rng
@@ -59,7 +59,7 @@ class Client(DemuxClient):
         self.connect()
 
     def connect(self) -> None:
-        """As a new socket does: nothing of before is in it."""
+        """Connect anew, as a new socket does: nothing of before is in it."""
         self.inbox: list[tuple[int, FromEngine]] = []
         self.outbox: list[tuple[int, ToEngine]] = []
         self._sender: Sender[ToEngine] = Sender()
@@ -75,7 +75,7 @@ class Client(DemuxClient):
                 self._dispatch(message)  # type: ignore[arg-type]
 
     def finds(self) -> None:
-        """The next engine answers."""
+        """Let the next engine answer."""
         self._dispatch(Ready(fake_info(), 30))
 
     async def close(self) -> None:
@@ -181,7 +181,7 @@ class World:
         return said
 
     async def judge(self, request: EngineRequest, task: asyncio.Task[list[RequestDelta]]) -> str:
-        """How it ended. Raises TimeoutError where it still waits."""
+        """Return how a request ended. Raises TimeoutError where it still waits."""
         alone = solo(self.engine.model, request, LIMITS.max_model_len)
         try:
             deltas = await asyncio.wait_for(task, 0.01)
@@ -220,7 +220,7 @@ async def test_doubled_messages_change_nothing() -> None:
 
 @pytest.mark.parametrize("kind", ["lost", "doubled"])
 async def test_without_numbers_the_simulation_fails(kind: str) -> None:
-    """The tests above are worth something: text is wrong, or a request waits for ever."""
+    """Prove the tests above worth something: text is wrong, or a request waits for ever."""
     with pytest.raises((AssertionError, TimeoutError)):
         await World(7, (kind,), numbered=False).run()
 

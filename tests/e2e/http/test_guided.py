@@ -84,7 +84,7 @@ def test_thoughts_come_before_the_form(client: openai.OpenAI, thinking: bool) ->
 
 
 def num_thoughts(client: openai.OpenAI, ids: list[int], begins: bool) -> int:
-    """How many tokens of thoughts there are. `begins`: the prompt opened them."""
+    """Count the tokens of the reasoning. `begins`: the prompt opened it."""
 
     def tokens(text: str) -> list[int]:
         asked = httpx.post(f"{client.base_url}".replace("/v1/", "/tokenize"), json={"model": "tiny", "prompt": text})

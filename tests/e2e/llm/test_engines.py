@@ -62,7 +62,7 @@ def kind_of(worker: Any, prefix: str) -> str:
 
 
 def only_five(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """No other token than 5 is left."""
+    """Leave no other token than 5."""
     return torch.full_like(logits, float("-inf")).index_fill_(0, torch.tensor([5]), 0.0)
 
 
@@ -71,7 +71,7 @@ def make_only(token: int) -> Any:
 
 
 def after_the_prompt(prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Repeats the prompt."""
+    """Repeat the prompt."""
     wanted = prompt_ids[len(output_ids) % len(prompt_ids)]
     return torch.where(torch.arange(len(logits)) == wanted, logits, float("-inf"))
 
@@ -110,7 +110,7 @@ def test_functions_change_logits(llm: LLM) -> None:
 
 
 def test_processors_by_import_path_run_in_the_engine(llm: LLM) -> None:
-    """As a router passes them on."""
+    """Pass processors on as a router does."""
 
     async def generate(processor: Any) -> list[int]:
         request = Generate(
@@ -252,7 +252,7 @@ async def _all(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str)
 
 
 async def _settled(engine: AsyncLLM) -> EngineStats:
-    """The engine's figures once nothing runs any more."""
+    """Return the engine's figures once nothing runs any more."""
     while True:
         stats = await engine._ask(engine._backend.service.call("stats"))
         if not (stats.get("running") or stats.get("waiting")):
@@ -380,7 +380,7 @@ def _ended(before: list[str]) -> bool:
 
 
 def _holders() -> str:
-    """For a failure: the threads that are left, and what refers to backends that are still there."""
+    """Describe, for a failure, the threads that are left, and what refers to backends that still exist."""
     backends = [each for each in gc.get_objects() if isinstance(each, Backend)]
     threads = ", ".join(thread.name for thread in threading.enumerate())
     return f"{threads}; " + "; ".join(repr(gc.get_referrers(each))[:1000] for each in backends)

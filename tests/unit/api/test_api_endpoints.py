@@ -42,7 +42,7 @@ class Said(BaseModel):
 
 
 def client(declare: Callable[[APIRouter], object]) -> httpx.AsyncClient:
-    """For an application with the routes that `declare` adds, and those of the plugins."""
+    """Return a client of an application with the routes that `declare` adds, and those of the plugins."""
 
     class Added(Router):
         def router(self, ctx: RouterContext) -> APIRouter:
@@ -76,7 +76,7 @@ async def nothing() -> None: ...
 
 
 def twice(routes: APIRouter) -> None:
-    """One handler behind two routes; FastAPI is needed for the dependency of the second."""
+    """Add one handler with two routes; FastAPI is needed for the dependency of the second."""
 
     async def answer(body: Ask, info: CurrentRequest, request: Request) -> JSON:
         given = await request.json()
@@ -175,7 +175,7 @@ async def test_parameters_models_and_status() -> None:
 
 
 async def test_dependencies_and_work_after_the_answer() -> None:
-    """What a dependency opens is closed after the answer was sent, and tasks run in between."""
+    """Close what a dependency opened after the answer was sent, and run tasks in between."""
     order: list[str] = []
 
     async def opened() -> AsyncIterator[None]:

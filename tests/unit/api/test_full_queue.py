@@ -98,7 +98,7 @@ def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyP
 
 
 def test_a_turn_takes_less_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusing clients that ask again at once must not take the processor from work."""
+    """Refuse clients that ask again at once without taking the processor from work."""
     clock = [100.0]
     monkeypatch.setattr("ferrule.api.lifecycle.time.monotonic", lambda: clock[0])
     lifecycle = Lifecycle()

@@ -50,7 +50,7 @@ class Fault(msgspec.Struct, frozen=True):
         return cls(type(error).__name__ if known else "", str(error) if known else f"{type(error).__name__}: {error}")
 
     def exception(self) -> Exception:
-        """The same exception again; EngineDead for one that is not known here."""
+        """Return the same exception again; EngineDead for one that is not known here."""
         kind = ValueError if self.kind == "ValueError" else getattr(errors, self.kind, errors.EngineDead)
         return kind(self.message) if self.more is None else kind(self.message, self.more)
 

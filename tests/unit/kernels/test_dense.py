@@ -35,7 +35,7 @@ def _use(loaded: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["installed", "emulated tiles"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, ...]]:
-    """The library that is installed, then one with emulated tile registers; how many rows to multiply with it."""
+    """Use the installed library, then one with emulated tile registers; yield how many rows to multiply with it."""
     if request.param != "installed":
         _use(request.getfixturevalue("emulated_kernels"), monkeypatch)
     elif dense.unit() is None:

@@ -70,7 +70,7 @@ def test_a_replay_has_the_same_bits(compute: Compute) -> None:
 
 
 def test_kernels_are_called_together() -> None:
-    """Layers of kernels alone are one step, and their memory is given out again."""
+    """Record kernels that follow each other as one step, and reuse their memory."""
     norm, down = RMSNorm(torch.rand(64).bfloat16(), 1e-6, 0.0), DenseMatrix(torch.randn(64, 64).bfloat16() / 8)
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ class Host(np.ndarray[Any, Any]):
 
 
 def test_memory_that_kernels_read_is_kept() -> None:
-    """What only the function had lives as long as its recording."""
+    """Keep what only the function had as long as its recording."""
     made: list[weakref.ref[Host]] = []
 
     def compute(x: torch.Tensor) -> torch.Tensor:

@@ -125,7 +125,7 @@ def test_what_no_kernel_multiplies() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_each_generation_of_processors(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That this one can run: each of them adds lanes up in an order of its own."""
+    """Run each generation that this processor can run: each adds lanes up in an order of its own."""
     if march == "x86-64-v4" and "avx512bw" not in library.features():
         pytest.skip("this processor has no AVX-512")
     target, source = tmp_path / "kernels.so", Path(library.__file__).parent / "tables.cpp"

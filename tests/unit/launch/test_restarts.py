@@ -123,7 +123,7 @@ async def test_what_was_not_answered_is_submitted_again_and_the_rest_fails() -> 
 
 
 async def test_a_request_is_submitted_twice_at_most() -> None:
-    """One that kills engines must not kill all of them."""
+    """Give up a request that kills engines, before it has killed all of them."""
     client = Recorder()
     poison = client.generate(request("poison"))
     client.lose("first")
@@ -136,7 +136,7 @@ async def test_a_request_is_submitted_twice_at_most() -> None:
 
 
 async def test_what_ends_while_no_engine_is_there() -> None:
-    """A deadline, a client that has left, a beam that goes on: none of them needs the dead engine's word."""
+    """End a deadline, a client that has left, and a beam that goes on, none of which needs the dead engine's reply."""
     client = Recorder()
     late, left = client.generate(request("late")), client.generate(request("left"))
     client.lose("gone")

@@ -57,7 +57,7 @@ def result(events: list[Event]) -> Result:
 
 
 def read(text: str) -> Result:
-    """One piece and single characters agree."""
+    """Parse a text in one piece and in single characters, with the same result."""
     whole = result(run(text))
     assert result(run(*text)) == whole
     return whole

@@ -187,7 +187,7 @@ def plugins_of(folder: Path, kind: str, name: str, text: str = "", adapter: str 
 
 @pytest.fixture(autouse=True)
 def no_trace() -> Iterator[None]:
-    """No test leaves a stand-in for vLLM behind, or finds one."""
+    """Check that no test leaves a stand-in for vLLM behind, or finds one."""
     before = list(sys.meta_path)
     yield
     assert [name for name in sys.modules if name.partition(".")[0] == "vllm"] == []

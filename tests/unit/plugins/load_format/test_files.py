@@ -52,7 +52,7 @@ def test_a_file_is_mapped_anew_for_every_few_tensors(tmp_path, monkeypatch):
 
 
 def shard(folder, save, single, ending):
-    """Two files with an index, as transformers writes them."""
+    """Write two files with an index, as transformers does."""
     files = {f"w-1{ending}": ["a.weight"], f"w-2{ending}": ["b.weight", "c"]}
     for file, names in files.items():
         save({name: WEIGHTS[name] for name in names}, str(folder / file))

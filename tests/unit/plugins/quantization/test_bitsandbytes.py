@@ -58,7 +58,7 @@ def test_what_tables_lose_in_8_bits(table: tuple[float, ...], bound: float) -> N
 
 
 def test_floats_are_made_nf4(folder: Path, plugins: Plugins) -> None:
-    """With the error that nf4 has for weights of a normal distribution, about 0.09, and no more."""
+    """Encode with the error that nf4 has for weights of a normal distribution, about 0.09, and no more."""
     plain, made = (load_folder(folder, plugins, quantization=name) for name in (None, "bitsandbytes"))
     assert isinstance(plain.model, torch.nn.Module)
     assert isinstance(made.model, torch.nn.Module)

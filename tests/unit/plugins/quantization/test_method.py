@@ -31,7 +31,7 @@ BOUNDS = dict(zip(METHODS, (0.016, 0.011, 0.11, 0.11), strict=True))
 
 
 def _logits(loaded: Loaded) -> torch.Tensor:
-    """Of hidden states that are the same for every model of this size."""
+    """Return the logits of hidden states that are the same for every model of this size."""
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
     return loaded.model.logits(hidden)
 

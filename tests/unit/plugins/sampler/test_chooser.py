@@ -31,7 +31,7 @@ def compiled() -> Chooser:
 def _drawn(
     chooser: Chooser, logits: torch.Tensor, rows: Sequence[int], samplings: Sequence[TokenSampling], noise: Any
 ) -> torch.Tensor:
-    """[rows]: what is drawn for some of the logits' rows."""
+    """Return the tokens [rows] that are drawn for some of the logits' rows."""
     numbers = zip(rows, samplings, np.asarray(noise).tolist(), strict=True)
     table = np.array([[row, s.top_k, u, s.top_p, s.temperature, s.min_p] for row, s, u in numbers])
     draws = Draws(table, True, lambda: torch.from_numpy(table))
@@ -111,7 +111,7 @@ def test_other_logits_go_to_torch(compiled: Chooser, logits: torch.Tensor) -> No
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize(("vocab", "width"), [(16, 1), (5000, 157), (5000, 60), (5001, 157)])
 def test_masks_ban_what_they_do_not_name(compiled: Chooser, density: float, vocab: int, width: int) -> None:
-    """Words may end before the vocabulary: what they do not reach is banned."""
+    """Ban ids that the words do not reach, which may end before the vocabulary."""
     bits = np.random.default_rng(vocab).random((2, 32 * width)) < density
     words = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
     logits = torch.randn(3, vocab)

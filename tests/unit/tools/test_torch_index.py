@@ -106,7 +106,7 @@ def test_settings_are_those_of_pip_install_and_variables_win() -> None:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The root of a machine without a GPU, whose programs are in its folder `bin`."""
+    """Make the root of a machine without a GPU, whose programs are in its folder `bin`."""
     (tmp_path / "dev").mkdir()
     (tmp_path / "dev" / "nvidiactl").touch()  # the driver alone
     (tmp_path / "bin").mkdir()

@@ -98,7 +98,7 @@ def scripted() -> Iterator[Scripted]:
 
 
 def streams(scripted: Scripted, *scripts: Callable[[Write], None] | int, key: str = "") -> Seen:
-    """What a victim sees of these, behind a first one that is whole."""
+    """Return what a victim sees of these streams, after a first one that is whole."""
     made, seen = Streams(scripted.port, key), Seen()
     made.prepare()
     made.one(Seen())

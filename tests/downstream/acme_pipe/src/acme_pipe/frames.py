@@ -56,7 +56,7 @@ class Fault(msgspec.Struct, frozen=True):
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a call has returned or raised."""
+    """The result of a call, or the exception that it raised."""
 
     number: int
     value: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))

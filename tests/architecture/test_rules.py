@@ -49,7 +49,14 @@ def test_the_repository_keeps(name: str) -> None:
 
 def test_the_walk_sees_the_repository() -> None:
     packages = {module.package for module in repository()}
-    assert packages >= {"ferrule", "ferrule_testkit", "ferrule_plugins", "ferrule_kernels", "ferrule_contrib"}
+    assert packages >= {
+        "ferrule",
+        "ferrule_testkit",
+        "ferrule_plugins",
+        "ferrule_kernels",
+        "ferrule_contrib",
+        "ferrule_quantize",
+    }
     named = {part for layer in LAYERS for part in layer}
     parts = {module.name.partition(".")[2].partition(".")[0] for module in repository() if module.core}
     assert parts <= named
@@ -88,6 +95,11 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "core-stands-alone", engine, "def f():\n    import ferrule_plugins.policy\n", 2
     yield "core-stands-alone", engine, "import importlib\nimportlib.import_module('ferrule_contrib.tiny')\n", 2
     yield "core-stands-alone", "kernels/ferrule_kernels/x.py", "from ferrule import types\n", 1
+    yield "core-stands-alone", "plugins/ferrule_plugins/x.py", "def f():\n    import ferrule_quantize.run\n", 2
+    other = "distributions/ferrule-quantize/src/ferrule_quantize/x.py"
+    yield "core-stands-alone", other, "import ferrule_tensorizer\n", 1
+    yield "public-imports", other, "from ferrule_plugins.command import pack\n", 1
+    yield "public-imports", other, "from ferrule_files import shards\nfrom ferrule.assembly import model\n", 2
     yield "no-torch", "core/ferrule/frontend/x.py", "def f():\n    import torch\n", 2
     yield "no-torch", "core/ferrule/api/x.py", _typing("import torch"), 3
     yield "no-torch", "core/ferrule/launch/x.py", "from safetensors.torch import load\n", 1
@@ -162,7 +174,7 @@ def test_a_planted_fault_is_found(rule: str, path: str, source: str, line: int) 
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    elsewhere = {"no-cycles", "no-torch-on-import"}  # these need more than one module
+    elsewhere = {"no-cycles", "package-cycles", "no-torch-on-import"}  # these need more than one module
     assert {rule for rule, *_ in planted()} | elsewhere == set(RULES)
 
 
@@ -182,6 +194,26 @@ def test_a_planted_cycle_is_found(a: str, b: str) -> None:
     ]
     (violation,) = RULES["no-cycles"](modules)
     assert "ferrule.engine.a → ferrule.engine.b → ferrule.engine.a" in violation.what
+
+
+def test_a_planted_cycle_of_packages_is_found() -> None:
+    """No module is in a cycle: the packages are, and so are a module and a package beside it."""
+    modules = [
+        Module("core/ferrule/api/__init__.py", "from ferrule.api.a import x"),
+        Module("core/ferrule/api/a.py", "import ferrule.engine.b"),
+        Module("core/ferrule/api/c.py", "import ferrule.api.deep.d"),
+        Module("core/ferrule/api/deep/d.py", ""),
+        Module("core/ferrule/api/deep/e.py", "import ferrule.api.c"),
+        Module("core/ferrule/engine/b.py", "import ferrule.types"),
+        Module("core/ferrule/engine/f.py", "def f():\n    import ferrule.api.c"),
+        Module("core/ferrule/types.py", ""),
+    ]
+    found = [violation.what for violation in RULES["package-cycles"](modules)]
+    assert RULES["no-cycles"](modules) == []
+    assert found == [
+        "cycle of packages: ferrule.api → ferrule.engine → ferrule.api → …",
+        "cycle of packages: ferrule.api.c → ferrule.api.deep → ferrule.api.c → …",
+    ]
 
 
 def test_torch_through_another_module_is_found() -> None:

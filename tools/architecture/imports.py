@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from ferrule_testkit.public import may_import
 from tools.architecture.source import Import, Module, Rule, Violation
@@ -38,8 +39,10 @@ TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
 ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
-_SDKS = ("ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
-_BESIDE = (*_SDKS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
+_SDKS = ("ferrule_files", "ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
+_BUILT_IN = ("ferrule_contrib", "ferrule_kernels", "ferrule_plugins")
+_DISTRIBUTIONS = ("ferrule_quantize", "ferrule_tensorizer")
+_BESIDE = (*_SDKS, *_DISTRIBUTIONS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
 # What is built in keeps to what strangers may import, but for these files, or folders, and what they need.
 _INSIDE: Mapping[str, str] = {
     "plugins/ferrule_plugins/command/": "",  # the program itself: it starts processes, converts, measures
@@ -68,7 +71,9 @@ def layer_order(modules: Sequence[Module]) -> list[Violation]:
 
 
 def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
-    """Check that core imports no package beside it, kernels nothing of Ferrule, and no package the tools."""
+    """Check that core imports no package beside it, kernels nothing of Ferrule, no package the tools, and none of this
+    distribution another distribution.
+    """
     found = []
     for module in modules:
         if module.core:
@@ -76,7 +81,7 @@ def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
         elif module.package == "ferrule_kernels":
             banned = (*_BESIDE, "ferrule")
         elif module.package != "tools":
-            banned = ("tools",)
+            banned = ("tools", *(name for name in _DISTRIBUTIONS if name != module.package))
         else:
             continue
         found += _banned(module, banned, f"{module.package} must not import")
@@ -90,6 +95,24 @@ def no_cycles(modules: Sequence[Module]) -> list[Violation]:
     known = {module.name for module in modules}
     graph = {m.name: {t for t, _ in _targets(m, known) if t in known and t != m.name} for m in modules}
     return _cycles("import cycle", graph, modules)
+
+
+def package_cycles(modules: Sequence[Module]) -> list[Violation]:
+    """Check that the members of a package, its modules and packages, import each other without a cycle, at every level.
+
+    An import counts for the two members of the smallest package that has both of its ends. Between a package and its
+    own members there is none: a package may lend names of theirs.
+    """
+    known = {module.name for module in modules}
+    levels: dict[str, dict[str, set[str]]] = {}
+    for module in modules:
+        for target, _ in _targets(module, known):
+            if target in known and (ends := _members(module.name, target)):
+                package, importer, imported = ends
+                graph = levels.setdefault(package, {})
+                graph.setdefault(importer, set()).add(imported)
+                graph.setdefault(imported, set())
+    return [violation for graph in levels.values() for violation in _cycles("cycle of packages", graph, modules)]
 
 
 def no_torch(modules: Sequence[Module]) -> list[Violation]:
@@ -145,15 +168,18 @@ def one_place_each(modules: Sequence[Module]) -> list[Violation]:
 
 
 def public_imports(modules: Sequence[Module]) -> list[Violation]:
-    """Check that built-in plugins import nothing of the core and of the SDKs that other plugins may not. They may
-    import `ferrule_kernels` and `ferrule_plugins`, as another distribution has modules of its own.
+    """Check that plugins import nothing of the core and of the SDKs that plugins of others may not.
+
+    `ferrule_kernels` and `ferrule_plugins` belong to the built-in ones, as another distribution has modules of its
+    own; the other distributions of this repository are strangers to them.
     """
+    own = {**dict.fromkeys(("ferrule_plugins", "ferrule_contrib"), ()), **dict.fromkeys(_DISTRIBUTIONS, _BUILT_IN)}
     return [
         Violation(module.path, imported.line, f"imports {'.'.join(filter(None, (imported.target, name)))}, private")
         for module in modules
-        if module.package in ("ferrule_plugins", "ferrule_contrib")
+        if module.package in own
         for imported in module.imports
-        if _is(imported, ("ferrule", *_SDKS)) and not _is_inside(module, imported)
+        if _is(imported, ("ferrule", *_SDKS, *own[module.package])) and not _is_inside(module, imported)
         for name in imported.names or ("",)
         if not may_import(imported.target, name)
     ]
@@ -172,6 +198,7 @@ IMPORT_RULES: dict[str, Rule] = {
     "layer-order": layer_order,
     "core-stands-alone": core_stands_alone,
     "no-cycles": no_cycles,
+    "package-cycles": package_cycles,
     "no-torch": no_torch,
     "no-torch-on-import": no_torch_on_import,
     "engine-is-pure": engine_is_pure,
@@ -204,6 +231,16 @@ def _targets(module: Module, known: set[str]) -> Iterator[tuple[str, Import]]:
             yield target, imported
         if not imported.names or len(inner) < len(imported.names):
             yield imported.target, imported
+
+
+def _members(importer: str, imported: str) -> tuple[str, str, str] | None:
+    """Return the smallest package that has both modules, and its members on either side; None if one has the other."""
+    ends = importer.split("."), imported.split(".")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False)))
+    if shared in map(len, ends):
+        return None
+    first, second = (".".join(end[: shared + 1]) for end in ends)
+    return ".".join(ends[0][:shared]), first, second
 
 
 def _cycles(what: str, graph: Mapping[str, set[str]], modules: Sequence[Module]) -> list[Violation]:

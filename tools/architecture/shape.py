@@ -41,7 +41,7 @@ BUDGETS = MappingProxyType(
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
         "ferrule.assembly": 1_220,  # runs once, at the start
-        "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
+        "ferrule.wire": 420,  # with messages without memory for them
         "ferrule.api_keys": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints
@@ -49,6 +49,7 @@ BUDGETS = MappingProxyType(
         "ferrule.locate": 420,
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule_files": 2_400,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 250,

@@ -35,17 +35,13 @@ class Call(Struct, frozen=True, tag=True):
     args: tuple[Any, ...] = ()
 
 
-class Gap(Struct, frozen=True, tag=True):
-    """A message was lost: said by what receives from the other end, and by the engine to the client whose it was."""
-
-
 class Unread(Struct, frozen=True):
     """Said by a client's own end: there is no memory to read what came for these requests."""
 
     ids: tuple[str, ...]
 
 
-ToEngine = Submit | Cancel | Pause | Call | Gap
+ToEngine = Submit | Cancel | Pause | Call
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -77,7 +73,7 @@ class Fatal(Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = Ready | Deltas | CallReply | Fatal | Gap
+FromEngine = Ready | Deltas | CallReply | Fatal
 
 
 class Channel(Protocol):

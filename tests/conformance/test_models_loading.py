@@ -296,7 +296,7 @@ ROPES = {
 def test_a_rotation_follows_the_length_of_its_own_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
 ) -> None:
-    """Beside longer and shorter requests, and in chunks, tokens are those of the native implementation."""
+    """Get the native implementation's tokens beside longer and shorter requests, and in chunks."""
     folder = tiny_checkpoint("llama", tmp_path / "llama")
     change = {"rope_parameters": ROPES[kind], "max_position_embeddings": 32 if kind == "dynamic" else 256}
     draw = torch.Generator().manual_seed(3)

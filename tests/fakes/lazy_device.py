@@ -86,7 +86,7 @@ class NoEvent:
         return True
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Launch:
     out: Any
 
     def replay(self) -> None:
-        """Once more, into the memory of the first time. Views and changes in place are there already."""
+        """Run the operation again, into the memory of the first time. Views and changes in place exist already."""
         again = self.func(*self.args, **self.kwargs)
         for old, new in zip(tree_flatten(self.out)[0], tree_flatten(again)[0], strict=True):
             if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():

@@ -26,7 +26,7 @@ def byte_fallback(prepend: bool = True) -> Any:
 
 
 def metaspace() -> Any:
-    """Unigram with a mark for spaces, as T5 and XLNet."""
+    """Make a unigram tokenizer with a mark for spaces, as T5 and XLNet."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.Unigram())

@@ -139,7 +139,7 @@ def test_a_cache_of_8_bits_and_its_scales(device: torch.device, kind: torch.dtyp
     "more", [{}, *(pytest.param(one, marks=ASIDE) for one in ({"window": 530}, {"soft_cap": 2.0}))]
 )
 def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, more: dict[str, Any]) -> None:
-    """Alone, beside others, with more splits than it needs, and with programs that share splits."""
+    """Compute a row alone, beside others, with more splits than it needs, and with programs that share splits."""
     rows = [(1, 1100), (30, 60), (1, 512), (16, 530), (17, 530)]
     world = World(rows, options(**more), device, heads=2, kv_heads=1)
     together = world.run()

@@ -27,7 +27,7 @@ def _drawn(m: int, n: int, k: int, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _near(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Within a share of the size of all results: single ones may cancel out."""
+    """Compare within a share of the size of all results: single ones may cancel out."""
     off = (y.double() - expected).abs().max() / expected.abs().max()
     assert off.item() <= tolerance
 
@@ -149,7 +149,7 @@ def test_int8_weights_alone(device: torch.device, dtype: torch.dtype, monkeypatc
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_number_of_fp8_is_read_exactly(device: torch.device, dtype: torch.dtype) -> None:
-    """Subnormal ones too; two bytes are NaN and no weights."""
+    """Read subnormal numbers too; two bytes are NaN and not weights."""
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
     every = every[~every.float().isnan()].to(device)[None]
     made = eight_bit.widen(every, torch.ones(1, device=device), dtype)

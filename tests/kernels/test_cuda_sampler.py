@@ -210,7 +210,7 @@ def test_a_wait_would_be_seen(wait: Any, device: torch.device) -> None:
 
 
 def test_launches_do_not_grow_with_the_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever rows ask for, more of the same need as many launches and as many tensors of the host."""
+    """Use as many launches and as many tensors of the host for more rows of the same kind, whatever they ask for."""
 
     class Counting(TorchDispatchMode):
         def __init__(self) -> None:

@@ -177,7 +177,7 @@ def test_rows_that_are_not_drawn_stay_as_they_are(device: torch.device) -> None:
 
 
 def test_frequencies_follow_the_distribution(device: torch.device) -> None:
-    """Noise that is spread evenly gives each token its share of the draws, but for one at either end of its range."""
+    """Give each token its share of the draws with evenly spread noise, but for one at either end of its range."""
     steps, count = torch.linspace(0, 3, 16, device=device), 24
     noise = (torch.arange(count, dtype=torch.float64, device=device) + 0.5) / count
     for given, kept in (({}, 16), ({"top_k": 5, "min_p": 0.01}, 5)):

@@ -143,7 +143,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_each_block_of_a_prompt_is_hashed_once_however_long_it_waits(hashed: list[int]) -> None:
-    """It waits for room in the cache, is computed in pieces, and is preempted: its digests stay."""
+    """Keep the digests of a prompt that waits for room in the cache, is computed in pieces, and is preempted."""
     scheduler = DefaultScheduler(limits(4, blocks=1000), FcfsPolicy())
     first, second = request(1, prompt=600 * SIZE, max_tokens=40), request(2, prompt=700 * SIZE, max_tokens=40)
     scheduler.add(first, 0.0)

@@ -39,7 +39,9 @@ def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Little patience: a busy machine may be too slow for it, so whoever wants an answer asks until it comes."""
+    """Run a server with little patience: a busy machine may be too slow for it, so a client asks until its answer
+    comes.
+    """
     args = ["--header-timeout", "1", "--body-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1"]
     args += servers.WITHOUT_MODEL
     with servers.running(args, tmp_path_factory.mktemp("hasty") / "log", {"OMP_NUM_THREADS": "1"}) as running:

@@ -147,7 +147,7 @@ def replace(target: Path, content: bytes) -> None:
 
 
 def test_https_with_renewal(authority: Authority, tmp_path: Path) -> None:
-    """Chat and streams work; a new pair is taken for new connections; a broken one is not, and the log says so."""
+    """Serve chat and streams; use a new pair for new connections, and not a broken one, which the log reports."""
     first, second, other = (authority.issue(name) for name in ("first", "second", "other"))
     cert, key = tmp_path / "live.pem", tmp_path / "live.key"
     cert.write_bytes(first.cert.read_bytes())

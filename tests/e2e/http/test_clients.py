@@ -163,7 +163,7 @@ def test_a_server_that_starts_is_waited_for_by_the_client(clients: Path, tmp_pat
 def evaluated(
     server: servers.Server, clients: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Task → its figures and its samples, by the commands of the page."""
+    """Return the figures and the samples of each task, by the commands of the page."""
     from ferrule_contrib import tiny
 
     folder = tmp_path_factory.mktemp("lm-eval")

@@ -217,7 +217,7 @@ def test_large_constraints_are_answered(server: servers.Server, schema: dict[str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_constraint_without_an_allowed_token_is_the_clients_fault(server: servers.Server, stream: bool) -> None:
-    """Also when the first tokens could be chosen. The metric of corrupted requests does not count it."""
+    """Refuse it also when the first tokens could be chosen. The metric of corrupted requests does not count it."""
     first, then = (httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"] for text in ("7", "x"))
     ask = {**ASK, "stream": stream, "guided_regex": "7x", "allowed_token_ids": first[-1:]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=240)

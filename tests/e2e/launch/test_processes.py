@@ -158,7 +158,7 @@ def status_of(url: str) -> int:
 
 
 def test_second_signal_stops_now(fresh: servers.Server, gate: servers.Gate) -> None:
-    """Though the requests cannot end: the gate stays shut."""
+    """Stop even though the requests cannot end: the gate stays shut."""
 
     def stop() -> None:
         fresh.process.send_signal(signal.SIGTERM)

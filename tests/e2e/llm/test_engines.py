@@ -319,7 +319,7 @@ async def test_what_is_asked_of_the_engine(engine: AsyncLLM) -> None:
 
 
 def test_several_loops_may_use_it(engine: AsyncLLM) -> None:
-    """And a loop that ends with a request that runs does not keep it."""
+    """Use the engine in a new loop after one that ended with a running request."""
 
     async def begin() -> None:
         await anext(engine.generate([9, 8], LONG, "left"))
@@ -371,7 +371,9 @@ def _computing() -> list[str]:
 
 
 def _ended(before: list[str]) -> bool:
-    """Soon: the thread that gave the last news may be the last to let go, and then another one ends the engine."""
+    """Return whether the engine ends soon: the thread with the last news may be the last to let go, and then another
+    one ends the engine.
+    """
     for _ in range(3000):
         if _computing() == before:
             return True
@@ -387,7 +389,7 @@ def _holders() -> str:
 
 
 def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engine: AsyncLLM) -> None:
-    """Also while requests run, and in a thread that is not the main one."""
+    """Free the memory also while requests run, and in a thread that is not the main one."""
     before = _computing()
     opened = LLM(str(tiny_llama), **OPTIONS)
     opened.generate([[9, 8]], GREEDY, use_tqdm=False)
@@ -408,7 +410,7 @@ def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engin
 
 
 def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:
-    """Whatever computes has ended before the interpreter does, which a thread in C++ would abort."""
+    """End whatever computes before the interpreter ends, which a thread in C++ would abort."""
     program = f"""
 import atexit, threading
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # runs last

@@ -303,7 +303,7 @@ def test_priority_under_its_policy(tiny_llama: Path) -> None:
 
 
 def test_after_close_every_call_says_so(tiny_llama: Path) -> None:
-    """And none leaves a coroutine that is never awaited."""
+    """Refuse every call, without a coroutine that is never awaited."""
     llm = LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64)
     llm.close()
     llm.close()

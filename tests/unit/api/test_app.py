@@ -411,7 +411,7 @@ async def test_body_over_the_limit_is_a_413() -> None:
 
 @pytest.mark.advisory("CVE-2025-23310")
 async def test_body_in_pieces_of_every_size() -> None:
-    """Whatever the cut, the scan sees the same nesting and numbers."""
+    """See the same nesting and numbers in the scan, whatever the cut."""
     site = Site()
     good = b'{"prompt": "a\\"[\\\\", "max_tokens": 5, "x": [["]"], 1234567890123456789]}'
     bad = b'{"prompt": "a\\"[\\\\", "x": [["]"], 12345678901234567890]}'

@@ -155,7 +155,7 @@ class Image(Strict):
 
 
 class Free(Strict):
-    """As pydantic has it: what is not declared is kept."""
+    """A model that keeps what is not declared, as pydantic has it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -163,7 +163,7 @@ class Free(Strict):
 
 
 class Foreign(BaseModel):
-    """Of no base of ours: pydantic leaves out what it does not declare, and nobody is told."""
+    """A model without Ferrule's base: pydantic leaves out what it does not declare, and nobody is told."""
 
     leaf: Leaf | None = None
 

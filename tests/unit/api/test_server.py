@@ -389,7 +389,9 @@ async def test_nothing_is_counted_after_any_end_of_an_exchange(end: str, size: i
 
 
 async def test_bodies_get_room_one_after_the_other_and_stalled_ones_are_ended() -> None:
-    """Twelve bodies of 3 MiB where there is room for four: none is refused, except those that stop on the way."""
+    """Accept twelve bodies of 3 MiB where there is room for four: none is refused, except those that stop on the
+    way.
+    """
     async with running(limits={"max_buffered_bytes": 34 << 20}) as server:
         body = json.dumps({"prompt": "a", "unknown": "a" * (3 << 20)}).encode()
         stalled = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]

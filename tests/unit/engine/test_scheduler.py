@@ -553,7 +553,7 @@ def text(id, *prompt):
 
 @pytest.mark.parametrize(("one", "two", "start"), [(b"x", b"x", 8), (b"x", b"y", 0)])
 def test_media_share_a_prefix_only_with_their_like(one, two, start):
-    """Their ids are placeholders: without the digests nothing tells them apart."""
+    """Tell media apart by their digests: their ids are placeholders."""
     scheduler = make()
     scheduler.add(embedded("a", one), 0.0)
     drain(scheduler)

@@ -254,7 +254,7 @@ WHOLE = "<think>Hm. é</think>\n\né<b>: <tool_call>{}</tool_call>"
 async def test_tokens_of_thoughts_that_are_left_out(
     tmp_path: Path, size: int, text: str, shown: str, held: tuple[str, ...]
 ) -> None:
-    """Whatever the deltas, and also where text waits for a stop string: ids and logprobs are the answer's alone."""
+    """Return ids and logprobs of the answer alone, whatever the deltas, and also where text waits for a stop string."""
     async with serving(tmp_path, reasoning_parser="qwen3", enable_auto_tool_choice=True) as harness:
         ids = list(text.encode())
         harness.engine.script = in_deltas(ids, size)

@@ -405,7 +405,7 @@ def test_zeros_nan_and_infinity(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("exact", [True, False])
 def test_numbers_and_scales_that_are_given_are_kept(form: Form, exact: bool) -> None:
-    """Also of channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
+    """Keep also channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
     draw = torch.Generator().manual_seed(5)
     group, padded = form.widths(100)
     top = 90 if form.bits == 8 else (1 << (form.bits - 1)) - 1

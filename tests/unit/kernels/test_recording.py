@@ -121,7 +121,7 @@ def test_an_error_ends_a_recording() -> None:
 
 
 def test_what_outlives_the_function_is_refused() -> None:
-    """It would be overwritten by the next recording."""
+    """Refuse a tensor that the next recording would overwrite."""
     cache: list[torch.Tensor] = []
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def test_memory_that_kernels_read_is_kept() -> None:
 
 
 def test_torch_s_compiler_is_not_imported() -> None:
-    """It would take seconds, in the first step that is recorded."""
+    """Avoid the import, which would take seconds, in the first step that is recorded."""
     program = """
 import sys, torch
 from ferrule_kernels.cpu.recording import Arena, Recording

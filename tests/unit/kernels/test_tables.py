@@ -46,7 +46,7 @@ def weights() -> Iterator[Palette | Additive]:
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_the_definition(dtype: torch.dtype) -> None:
-    """And a row has the same bits alone and in any batch."""
+    """Multiply by the definition, with the same bits of a row alone and in any batch."""
     for weight in weights():
         n, k = weight.shape
         bias, x = torch.randn(n), torch.randn(40, k).to(dtype)

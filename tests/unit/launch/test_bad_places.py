@@ -74,7 +74,7 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process() -> None:
 
 
 def test_an_exit_runs_what_was_registered_and_ends_there() -> None:
-    """Output arrives, and the interpreter is not taken down: a daemon thread in C++ would abort the process."""
+    """Write all output without taking the interpreter down: a daemon thread in C++ would abort the process."""
     program = (
         "import atexit, ferrule.launch.streams as s\n"
         "end = s.Exit()\n"

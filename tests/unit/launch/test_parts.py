@@ -189,7 +189,7 @@ async def test_a_patient_reader_is_woken_where_memory_is_short() -> None:
 
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever waits to be read has waited for a second."""
+    """Let every message wait for a second before it is read."""
     clock = itertools.count()
     monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
@@ -540,7 +540,9 @@ def test_bench_figures_count_only_what_completed() -> None:
 
 
 def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) -> None:
-    """Torch would look for back ends among all distributions; `before_libraries` asks it not to, as a default."""
+    """Import torch, which would look for back ends among all distributions; `before_libraries` asks it not to, as a
+    default.
+    """
     broken = site.folder / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Name: broken\nVersion: 1.0\n")

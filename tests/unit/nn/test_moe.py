@@ -61,7 +61,7 @@ def _plain(block: MoE, x: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor
 
 
 def test_a_softmax_over_the_chosen_is_one_over_all_that_is_renormalised() -> None:
-    """Granite and gpt-oss, beside Mixtral."""
+    """Route as Granite and gpt-oss do, and as Mixtral."""
     logits = torch.randn(20, 8)
     weights, ids = route(logits, Routing(num_experts=8, top_k=3))
     best = logits.topk(3)
@@ -70,7 +70,7 @@ def test_a_softmax_over_the_chosen_is_one_over_all_that_is_renormalised() -> Non
 
 
 def test_sigmoids_of_the_best_logits() -> None:
-    """Llama 4."""
+    """Route as Llama 4 does."""
     logits = torch.randn(20, 8)
     weights, ids = route(logits, Routing(num_experts=8, top_k=2, scores="sigmoid", renormalise=False))
     best = logits.topk(2)

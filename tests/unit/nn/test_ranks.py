@@ -83,7 +83,7 @@ def logits(model: Model) -> torch.Tensor:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "gemma", "opt", "deepseek_v2", "gpt_oss", "phi3"])
 def test_ranks_give_the_logits_of_one(plugins: Plugins, name: str, size: int) -> None:
-    """Key heads that ranks share, experts, tied and merged tables, biases, latents, sinks, merged tensors."""
+    """Divide key heads that ranks share, experts, tied and merged tables, biases, latents, sinks, merged tensors."""
     folder, exchange = recipe_folder(name), Exchange(size)
     whole = built(plugins, folder, Shard(), packed=True)
     parts = [built(plugins, folder, shard, packed=True) for shard in exchange.shards]

@@ -30,7 +30,7 @@ TOOLS = (
 
 
 def read(name: str, text: str, every: bool = True) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls, the same in every cut, with arguments that are JSON."""
+    """Return content and calls, the same in every cut, with arguments that are JSON."""
 
     def once(pieces: list[str]) -> Fold:
         parser = PLUGINS.load("tool_parser", name)(list(TOOLS))
@@ -170,7 +170,7 @@ def test_a_value_that_is_not_closed(format: Format) -> None:
 
 @each_format
 def test_a_value_that_the_end_of_the_call_closes(format: Format) -> None:
-    """Also on the value's own line, and with another call behind it."""
+    """End the value also on its own line, and with another call after it."""
     call = format.write("get_weather", city="Rome").strip().replace("\n", "")
     head, end, tail = call.partition(format.end)
     assert read(format.name, f"{head}{tail}") == ("", [("get_weather", {"city": "Rome"})])

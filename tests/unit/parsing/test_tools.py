@@ -33,7 +33,7 @@ def run(*pieces: str) -> list[Event]:
 
 
 def result(events: list[Event]) -> Result:
-    """Also checks the order: arguments and an end belong to the call that is open."""
+    """Join events, and check the order: arguments and an end belong to the call that is open."""
     calls: list[list[str]] = []
     content, opened = "", None
     for event in events:

@@ -177,7 +177,7 @@ def test_lengths_are_known_where_the_tokens_are() -> None:
 
 
 def test_an_error_behind_a_guess_is_left_to_the_next_step() -> None:
-    """So the tokens before it are said, as without guesses."""
+    """Say the tokens before the error, as without guesses."""
     plan = StepPlan(step=0, chunks=(chunk(0, 7, 8), chunk(1, 7, 8), chunk(2, 7, 8)))
     outcome = Outcome(plan, {})
     tokens, finite = torch.tensor([7, 8, 3] * 3), torch.ones(9, dtype=torch.bool)

@@ -295,7 +295,7 @@ def test_what_logprobs_are_in_each_mode(reference: LlamaForCausalLM, mode: Logpr
 
 
 def test_logprobs_do_not_depend_on_sampling(runner: ModelRunner) -> None:
-    """They are those of the raw logits."""
+    """Return logprobs of the raw logits."""
     shaped = {"logit_bias": ((3, 50.0),), "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": (1,)}
     plain, biased = Request(_prompt(8), _greedy(1, logprobs=3)), Request(_prompt(8), _greedy(1, logprobs=3, **shaped))
     Driver(runner).run([plain, biased])

@@ -71,7 +71,7 @@ def test_growth(rate: int, step: int) -> None:
 
 
 def test_the_page_of_the_documentation_is_one_of_a_campaign() -> None:
-    """It is written from what was proved, which is kept beside the campaign."""
+    """Write the page from the proofs, which are kept beside the campaign."""
     page = Path(ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     kept = Path(ROOT / "tools" / "campaign" / "proofs.json").read_bytes()
     assert page == table(msgspec.json.decode(kept, type=dict[str, Proof]))

@@ -58,7 +58,7 @@ every_written_page = pytest.mark.parametrize("page", WRITTEN, ids=name)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each fenced block, and of each indented one (as "")."""
+    """Yield language and text of each fenced block, and of each indented one (as "")."""
     text = page.read_text(encoding="utf-8")
     for language, body in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield language, body

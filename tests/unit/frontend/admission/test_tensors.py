@@ -244,7 +244,7 @@ def texts() -> Iterator[Any]:
 @pytest.mark.advisory("CVE-2025-62164", "vllm-safe-to-dense", "CVE-2025-62372")
 @pytest.mark.filterwarnings("ignore")  # torch's, about layouts that are not finished
 def test_no_malformed_tensor_comes_in(tmp_path: Path) -> None:
-    """Goal G-H11: 300 forms and more, each a 400; nothing runs, and nothing stays in memory."""
+    """Refuse 300 forms and more, each with a 400 (goal G-H11); nothing runs, and nothing stays in memory."""
     canary = tmp_path / "canary"
     files = [*numbers(), *objects(canary), *archives(), *headers()]
     assert len(files) > 300

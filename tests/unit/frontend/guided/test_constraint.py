@@ -216,7 +216,7 @@ def test_a_format_begins_where_the_thoughts_end(
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: bool) -> None:
-    """Offline callers state it there; a request's own, which routes state, comes first."""
+    """Use the constraint that offline callers state there; a request's own, which routes state, comes first."""
     params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a"))
     for grammar, form in ((None, Regex("a")), (GrammarSpec(form=Regex("b")), Regex("b"))):
         request = Generate(prompts=(Prompt(text="x"),), params=params, grammar=grammar, raw=raw)

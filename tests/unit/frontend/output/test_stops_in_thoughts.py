@@ -73,7 +73,7 @@ async def ask(service: FrontendService, stop: str | list[str], prompt: Any = CHA
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("include", [False, True])
 async def test_they_apply_to_the_answer(tmp_path: Path, size: int, streamed: bool, include: bool) -> None:
-    """Nor does one begin in the thoughts and end behind them. Tokens are counted up to the match."""
+    """Ignore a match that begins in the reasoning and ends after it. Tokens are counted up to the match."""
     engine = FakeEngine(in_deltas(f"{THOUGHTS}. END of it.", size))
     params = {"include_stop_str_in_output": include, "logprobs": 0}
     async with thinking(tmp_path, engine) as service:

@@ -103,7 +103,7 @@ def test_layers_that_no_form_names_are_left() -> None:
 
 @pytest.mark.parametrize("form", [None, Form(8)])
 def test_no_layer_but_a_tied_head_has_the_table(form: Form | None) -> None:
-    """Nor a projection within a layer, which nothing asks whether it is a head."""
+    """Refuse the table also for a projection within a layer, which nothing asks whether it is a head."""
     method = FerrulePacked(stated({"qkv_proj.q_proj": LayerForm(form, table=True)}, torch.bfloat16, None))
     layer = MergedLinear(64, {"q_proj": 64, "k_proj": 64, "v_proj": 64})
     with pytest.raises(CheckpointError, match="not tied"):

@@ -132,7 +132,7 @@ def test_what_it_started_ends_with_it(check, tmp_path):
 
 
 def _has_ended(pid: int) -> bool:
-    """Gone, or there for nobody but whoever adopted it."""
+    """Return whether a process is gone, or only waits to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:

@@ -307,7 +307,7 @@ def test_an_index_that_does_not_fit_its_files(tmp_path, source, save, single, en
     (PyTorchFiles(), torch.save, "pytorch_model.bin"),
 ])  # fmt: skip
 def test_damage_is_refused_or_changes_values_only(tmp_path, source, save, name, kind):
-    """Whatever byte is wrong: a CheckpointError, or tensors of the same names, shapes and types."""
+    """Raise CheckpointError, or read tensors of the same names, shapes and types, whatever byte is wrong."""
     file = tmp_path / name
     save(WEIGHTS, str(file))
     whole, draw, refused = file.read_bytes(), random.Random(7), 0

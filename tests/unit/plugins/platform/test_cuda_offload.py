@@ -157,7 +157,7 @@ def _open(folder: Path, **options: Any) -> Loaded:
 def test_a_model_that_is_loaded_through_it_is_the_same(
     quantization: str | None, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the platform's door, at any moment of loading; layers that are packed are moved in their new form."""
+    """Move weights during loading, at any moment; layers that are packed are moved in their new form."""
     folder = tiny_checkpoint("qwen3", tmp_path / "model")
     plain = _open(folder, quantization=quantization).model
     weights = HostWeights(2**40, host.map, CPU)

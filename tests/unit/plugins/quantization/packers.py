@@ -31,7 +31,7 @@ class Numbers:
 def drawn(
     n: int, k: int, bits: int, group: int, symmetric: bool = False, seed: int = 0, shuffled: bool = False
 ) -> Numbers:
-    """Random ones, of which some reach both ends; zero points from 1 to the middle."""
+    """Draw random numbers, of which some reach both ends; zero points from 1 to the middle."""
     draw = torch.Generator().manual_seed(seed)
     groups = -(-k // group) if group else 1
     half = 1 << (bits - 1)

@@ -40,7 +40,7 @@ def _drawn(outputs: int, inputs: int) -> torch.Tensor:
 @pytest.mark.parametrize("inputs", [96, 40, 8])
 @pytest.mark.parametrize("nested", [False, True])
 def test_blocks_may_reach_into_the_next_output(inputs: int, nested: bool) -> None:
-    """Also where the last block and the last 256 scales are not full: 808 outputs."""
+    """Decode also where the last block and the last 256 scales are not full: 808 outputs."""
     tensors, meant = bitsandbytes(_drawn(808, inputs), nested=nested)
     layer = _loaded({**NESTED, "bnb_4bit_use_double_quant": nested}, tensors, inputs, 808)
     x = _drawn(5, inputs)

@@ -508,7 +508,7 @@ def test_an_expression_that_takes_all_memory_is_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("parts", [{}, {"a": 64, "b": 60}])
 def test_layers_that_do_not_fill_words_are_told(parts: dict[str, int]) -> None:
-    """Their numbers would stand beside those of others."""
+    """Refuse layers whose numbers would share words with those of others."""
     layer = MergedLinear(64, parts) if parts else Linear(60, 64)
     given = LinearLayer("layers.0.mlp.x", layer.in_features, layer.out_features, tuple(parts))
     for scheme in (Gptq(FORMATS["gptq"].config).scheme(given), Awq(FORMATS["awq"].config).scheme(given)):

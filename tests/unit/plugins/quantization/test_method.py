@@ -248,7 +248,7 @@ def test_a_quantized_layer_without_weights_says_so() -> None:
 def test_without_a_compiler_torch_computes_the_same(
     method: type[QuantizationMethod], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the log says that it is slower; a head's answer is float32 in both."""
+    """Compute the same, and log that it is slower; a head's answer is float32 in both."""
     x = torch.randn(5, 96).to(dtype)
     weights = {"weight": torch.randn(40, 96).to(dtype), "bias": torch.randn(40).to(dtype)}
 

@@ -73,7 +73,7 @@ def loaded_numbers(tensors: Tensors) -> torch.Tensor:
 def test_files_say_whether_there_are_outliers(
     folder: Path, plugins: Plugins, tmp_path: Path, ending: str, implementation: str, where: str
 ) -> None:
-    """Their configurations have nothing but the number of bits."""
+    """Find outliers in the files: their configurations have nothing but the number of bits."""
     made = tmp_path / "made"
     made.mkdir()
     for file in folder.glob("*.json"):

@@ -147,7 +147,9 @@ def test_rows_that_are_not_finite_become_zeros(compiled: Chooser, rows: int) -> 
 
 
 def test_noise_is_that_of_seed_and_position_wherever_a_request_goes() -> None:
-    """Made for some positions at once: steps forward, by more than one, and back, to where a request begins again."""
+    """Make noise for some positions at once: steps forward, by more than one, and back, to where a request begins
+    again.
+    """
     seeds = [3, 2**70 + 1]
     plan = Plan([TokenSampling(seed=seed, max_tokens=1) for seed in seeds])
     for first, second in [(0, 7), (1, 8), (2, 9), (17, 24), (18, 90), (5, 91), (5, 91), (2**40, 0), (2**40 + 1, 1)]:

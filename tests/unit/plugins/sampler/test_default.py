@@ -258,7 +258,7 @@ def test_a_failing_processor_is_its_rows_error(
 
 
 def test_a_processor_gets_the_tokenizer_once() -> None:
-    """It is opened for those only that define `begin`."""
+    """Open the tokenizer only for processors that define `begin`."""
     opened, begun = [], []
 
     class Begins(Upward):

@@ -340,7 +340,7 @@ def shown(logger: Prometheus) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
 
 
 def test_processes_add_up(tmp_path: Path) -> None:
-    """Whichever is asked shows the sum of what requests and HTTP did, and the engine once."""
+    """Show in each process the sum of what requests and HTTP did, and the engine once."""
     loggers = [Prometheus(CONFIG, fake_model()) for _ in range(3)]
     for number, logger in enumerate(loggers):
         logger.share(tmp_path, number)

@@ -187,7 +187,7 @@ class MinTokensIgnored(DefaultScheduler):
 
 
 class LimitIgnoredAhead(DefaultScheduler):
-    """Computes past max_tokens when the last sample is still in flight."""
+    """A scheduler that computes past max_tokens when the last sample is still in flight."""
 
     def _continue_running(self, draft: Draft, now: float) -> None:
         for request in self.running.values():

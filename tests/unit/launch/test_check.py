@@ -38,7 +38,7 @@ class _NotLoading:
         raise AssertionError("weights are loaded")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,7 @@ BUDGETS = MappingProxyType(
         "ferrule.sampling_params": 200,
         "ferrule.structured_outputs": 600,
         "ferrule.assembly": 1_220,  # runs once, at the start
-        "ferrule.wire": 520,  # with what the launcher's door and API processes say, and messages without memory
+        "ferrule.wire": 420,  # with messages without memory for them
         "ferrule.api_keys": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints

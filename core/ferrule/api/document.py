@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with what the frame does around every route."""
+"""The OpenAPI document: FastAPI's, with what the layers do around every route."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 
-from ferrule import __version__
-from ferrule.api.paths import Entry, routes_of
+from ferrule.api.paths import Entry
 from ferrule.config import Config
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
@@ -43,20 +43,20 @@ _SCHEMES = {
 _FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 
 
-def describe(entries: Sequence[Entry], config: Config) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of the routes."""
-    routes = routes_of(entries)
+def describe(app: FastAPI, served: Sequence[Entry], config: Config) -> dict[str, Any]:
+    """An OpenAPI 3.1 document of the routes that are `served`."""
+    routes = list({id(entry.route): entry.route for entry in served}.values())  # each once, whatever its methods
     used = {str(tag) for route in routes for tag in route.tags}
     document = get_openapi(
-        title="Ferrule",
-        version=__version__,
+        title=app.title,
+        version=app.version,
         description="An LLM inference server. null means the same as an absent field.",
         routes=routes,
         servers=[{"url": "/" + config.frontend.root_path.strip("/")}],
         tags=[{"name": tag, "description": _TAGS.get(tag, "")} for tag in sorted(used, key=_order)],
     )
     document = _with_definitions(document)
-    for entry in entries:
+    for entry in served:
         operation = document["paths"].get(entry.route.path_format, {}).get(entry.method.lower())
         if operation is not None:
             _complete(operation, entry, config)
@@ -64,7 +64,7 @@ def describe(entries: Sequence[Entry], config: Config) -> dict[str, Any]:
     for name in _FASTAPI_ERRORS:
         schemas.pop(name, None)
     schemas["Error"] = OPENAI.error_schema
-    headers = sorted({name for entry in entries for name in entry.dialect.key_headers})
+    headers = sorted({name for entry in served for name in entry.dialect.key_headers})
     in_headers = {name: {"type": "apiKey", "in": "header", "name": name} for name in headers}
     document["components"]["securitySchemes"] = _SCHEMES | in_headers
     return document
@@ -92,7 +92,7 @@ def _with_definitions(document: dict[str, Any]) -> dict[str, Any]:
 
 def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
     """Add who may call the route, and every error that it may answer."""
-    words = [word.strip("{}") for word in entry.route.path_format.split("/") if word]
+    words = [word.strip("{}") for word in (entry.route.path_format or "").split("/") if word]
     operation["operationId"] = "_".join([entry.method.lower(), *words]).replace(".", "_")
     secrets = [_SECRETS[entry.access], *entry.dialect.key_headers] if entry.access in _SECRETS else []
     operation["security"] = [{secret: []} for secret in secrets]

@@ -39,8 +39,8 @@ class Intake:
         self._handed_over = asyncio.Event()  # the handler that reads the body has all of it
         self._told = False  # that handler was told that this is all
 
-    async def json(self, keep: bool = True) -> tuple[bytes, Any]:
-        """The whole body, and the value that it holds; without `keep` the body is empty.
+    async def json(self) -> tuple[bytes, Any]:
+        """The whole body, and the value that it holds.
 
         Raises RequestError, ClientGone, UnavailableError.
         """
@@ -59,9 +59,8 @@ class Intake:
         if more > 0:
             await self._budget.grow(self._claim, more)
         value = await decode_large(body, scan)
-        kept = bytes(body) if keep else b""
-        self._budget.resize(self._claim, len(kept) + scan.num_bytes)
-        return kept, value
+        self._budget.resize(self._claim, len(body) + scan.num_bytes)
+        return bytes(body), value
 
     async def receive(self) -> Message:
         """ASGI's `receive` for handlers that read the body themselves: the body under the limits, then the client's

@@ -10,20 +10,16 @@ import asyncio
 import json
 import math
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
-from ferrule import log
 from ferrule.api.json_turns import decode_in_turns
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.schema import printable
-
-_logger = log.get("api")
 
 # What a string, list or object costs, in the unit that `max_values` limits; a number costs 1. It bounds the memory that
 # decoding may take, and how long a decoder in C may keep the loop, whatever the size of the body.
@@ -31,9 +27,8 @@ _COST = 8
 _VALUE_BYTES = 40  # that a unit of cost takes as Python's objects: a number with its place in a list
 _MAX_BLANK = 1 << 16  # bytes of white space in one place: nobody's layout
 _SMALL = 1 << 18  # bytes of a body that is decoded at once
-_MAX_NAMED = 1 << 20  # bytes of a body in which the place of a bad number is looked for
-_MAX_REPEATED = 16  # repeated fields that are named
-_MAX_COMPARED = 1 << 16  # bytes of a body that is searched for repeated fields
+_MAX_NAMED = 1 << 20  # bytes of a body in which the field of a bad number is looked for
+_MAX_PLACED = 1 << 16  # bytes of a body in which the whole place of such a number is looked for
 _INT_DIGITS = 19  # digits of the largest 64-bit integer
 _INT_MAX = (1 << 63) - 1
 
@@ -197,14 +192,12 @@ def _refusing(body: bytes | bytearray) -> Iterator[None]:
 def _checked(value: Any, body: bytes | bytearray, scan: JsonScan) -> Any:
     if scan.has_long_int:
         raise _unfit(body)
-    if len(body) <= _MAX_COMPARED and (names := _repeated(body)):
-        _logger.warning("a body repeats fields, the last of each counts", fields=",".join(names))
     return value
 
 
 def _unfit(body: bytes | bytearray) -> RequestError:
     """Name the place of a number that does not fit in 64 bits; in a large body only the field."""
-    if len(body) <= _MAX_COMPARED:
+    if len(body) <= _MAX_PLACED:
         try:
             found = json.loads(body, parse_int=_fit_int, parse_float=_fit_float)
         except ValueError:  # what follows the number is not JSON, or not UTF-8
@@ -242,37 +235,6 @@ def _places(value: Any, place: str) -> Iterator[str]:
     elif isinstance(value, dict):
         for name, item in value.items():
             yield from _places(item, f"{place}.{printable(name)}" if place else printable(name))
-
-
-class _Repeated(Exception):
-    """An object holds a name more than once."""
-
-
-def _distinct(pairs: list[tuple[str, Any]]) -> None:
-    if len(dict(pairs)) < len(pairs):
-        raise _Repeated
-
-
-_repetitions = json.JSONDecoder(object_pairs_hook=_distinct)
-
-
-def _repeated(body: bytes | bytearray) -> list[str]:
-    """Names that an object holds more than once."""
-    try:
-        _repetitions.decode(body.decode())
-    except _Repeated:
-        return _named(body)
-    return []
-
-
-def _named(body: bytes | bytearray) -> list[str]:
-    found: set[str] = set()
-
-    def note(pairs: list[tuple[str, Any]]) -> None:
-        found.update(name for name, count in Counter(name for name, _ in pairs).items() if count > 1)
-
-    json.loads(body, object_pairs_hook=note)
-    return [printable(name) for name in sorted(found)[:_MAX_REPEATED]]
 
 
 def _syntax(body: bytes | bytearray) -> str:

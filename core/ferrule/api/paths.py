@@ -1,39 +1,42 @@
-"""Which route a path means: exact bytes, nothing is normalised, so nothing can be confused."""
+"""What a path offers, as far as the layers around the application must know it. FastAPI itself routes the call.
+
+Paths are compared byte for byte as they came; escapes are for values of parameters. A path that would lead elsewhere
+once it is decoded is not there, so that nothing can be confused.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
-from urllib.parse import unquote_to_bytes
+from urllib.parse import parse_qsl, unquote_to_bytes
 
-from fastapi.routing import APIRoute
+from fastapi.routing import RouteContext
 
-from ferrule.api.endpoints import Endpoint
 from ferrule.api.errors import log_unexpected
-from ferrule.api.fields import Shape
-from ferrule.errors import MethodError, NotFoundError, StartupError, nearest
+from ferrule.errors import MethodError, NotFoundError, RequestError, StartupError, nearest
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import Access
 from ferrule.schema import printable
 
 T = TypeVar("T")
 
+_MAX_QUERY_FIELDS = 64
 _SHOWN = 128  # characters of a path that an error repeats
+ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 switches them on."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Entry:
-    """One method of one path. `body` is what its JSON body may hold; None when FastAPI reads no JSON for the route.
+    """One method of one path. `body` is the type of its JSON body; None when FastAPI reads no JSON for the route.
 
     `log_fault` logs the exception that is being handled as a fault of the router. `room`: it needs room in the queue.
     """
 
-    route: APIRoute
+    route: RouteContext
     method: str
     access: Access
-    body: Shape | None
-    endpoint: Endpoint
+    body: Any = None
     log_fault: Callable[[str], None] = log_unexpected
     room: bool = False
     dialect: Dialect = OPENAI
@@ -41,17 +44,14 @@ class Entry:
     @property
     def path(self) -> str:
         """The template."""
-        return self.route.path
-
-
-def routes_of(entries: Iterable[Entry]) -> list[APIRoute]:
-    """Each once, though it may have several methods."""
-    return list({id(entry.route): entry.route for entry in entries}.values())
+        return self.route.path or ""
 
 
 class PathTable:
-    """Built once. A template's `{name}` stands for one segment; a last `{name:path}` for the rest of the path.
+    """Built once, of routes in the order in which FastAPI tries them.
 
+    `root` is the prefix below which a proxy has the server; calls come with and without it.
+    `admin` says whether routes for administration are served; FastAPI has them in any case.
     `absent` says of paths that are not there, or with a last `/` of all below them, what would be right; `dialects`
     how errors look there.
     """
@@ -59,69 +59,106 @@ class PathTable:
     def __init__(
         self,
         entries: Iterable[Entry],
+        root: str = "",
+        admin: bool = True,
         absent: Mapping[str, str] | None = None,
         dialects: Mapping[str, Dialect] | None = None,
     ) -> None:
+        self.root = "/" + root.strip("/") if root.strip("/") else ""
+        self._entries = tuple(entries)
         self._absent = dict(absent or {})
         self._dialects = dict(dialects or {})
-        self._exact: dict[str, dict[str, Entry]] = {}
-        self._templates: dict[tuple[str, ...], dict[str, Entry]] = {}
-        for entry in entries:
-            self._add(entry)
+        claimed: set[tuple[str, str]] = set()
+        for entry in self._entries:
+            if (entry.method, entry.path) in claimed:
+                what = f"Two routers serve {entry.method} {entry.path}."
+                raise StartupError(what, "Choose among them with --routers.")
+            claimed.add((entry.method, entry.path))
+            if entry.access is Access.ADMIN and not admin:
+                self._absent[entry.path] = ADMIN_IS_OFF
+        self._hidden = frozenset() if admin else frozenset({Access.ADMIN})
+        self._exact = {path: self._matching(path) for _, path in claimed if "{" not in path}
 
-    def _add(self, entry: Entry) -> None:
-        path = entry.path
-        if "{" in path:
-            methods = self._templates.setdefault(tuple(path.split("/")), {})
-        else:
-            methods = self._exact.setdefault(path, {})
-        if entry.method in methods:
-            raise StartupError(f"Two routers serve {entry.method} {path}.", "Choose among them with --routers.")
-        methods[entry.method] = entry
+    def path_of(self, raw: bytes) -> str:
+        """Return the path as it came, without the server's root."""
+        path = raw.partition(b"?")[0].decode("latin-1")
+        return path[len(self.root) :] if self.root and path.startswith(self.root + "/") else path
 
-    def methods(self, path: str) -> tuple[dict[str, Entry], dict[str, str]]:
-        """What a raw path offers, by method, and its parameters; empty when there is no such path."""
-        if found := self._exact.get(path):
-            return found, {}
-        segments = path.split("/")
-        for template, found in self._templates.items():
-            params = _match(template, segments)
-            if params is not None:
-                return found, params
-        return {}, {}
+    def methods(self, path: str) -> Mapping[str, Entry]:
+        """Return what a raw path offers, by method; empty when there is no such path."""
+        if (found := self._exact.get(path)) is not None:
+            return found
+        plain = decoded(path)
+        found = self._matching(path)
+        return found if plain is not None and (plain == path or self._matching(plain) == found) else {}
 
-    def dialect(self, method: str, path: str) -> Dialect:
+    def _matching(self, path: str) -> dict[str, Entry]:
+        """Return the first entry of each method whose expression matches: the one that FastAPI would choose."""
+        found: dict[str, Entry] = {}
+        for entry in self._entries:
+            if match := entry.route.path_regex.match(path):
+                if not all(match.groups()):
+                    return {}  # a parameter is empty
+                found.setdefault(entry.method, entry)
+        return {method: entry for method, entry in found.items() if entry.access not in self._hidden}
+
+    def dialect(self, methods: Mapping[str, Entry], method: str, path: str) -> Dialect:
         """Return the dialect of answers to a call, whether there is such a route or not."""
-        found, _ = self.methods(path)
-        if entry := found.get(method) or next(iter(found.values()), None):
+        if entry := methods.get(method) or next(iter(methods.values()), None):
             return entry.dialect
         return _covering(self._dialects, path[:_SHOWN]) or OPENAI
 
-    def find(self, method: str, path: str) -> tuple[Entry, dict[str, str]]:
-        """The entry for a call. Raises NotFoundError with the nearest route, MethodError with the right methods."""
-        found, params = self.methods(path)
-        if not found:
+    def dialect_of(self, raw: bytes) -> Dialect:
+        """Return the dialect of a path that comes to nothing before it is routed."""
+        path = self.path_of(raw)
+        return self.dialect(self.methods(path), "", path)
+
+    def entry(self, methods: Mapping[str, Entry], method: str, path: str) -> Entry:
+        """Return the entry for a call. Raises NotFoundError with the nearest route, MethodError with the methods."""
+        if not methods:
             raise NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
-        entry = found.get(method) or (found.get("GET") if method == "HEAD" else None)
-        if entry is None:
-            allowed = allowed_methods(found)
+        if (entry := entry_for(methods, method)) is None:
+            allowed = allowed_methods(methods)
             raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
-        return entry, params
+        return entry
 
     def _advice(self, path: str) -> str:
         """What a wrong path may have meant. Admin routes are not told: the caller may lack their key."""
         tidy = _tidy(path)
-        if tidy != path and (found := self.methods(tidy)[0]) and access_of(found) is not Access.ADMIN:
+        if tidy != path and (found := self.methods(tidy)) and access_of(found) is not Access.ADMIN:
             return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
         if said := _covering(self._absent, tidy):
             return f" {said}"
-        return nearest(path, [name for name, found in self._exact.items() if access_of(found) is not Access.ADMIN])
+        told = [name for name, found in self._exact.items() if found and access_of(found) is not Access.ADMIN]
+        return nearest(path, told)
 
 
 def raw_path(scope: Mapping[str, Any]) -> bytes:
     """Return the path of an ASGI scope, byte for byte as the client sent it."""
     raw: bytes = scope.get("raw_path") or scope["path"].encode()
     return raw
+
+
+def check_query(scope: Mapping[str, Any]) -> None:
+    """Raise RequestError for a query string that is malformed or too long."""
+    try:
+        parse_qsl(scope["query_string"].decode("ascii"), True, max_num_fields=_MAX_QUERY_FIELDS)
+    except ValueError:
+        raise RequestError("The query string is malformed or has too many fields.") from None
+
+
+def decoded(path: str) -> str | None:
+    """Return a path without escapes; None where it would be no text, or not printable."""
+    try:
+        plain = unquote_to_bytes(path.encode("latin-1")).decode("utf-8")
+    except UnicodeDecodeError:
+        return None
+    return plain if plain.isprintable() else None
+
+
+def entry_for(methods: Mapping[str, Entry], method: str) -> Entry | None:
+    """Return the entry that serves a method; HEAD is served as GET."""
+    return methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
 
 
 def access_of(methods: Mapping[str, Entry]) -> Access:
@@ -147,26 +184,3 @@ def _covering(table: Mapping[str, T], path: str) -> T | None:
         found = table.get(place)
         place = place.rstrip("/").rpartition("/")[0] + "/"
     return found
-
-
-def _match(template: tuple[str, ...], segments: list[str]) -> dict[str, str] | None:
-    params: dict[str, str] = {}
-    for place, part in enumerate(template):
-        if place >= len(segments):
-            return None
-        if not part.startswith("{"):
-            if part != segments[place]:
-                return None
-            continue
-        name, _, kind = part[1:-1].partition(":")
-        raw = "/".join(segments[place:]) if kind == "path" else segments[place]
-        try:
-            value = unquote_to_bytes(raw).decode("utf-8")
-        except UnicodeDecodeError:
-            return None
-        if not value or not value.isprintable():
-            return None
-        params[name] = value
-        if kind == "path":
-            return params
-    return params if len(template) == len(segments) else None

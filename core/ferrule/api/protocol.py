@@ -9,9 +9,9 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from ferrule.api.app import CLOSE
 from ferrule.api.errors import failure_of
 from ferrule.api.lifecycle import Lifecycle
+from ferrule.api.limits import CLOSE
 from ferrule.api.origin import is_host
 from ferrule.api.turns import Turns
 from ferrule.config import LimitsConfig

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
 from typing import Any
 
+from starlette.requests import Request
+from starlette.responses import Response
+
+from ferrule import log
 from ferrule.api.errors import failure_of, log_unexpected
-from ferrule.api.intake import Message
+from ferrule.api.intake import Intake, Message
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.interfaces.dialect import OPENAI, Dialect, Failure, encode
-from ferrule.interfaces.router import EventStream, RequestInfo
+from ferrule.interfaces.router import JSON, SCOPE_KEY, EventStream, RequestInfo
 from ferrule.wire.buffers import Share
+
+_logger = log.get("api")
 
 Send = Callable[[Message], Awaitable[None]]
 
@@ -22,25 +28,28 @@ class Answer:
     """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.router`.
 
     `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets the
-    dialect's ping; 0: never.
+    dialect's ping; 0: never. An error that comes before the body was read to its end closes the connection, and its
+    last byte waits for `end`: until then the answer `lingers`, or the client would not get to read it.
     """
 
     dialect: Dialect = OPENAI
     share: Share | None = None  # where what is being sent is counted
-    info: RequestInfo  # set before a handler is called
+    info: RequestInfo
     route = "a request"  # what it answers, for the log, and what logs that its router failed
     log_fault: Callable[[str], None] = staticmethod(log_unexpected)
+    close: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(
-        self, send: Send, method: str, exchange: Exchange, close: Callable[[], None], keepalive: float = 0.0
-    ) -> None:
+    def __init__(self, send: Send, method: str, exchange: Exchange, intake: Intake, keepalive: float = 0.0) -> None:
         self._send = send
         self._head = method == "HEAD"
         self._exchange = exchange
+        self._intake = intake
         self._keepalive = keepalive
-        self.close = close
+        self._failure: Failure | None = None  # what the client is told, once something has failed
         self.extra: list[tuple[str, str]] = []  # headers of every answer, such as X-Request-Id
         self.status = 0  # 0: nothing was sent yet
+        self.lingers = False
+        self.ended = False  # the application has sent all of it
         self.sent = 0  # bytes of bodies
         self.last_write = 0.0
 
@@ -48,17 +57,31 @@ class Answer:
         """ASGI's `send` for the application."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [*message["headers"], *_encoded(self.extra)]
-            message = {**message, "headers": headers}
+            self.lingers = self.status >= 400 and not self._intake.done
+            message = {**message, "headers": [*message["headers"], *_encoded(self._headers())]}
         elif message["type"] == "http.response.body":
             body = b"" if self._head else message.get("body", b"")
             self.sent += len(body)
-            more = bool(message.get("more_body", False))
+            self.ended = not message.get("more_body", False)
             if len(body) > _PIECE:
                 body = await self._send_pieces(body)
-            self._exchange.answered = not more
-            message = {**message, "body": body}
+            self._exchange.answered = self.ended
+            message = {**message, "body": body, "more_body": not self.ended or self.lingers}
         await self._send(message)
+
+    def _headers(self) -> Iterator[tuple[str, str]]:
+        yield from self.extra
+        if self.lingers:
+            yield "connection", "close"
+        if unknown := self.info.unknown_fields:
+            names = ", ".join(unknown)
+            _logger.warning("ignored unknown fields", route=self.route, fields=names)
+            yield "x-ferrule-ignored-fields", names
+
+    async def end(self) -> None:
+        """Send the end of an answer that was held back, or will not come."""
+        self.lingers = False
+        await self.write(b"", more=False)
 
     async def _send_pieces(self, body: bytes) -> bytes:
         """Send a large body while the client reads it; returns the last piece of it. It is counted until then."""
@@ -78,17 +101,17 @@ class Answer:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def describe(self, error: BaseException) -> Failure:
-        """The error that the client gets for the exception that is being handled."""
-        return failure_of(error, self.log_fault, self.route)
+        """Return what the client is told for the exception that is being handled: it is the first that counts."""
+        if self._failure is None:
+            self._failure = failure_of(error, self.log_fault, self.route)
+        return self._failure
 
-    async def failure(self, failure: Failure, more: bool = False) -> None:
-        """Send an error. With `more` its last byte goes out, but the exchange stays open."""
+    async def failure(self, failure: Failure) -> None:
+        """Send an error."""
         body = encode(self.dialect.error(failure))
         headers = [("content-type", "application/json"), ("content-length", str(len(body))), *failure.headers]
-        if more:
-            headers.append(("connection", "close"))
         await self.send({"type": "http.response.start", "status": failure.status, "headers": _encoded(headers)})
-        await self.write(body, more)
+        await self.write(body, more=False)
 
     async def stream(self, reply: EventStream) -> None:
         """Send events until they end, fail, or the client leaves (ClientGone).
@@ -129,6 +152,17 @@ class Answer:
             if clock() - self.last_write >= self._keepalive:
                 await self.write(self.dialect.ping)
                 self.last_write = clock()
+
+
+async def answer_error(request: Request, error: Exception) -> Response:
+    """FastAPI's handler of all exceptions."""
+    if isinstance(cause := error.__cause__, ClientGone):  # while FastAPI read the body
+        raise cause
+    if isinstance(error, ClientGone):
+        raise error
+    answer: Answer = request.scope[SCOPE_KEY]
+    failure = answer.describe(error)
+    return JSON(answer.dialect.error(failure), failure.status, dict(failure.headers))
 
 
 async def _close(events: AsyncIterator[Any]) -> None:

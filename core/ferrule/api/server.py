@@ -106,8 +106,8 @@ async def serve(
         if not lifecycle.live.attached:  # why the start has failed, or was stopped, is what the log should end with
             logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
         server.should_exit, server.force_exit = True, stop.insisted.is_set()
-        await running
         guard.close()
+        await running
     if early:
         return 128 + stop.number
     if opening.done() and not opening.cancelled() and isinstance(opening.exception(), StartupError):
@@ -162,8 +162,12 @@ class HttpServer(uvicorn.Server):
         self._tls: dict[str, Any] = {"ssl": front.context, **limit} if front.context else {}
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await self.lifespan.startup()
+        if self.lifespan.should_exit:
+            raise StartupError("The lifespan of a router has failed; the log above says how.")
         made: Callable[..., Any] = self.config.http_protocol_class
-        protocol = functools.partial(made, config=self.config, server_state=self.server_state, app_state={})
+        state = self.lifespan.state
+        protocol = functools.partial(made, config=self.config, server_state=self.server_state, app_state=state)
         self.servers = []
         for listener in sockets or ():
             arrivals = Arrivals(listener, self._at_once, self._tls)
@@ -183,7 +187,7 @@ def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
         front.app,
         http=protocol_class(limits, front.lifecycle),
         ws="none",
-        lifespan="off",
+        lifespan="auto",  # of routers; operators' middleware need not know of it
         log_config=None,
         access_log=False,  # the application writes its own, escaped
         server_header=False,

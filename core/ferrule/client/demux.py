@@ -35,7 +35,6 @@ from ferrule.wire.messages import (
     CallReply,
     Cancel,
     Deltas,
-    Fatal,
     FromEngine,
     Pause,
     Ready,
@@ -44,7 +43,6 @@ from ferrule.wire.messages import (
     Unread,
 )
 
-_LOST = "A message between the server's processes was lost; this request cannot be finished."
 _UNREAD = "The server is short of memory for this answer."
 _RESTARTING = "The engine has stopped and is being started again."
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
@@ -310,24 +308,6 @@ class DemuxClient(EngineClient):
             if not reply.done():
                 reply.set_exception(error)
 
-    def _fail_all(self) -> None:
-        """End everything that waits with an error, as a message was lost and its request is not known."""
-        _logger.error(
-            "a message between this process and the engine was lost: open requests end", open=len(self._streams)
-        )
-        streams, self._streams = self._streams, {}
-        self.cancel(list(streams))
-        for stream in streams.values():
-            stream.end(FinishReason.ERROR, _LOST)
-        for reply in self._calls.values():
-            if not reply.done():
-                reply.set_exception(RequestFailed(_LOST))
-
-    def probe(self) -> None:
-        """Ask for figures, so that a lost message is noticed even if no other follows it. To be called every second."""
-        if not self._lost and self._dead is None and (self._streams or self._calls):
-            self._post(Call(0, "stats"))
-
     def _found(self, ready: Ready) -> None:
         """Note that an engine has answered: the first one, or the successor of one that died."""
         self.info, self.num_blocks = ready.info, ready.num_blocks
@@ -366,7 +346,5 @@ class DemuxClient(EngineClient):
             self.cancel(message.ids)
         elif isinstance(message, Ready):
             self._found(message)
-        elif isinstance(message, Fatal):
-            self.die(message.message)
         else:
-            self._fail_all()
+            self.die(message.message)

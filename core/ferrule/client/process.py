@@ -16,7 +16,6 @@ from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
 
-_PROBE = 1.0  # seconds between two messages while something waits
 _POLL = 0.02  # seconds between two looks at what the launcher says of the next engine
 
 _logger = log.get("client")
@@ -77,17 +76,12 @@ class ProcessClient(DemuxClient):
             self._socket = None
 
     async def _greet(self, socket: ClientSocket) -> None:
-        """Greet the engine until it answers, which it does once its model is loaded; then probe it for lost
-        messages.
-        """
+        """Greet the engine until it answers, which it does once its model is loaded."""
         while not self._ready.is_set():
             socket.greet()
             self._on_readable()
             await asyncio.sleep(0.05)
         self._post(Call(0, "stats"))  # an engine sends its figures to those that it has heard from
-        while True:
-            await asyncio.sleep(_PROBE)
-            self.probe()
 
     def _post(self, message: ToEngine) -> None:
         if self._socket is not None and self._socket.send(message):

@@ -23,7 +23,7 @@ from ferrule.types import (
     RequestTimes,
     StepPlan,
 )
-from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Gap, Pause, Submit
+from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Pause, Submit
 
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
@@ -159,10 +159,6 @@ class EngineLoop:
                 self._submit(client, message.request)
             elif isinstance(message, Cancel):
                 self._cancel([id for id in message.ids if self._owners.get(id) == client], message.reason)
-            elif isinstance(message, Gap):
-                _logger.error("a message of client %s was lost: its requests end", client.decode("utf-8", "replace"))
-                self._cancel([id for id, owner in self._owners.items() if owner == client], FinishReason.ABORT)
-                self._channel.send(client, message)
             elif isinstance(message, Pause):
                 self._pause(client, message)
             else:

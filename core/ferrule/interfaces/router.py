@@ -1,4 +1,4 @@
-"""`router`: HTTP routes, written as FastAPI writes them. The frame around them does what must not depend on a route.
+"""`router`: HTTP routes, written as FastAPI writes them. Layers around them do what must not depend on a route.
 
 A plugin returns an `APIRouter`::
 
@@ -18,23 +18,29 @@ A plugin returns an `APIRouter`::
 
             return routes
 
-Before FastAPI sees a request, the frame has compared the raw path byte for byte, checked the key that the route needs
-(`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the limits of
-size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits. Body fields
-that the route's model does not declare are told to the client, or refused with ``--strict-requests``. So bodies are
-declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such as `Int`.
-A handler that reads a raw body from `fastapi.Request` is under the limits too, and checks what it reads itself.
+Before FastAPI is called, layers around it have compared the raw path byte for byte, checked the key that the route
+needs (`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the
+limits of size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits.
+So bodies are declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such
+as `Int`. Fields that a model does not declare follow its `extra`: those that a `Body` or `Strict` ignores, as is the
+default, are told to the client, or refused with ``--strict-requests``. A handler that reads a raw body, a form or an
+upload is under the limits too, and checks what it reads itself.
+
+Then FastAPI does what its users know: dependencies (those with `yield`, too), response models, background tasks, forms
+and uploads (with `python-multipart`), route classes, and lifespans of routers, which run in each API process; the
+engine may not be ready yet when they begin. Handlers of exceptions belong to the application, so a router has none: it
+raises the exceptions of `ferrule.errors`, or HTTPException, or wraps its handlers in a route class.
 
 A handler returns a model or a dict, which FastAPI checks against the declared answer and encodes; `JSON`, which is
-encoded as it is; an `EventStream`; or any other `Response`. It raises the exceptions of `ferrule.errors`. Every error
-reaches the client as ``{"error": {"message", "type", "param", "code"}}``: what pydantic finds is a 400 that names the
-field, HTTPException has the status that it says, and anything else is a 500 without its text. A router of another
-protocol returns its `Dialect`, which says how errors and streams look there, and which headers carry the key.
+encoded as it is; an `EventStream`; or any other `Response`. Every error reaches the client as
+``{"error": {"message", "type", "param", "code"}}``: what pydantic finds is a 400 that names the field, HTTPException
+has the status that it says, and anything unexpected is a 500 without its text. A router of another protocol returns its
+`Dialect`, which says how errors and streams look there, and which headers carry the key.
 
 `ferrule_protocol` has what protocols share: fields of conversations, usage, notes on fields without effect, streams
 that let go of what they read.
 
-Only path operations are taken: no mounts, websockets or plain Starlette routes. Lifespan events are not run.
+Only path operations are taken: no mounts, websockets or plain Starlette routes.
 """
 
 from __future__ import annotations
@@ -42,16 +48,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response, params
-from fastapi.routing import APIRoute
+from fastapi.routing import APIRoute, RouteContext
 from pydantic import TypeAdapter
 
 from ferrule.interfaces.dialect import OPENAI, Dialect, encode
+from ferrule.schema import Undeclared
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -60,7 +67,7 @@ if TYPE_CHECKING:
     from ferrule.interfaces.plugins import Plugins
     from ferrule.interfaces.service import Service
 
-SCOPE_KEY = "ferrule"  # of the ASGI scope: the frame's side of a request, a `Frame`
+SCOPE_KEY = "ferrule"  # of the ASGI scope: the server's side of a request, a `Frame`
 
 
 class Access(Enum):
@@ -73,7 +80,7 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """The dependency that `needs` makes. The frame reads it when the application is built; called, it does nothing."""
+    """The dependency that `needs` makes. It is read when the application is built; called, it does nothing."""
 
     access: Access
     room: bool = False
@@ -92,7 +99,7 @@ def needs(access: Access, room: bool = False) -> params.Depends:
     return needed
 
 
-def needs_of(route: APIRoute) -> Needs:
+def needs_of(route: APIRoute | RouteContext) -> Needs:
     """What a route needs: the last mark counts, as FastAPI puts those of the router before those of the route."""
     marks = [needed.dependency for needed in route.dependencies]
     return next((mark for mark in reversed(marks) if isinstance(mark, Needs)), Needs(Access.KEY))
@@ -105,17 +112,23 @@ def access_of(route: APIRoute) -> Access:
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """What the frame knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
+    """What the server knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
 
     id: str  # ours, random; the client's own is in `headers`
     headers: Mapping[str, str]  # lower-case names
     disconnected: Callable[[], Awaitable[None]]  # resolves when the client has left
     key_name: str = ""  # of the API key that it came with; empty where none was needed
-    unknown_fields: tuple[str, ...] = ()  # body fields that no model declares, such as ``a.b[2].c``; printable
+    undeclared: Undeclared = field(default_factory=Undeclared)  # what the models of the body say of its fields
+
+    @property
+    def unknown_fields(self) -> tuple[str, ...]:
+        """Body fields that no model declares, such as ``a.b[2].c``; printable. All are known to the handler, but not
+        to its dependencies."""
+        return self.undeclared.places
 
 
 class Frame(Protocol):
-    """What the frame puts into the ASGI scope under `SCOPE_KEY`."""
+    """What the server puts into the ASGI scope under `SCOPE_KEY`."""
 
     info: RequestInfo
 

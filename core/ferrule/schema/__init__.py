@@ -9,6 +9,7 @@ from ferrule.schema.keys import known_names, printable
 from ferrule.schema.marks import Mark, check_marks, marks_of, no_effect, not_here
 from ferrule.schema.models import Arguments, Body, Strict
 from ferrule.schema.refusal import checked, refusal_of
+from ferrule.schema.undeclared import Undeclared
 from ferrule.schema.values import (
     REQUEST_ID,
     CacheSalt,
@@ -50,6 +51,7 @@ __all__ = [
     "Text",
     "TokenId",
     "TokenIds",
+    "Undeclared",
     "by_field",
     "by_type",
     "check_marks",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import lru_cache
 from typing import Any, Self
 
 from pydantic import (
@@ -17,6 +18,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, core_schema
 
 from ferrule.schema.refusal import refusal_of
+from ferrule.schema.undeclared import tell_undeclared
 
 
 def _fail_fast(part: Any) -> None:
@@ -31,9 +33,25 @@ def _fail_fast(part: Any) -> None:
 
 
 class Strict(BaseModel):
-    """A model that takes no value of another type, and that never changes. Lists end at their first wrong item."""
+    """A model that takes no value of another type, and that never changes. Lists end at their first wrong item.
+
+    Fields that it does not declare are treated as its `extra` says; those that it ignores, which is the default, are
+    told to the client, or refused by a strict server (`Undeclared`).
+    """
 
     model_config = ConfigDict(strict=True, frozen=True, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _read(cls, value: Any) -> Any:
+        if isinstance(value, dict) and cls.model_config.get("extra", "ignore") == "ignore":
+            tell_undeclared(value, _declared(cls))
+        return cls._prepare(value)
+
+    @classmethod
+    def _prepare(cls, value: Any) -> Any:
+        """Return the value that is validated for one that was given."""
+        return value
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
@@ -59,12 +77,11 @@ class Strict(BaseModel):
 class Body(Strict):
     """A JSON object from a client. null means the same as an absent field.
 
-    Keys that the model does not have are left out; the frame around the routes tells them to the client.
+    In a union of bodies a discriminator decides which it is: every member that is tried tells what it leaves out.
     """
 
-    @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, value: Any) -> Any:
+    def _prepare(cls, value: Any) -> Any:
         return {key: item for key, item in value.items() if item is not None} if isinstance(value, dict) else value
 
     @classmethod
@@ -74,6 +91,11 @@ class Body(Strict):
             if name not in told.get("required", ()):
                 told["properties"][name] = _or_null(field)
         return told
+
+
+@lru_cache(maxsize=256)
+def _declared(model: type[BaseModel]) -> frozenset[str]:
+    return frozenset(field.alias or name for name, field in model.model_fields.items())
 
 
 def _or_null(field: JsonSchemaValue) -> JsonSchemaValue:

@@ -1,5 +1,4 @@
-"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types. A
-frame is a number and a message.
+"""Both ends of the engine's socket: msgpack frames over ZeroMQ on a private Unix socket, a closed set of types.
 
 A write that the system refused (it had no buffers, say) is what ZeroMQ tries again only at its next heartbeat, so both
 ends send heartbeats. They come from threads of ZeroMQ, whatever the process does, and nobody is given up for a missing
@@ -13,7 +12,6 @@ from __future__ import annotations
 
 import os
 import stat
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,12 +21,12 @@ import zmq
 from ferrule import log
 from ferrule.errors import StartupError
 from ferrule.types import EngineStats, RequestDelta
-from ferrule.wire.link import Receiver, Sender
-from ferrule.wire.messages import Call, Deltas, FromEngine, Gap, Ready, ToEngine, Unread
+from ferrule.wire.messages import Call, Deltas, Fatal, FromEngine, Ready, ToEngine, Unread
 
 HELLO = "hello"
 
 _HEARTBEAT_MS = 500
+_UNREADABLE = Fatal("A message of the engine cannot be read.")
 _NEVER_MS = 2**31 - 1  # the longest time that ZeroMQ takes
 
 _logger = log.get("engine")
@@ -69,10 +67,8 @@ class EngineSocket:
         except zmq.ZMQError as error:
             raise StartupError(f"Cannot create the engine's socket in {path.parent}: {error.strerror}.") from error
         os.chmod(path, stat.S_IRUSR | stat.S_IWUSR)
-        self._decoder = msgspec.msgpack.Decoder(tuple[int, ToEngine])
+        self._decoder = msgspec.msgpack.Decoder(ToEngine)
         self._encoder = msgspec.msgpack.Encoder()
-        self._receivers: defaultdict[bytes, Receiver[ToEngine]] = defaultdict(Receiver)
-        self._senders: defaultdict[bytes, Sender[FromEngine]] = defaultdict(Sender)
         self.ready: Ready | None = None
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
@@ -88,21 +84,19 @@ class EngineSocket:
             except zmq.Again:
                 return messages
             try:
-                number, message = self._decoder.decode(frames[-1])
+                message = self._decoder.decode(frames[-1])
             except ValueError:  # msgspec's own errors, and a text that is not UTF-8
                 _logger.warning("dropped a frame that is not a message, bytes=%d", len(frames[-1]))
                 continue
             client = frames[0]
-            for taken in self._receivers[client].take(number, message):
-                if not isinstance(taken, Call) or taken.name != HELLO:
-                    messages.append((client, taken))
-                elif self.ready is not None:
-                    self.send(client, self.ready)
+            if not isinstance(message, Call) or message.name != HELLO:
+                messages.append((client, message))
+            elif self.ready is not None:
+                self.send(client, self.ready)
 
     def send(self, client: bytes, message: FromEngine) -> None:
         """Queue a message; the socket drops one for a client that has gone."""
-        frame = self._encoder.encode(self._senders[client].stamp(message))
-        self._socket.send_multipart([client, frame], zmq.NOBLOCK)
+        self._socket.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
 
     def close(self) -> None:
         self._socket.close()
@@ -122,11 +116,9 @@ class ClientSocket:
         self._socket.setsockopt(zmq.IDENTITY, identity)
         self._socket.connect(f"ipc://{path}")
         self._encoder = msgspec.msgpack.Encoder()
-        self._decoder = msgspec.msgpack.Decoder(tuple[int, FromEngine])
-        self._parts = msgspec.msgpack.Decoder(tuple[int, _Parts])
+        self._decoder = msgspec.msgpack.Decoder(FromEngine)
+        self._parts = msgspec.msgpack.Decoder(_Parts)
         self._delta, self._head = msgspec.msgpack.Decoder(RequestDelta), msgspec.msgpack.Decoder(_Head)
-        self._receiver: Receiver[FromEngine | Unread] = Receiver()
-        self._sender: Sender[ToEngine] = Sender()
         self.fd = int(self._socket.getsockopt(zmq.FD))
 
     def greet(self) -> None:
@@ -139,7 +131,7 @@ class ClientSocket:
 
         ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
         """
-        self._socket.send(self._encoder.encode(self._sender.stamp(message)), zmq.NOBLOCK)
+        self._socket.send(self._encoder.encode(message), zmq.NOBLOCK)
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[FromEngine | Unread]:
@@ -152,29 +144,27 @@ class ClientSocket:
             except zmq.Again:
                 return
             try:
-                found = self._receiver.take(*self._decoder.decode(frame))
-            except ValueError:  # it cannot be read, so what it said is lost
-                found = (Gap(),)
+                yield self._decoder.decode(frame)
+            except ValueError:  # nobody knows whom it concerns
+                yield _UNREADABLE
             except MemoryError:
-                found = self._in_parts(frame)
-            yield from found
+                yield from self._in_parts(frame)
 
     def _in_parts(self, frame: memoryview) -> tuple[FromEngine | Unread, ...]:
         """Return the message in `frame`, decoded one request at a time: a part too large for the memory costs only its
         request.
         """
         try:
-            number, parts = self._parts.decode(frame)
+            parts = self._parts.decode(frame)
         except ValueError:  # it concerns no request
-            return (Gap(),)
+            return (_UNREADABLE,)
         deltas, unread = [], []
         for part in parts.deltas:
             try:
                 deltas.append(self._delta.decode(part))
             except MemoryError:
                 unread.append(self._head.decode(part).id)
-        found = self._receiver.take(number, Deltas(tuple(deltas), parts.stats))
-        return (*found, Unread(tuple(unread))) if found else ()
+        return Deltas(tuple(deltas), parts.stats), Unread(tuple(unread))
 
     def close(self) -> None:
         self._socket.close()

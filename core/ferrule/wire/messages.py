@@ -35,19 +35,13 @@ class Call(Struct, frozen=True, tag=True):
     args: tuple[Any, ...] = ()
 
 
-class Gap(Struct, frozen=True, tag=True):
-    """A lost message, as reported by the receiver to its own process, and by the engine to the client that had sent
-    it.
-    """
-
-
 class Unread(Struct, frozen=True):
     """Deltas of these requests that a client has no memory to decode, as reported by the client's own end."""
 
     ids: tuple[str, ...]
 
 
-ToEngine = Submit | Cancel | Pause | Call | Gap
+ToEngine = Submit | Cancel | Pause | Call
 
 
 class Ready(Struct, frozen=True, tag=True):
@@ -81,7 +75,7 @@ class Fatal(Struct, frozen=True, tag=True):
     message: str
 
 
-FromEngine = Ready | Deltas | CallReply | Fatal | Gap
+FromEngine = Ready | Deltas | CallReply | Fatal
 
 
 class Channel(Protocol):

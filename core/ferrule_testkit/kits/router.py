@@ -8,6 +8,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from pydantic import TypeAdapter
+
 from ferrule.api.auth import PUBLIC
 from ferrule.api.errors import failure_of
 from ferrule.api.paths import Entry
@@ -70,8 +72,9 @@ class RouterKit(Kit):
 
     def test_routes_are_described(self) -> None:
         """The OpenAPI document has every route, with who may call it, and with the errors that this server answers."""
-        document = application(Config(), self.site().routes).openapi()
-        for entry in self.site().routes:
+        site = self.site()
+        document = application(Config(), (), site.routes).openapi()
+        for entry in site.routes:
             if not entry.route.include_in_schema:
                 continue
             operation = document["paths"][entry.route.path_format][entry.method.lower()]
@@ -157,7 +160,7 @@ class RouterKit(Kit):
         for route in self._routes(body=True):
             site = self.site()
             given = {**self._valid(route)}
-            for name in route.body.declared if route.body else ():
+            for name in _fields(route):
                 for value in WRONG_VALUES:
                     answer = site.call(route.method, _path(route), _encode({**given, name: value}))
                     self._fine(answer, f"{_name(route)} with {name} = {shown(value)}")
@@ -171,7 +174,7 @@ class RouterKit(Kit):
             usual, steady = self._meaning(site, route, given), self._meaning(site, route, given)
             if usual is None:
                 continue
-            for name in route.body.declared if route.body else ():
+            for name in _fields(route):
                 if name in given:
                     continue
                 meaning = self._meaning(site, route, {**given, name: None})
@@ -319,9 +322,23 @@ def _body(route: Entry) -> bytes:
     return b"" if route.body is None else b"{}"
 
 
+def _fields(route: Entry) -> Sequence[str]:
+    """Names of the fields that a JSON body may have, by any of its models."""
+    if route.body is None:
+        return ()
+    schema = TypeAdapter(route.body).json_schema()
+    found, parts = dict[str, None](), [schema]
+    for part in parts:
+        if "$ref" in part:
+            parts.append(schema["$defs"][part["$ref"].rpartition("/")[2]])
+        parts += [*part.get("anyOf", ()), *part.get("oneOf", ())]
+        found |= dict.fromkeys(part.get("properties", ()))
+    return tuple(found)
+
+
 def _guesses(route: Entry) -> Iterator[bytes]:
     """Bodies that are likely to be taken: one of the usual fields each, streamed and not."""
-    names = set(route.body.declared if route.body else ())
+    names = set(_fields(route))
     for name in sorted(names & USUAL.keys()):
         yield _encode({name: USUAL[name]})
         if "stream" in names:

@@ -8,7 +8,7 @@ from fastapi import APIRouter
 
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Service
-from ferrule_plugins.router.invocations import Invocation, Invocations
+from ferrule_plugins.router.invocations import Invocation
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions
@@ -20,25 +20,7 @@ class OpenAI(Router):
         routes = APIRouter(tags=["openai"])
         cards = _Cards(ctx.service)
         queued = [needs(Access.KEY, room=True)]
-        completions, chats, invocations = Completions(ctx), Chat(ctx), Invocations(ctx)
-
-        @routes.get("/v1/models", summary="The served models.")
-        async def models() -> ModelList:
-            return ModelList(data=[cards.of(name) for name in ctx.service.names])
-
-        @routes.get("/v1/models/{model:path}", summary="One model.")
-        async def model(model: str) -> ModelCard:
-            return cards.of(ctx.service.resolve(model))
-
-        @routes.post(
-            "/v1/completions",
-            dependencies=queued,
-            response_model=Completion,
-            responses=streams(Completion),
-            summary="Continue one or more prompts.",
-        )
-        async def complete(body: CompletionBody, info: CurrentRequest) -> JSON | EventStream:
-            return await completions(body, info)
+        completions, chats = Completions(ctx), Chat(ctx)
 
         @routes.post(
             "/v1/chat/completions",
@@ -51,6 +33,16 @@ class OpenAI(Router):
             return await chats(body, info)
 
         @routes.post(
+            "/v1/completions",
+            dependencies=queued,
+            response_model=Completion,
+            responses=streams(Completion),
+            summary="Continue one or more prompts.",
+        )
+        async def complete(body: CompletionBody, info: CurrentRequest) -> JSON | EventStream:
+            return await completions(body, info)
+
+        @routes.post(
             "/invocations",
             dependencies=queued,
             response_model=Completion | ChatCompletion,
@@ -58,7 +50,15 @@ class OpenAI(Router):
             summary="Either of the two, by the body's shape: for SageMaker.",
         )
         async def invoke(body: Invocation, info: CurrentRequest) -> JSON | EventStream:
-            return await invocations(body, info)
+            return await (chats(body, info) if isinstance(body, ChatBody) else completions(body, info))
+
+        @routes.get("/v1/models", summary="The served models.")
+        async def models() -> ModelList:
+            return ModelList(data=[cards.of(name) for name in ctx.service.names])
+
+        @routes.get("/v1/models/{model:path}", summary="One model.")
+        async def model(model: str) -> ModelCard:
+            return cards.of(ctx.service.resolve(model))
 
         return routes
 

@@ -1,27 +1,28 @@
-"""How routes are called: by FastAPI, as its users know it, or without it, where it would add nothing."""
+"""FastAPI as its users know it, within the layers: what the author of a router may expect."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import httpx
 import pytest
-from fastapi import APIRouter, BackgroundTasks, Depends, HTTPException, Query, Request, Response
+from fastapi import APIRouter, BackgroundTasks, Depends, Form, HTTPException, Query, Request, Response, UploadFile
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, Field
+from starlette.types import ASGIApp
 
 from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, Router, RouterContext, needs
-from ferrule.plugin import Plugins, discover
 from ferrule.schema import Body, Count
 from ferrule_testkit.service import ScriptedService
+from tests.unit.api.test_app import FakePlugins, check_error
 
-PLUGINS = discover()
 CHAT = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
 
 
@@ -41,43 +42,34 @@ class Said(BaseModel):
     number: int = 3
 
 
-def client(declare: Callable[[APIRouter], object]) -> httpx.AsyncClient:
-    """For an application with the routes that `declare` adds, and those of the plugins."""
+def application(declare: Callable[[APIRouter], object], made: APIRouter | None = None, **frontend: Any) -> ASGIApp:
+    """An application with the routes that `declare` adds, and those of the plugins; its service is ready."""
 
     class Added(Router):
         def router(self, ctx: RouterContext) -> APIRouter:
-            routes = APIRouter()
+            routes = made or APIRouter()
             declare(routes)
             return routes
 
-    class Together(Plugins):
-        """The real set, with one more router."""
-
-        def names(self, kind: str) -> tuple[str, ...]:
-            return (*PLUGINS.names(kind), "added")
-
-        def load(self, kind: str, name: str) -> Any:
-            return Added if name == "added" else PLUGINS.load(kind, name)
-
-        def is_builtin(self, kind: str, name: str) -> bool:
-            return True
-
-        def origin(self, kind: str, name: str) -> str:
-            return "the test" if name == "added" else PLUGINS.origin(kind, name)
-
     lifecycle = Lifecycle()
-    limits = LimitsConfig(body_timeout=0.2)  # what must come is here
-    app = build_app(Config(frontend=FrontendConfig(), limits=limits), Together(), lifecycle)
+    limits = LimitsConfig(body_timeout=0.2, max_body_bytes=10_000)  # what must come is here
+    app = build_app(Config(frontend=FrontendConfig(**frontend), limits=limits), FakePlugins(added=Added), lifecycle)
     lifecycle.ready(ScriptedService())
-    return httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test")
+    return app
+
+
+def client(declare: Callable[[APIRouter], object], **frontend: Any) -> httpx.AsyncClient:
+    transport = httpx.ASGITransport(app=application(declare, **frontend))
+    return httpx.AsyncClient(transport=transport, base_url="http://test")
 
 
 async def nothing() -> None: ...
 
 
-def twice(routes: APIRouter) -> None:
-    """One handler behind two routes; FastAPI is needed for the dependency of the second."""
+def asking(routes: APIRouter) -> None:
+    """A route whose handler takes all that there is to take of a body."""
 
+    @routes.post("/ask", dependencies=[needs(Access.KEY), Depends(nothing)])
     async def answer(body: Ask, info: CurrentRequest, request: Request) -> JSON:
         given = await request.json()
         assert json.loads(await request.body()) == given
@@ -85,47 +77,58 @@ def twice(routes: APIRouter) -> None:
             raise HTTPException(418, "No coffee here.")
         return JSON({"asked": body.model_dump(), "given": given, "unknown": info.unknown_fields}, 201)
 
-    routes.post("/direct", dependencies=[needs(Access.KEY)])(answer)
-    routes.post("/solved", dependencies=[Depends(nothing)])(answer)
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"question": "why?"},
+        {"question": "why?", "lines": [{"text": "a", "times": 2.0}, {"text": "b"}], "either": None},
+        {"question": "why?", "other": 1, "lines": [{"text": "a"}, {"text": "b", "tmies": 2}], "__class__": {}},
+    ],
+    ids=str,
+)
+async def test_a_handler_gets_the_model_and_what_it_was_made_of(body: Any) -> None:
+    answer = await client(asking).post("/ask", json=body)
+    told = answer.json()
+    assert (answer.status_code, told["given"]) == (201, body)
+    assert told["asked"]["question"] == body["question"]
+    unknown = ["other", "lines[1].tmies", "__class__"] if "other" in body else []
+    assert sorted(told["unknown"]) == sorted(unknown)
+    assert answer.headers.get("x-ferrule-ignored-fields", "") == ", ".join(told["unknown"])
 
 
-BODIES: list[Any] = [
-    {"question": "why?"},
-    {"question": "why?", "lines": [{"text": "a", "times": 2.0}, {"text": "b"}], "either": None},
-    {"question": "why?", "other": 1, "lines": [{"text": "a"}, {"text": "b", "tmies": 2}], "__class__": {}},
-    {"question": "teapot"},
-    *({}, [], "why?", 5, None, [{"question": "why?"}]),
-    *({"question": 5}, {"question": "?"}, {"question": None}, {"question": "why?", "lines": [{"text": "a"}, 3]}),
-    {"question": "why?", "lines": [{"text": "a", "times": "3"}]},
-    {"question": "why?", "lines": [{"text": "a", "times": 0}] * 5},
-    *({"question": "why?", "either": "x"}, {"question": "why?", "either": [1, "x"]}),
-]
+@pytest.mark.parametrize(
+    ("body", "status", "param"),
+    [
+        *((wrong, 400, None) for wrong in ([], "why?", 5, [{"question": "why?"}])),
+        *((wrong, 400, "question") for wrong in ({}, {"question": 5}, {"question": "?"}, {"question": None})),
+        ({"question": "why?", "lines": [{"text": "a"}, 3]}, 400, "lines[1]"),
+        ({"question": "why?", "lines": [{"text": "a", "times": "3"}]}, 400, "lines[0].times"),
+        ({"question": "why?", "lines": [{"text": "a", "times": 0}] * 5}, 400, "lines[0].times"),
+        ({"question": "why?", "either": "x"}, 400, "either"),
+        ({"question": "why?", "either": [1, "x"]}, 400, "either[1]"),
+        ({"question": "teapot"}, 418, None),
+    ],
+    ids=str,
+)
+async def test_refusals_have_the_error_shape(body: Any, status: int, param: str | None) -> None:
+    check_error(await client(asking).post("/ask", json=body), status, param)
 
 
-@pytest.mark.parametrize("body", BODIES, ids=str)
-async def test_a_handler_is_called_as_fastapi_would_call_it(body: Any) -> None:
-    http = client(twice)
-    found = [await http.post(path, json=body) for path in ("/direct", "/solved")]
-    assert found[0].status_code == found[1].status_code
-    assert found[0].headers == found[1].headers
-    assert found[0].json() == found[1].json()
-    assert found[0].status_code in (201, 400, 418)
+async def test_a_strict_server_refuses_before_the_handler_is_called() -> None:
+    def declare(routes: APIRouter) -> None:
+        @routes.post("/ask")
+        async def ask(body: Ask) -> JSON:
+            raise AssertionError("called")
 
-
-async def test_fastapi_is_called_only_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    solved = []
-
-    async def solve(**needed: Any) -> Any:
-        solved.append(needed["request"].url.path)
-        raise RuntimeError
-
-    monkeypatch.setattr("fastapi.routing.solve_dependencies", solve)
-    http = client(twice)
-    assert (await http.post("/v1/chat/completions", json=CHAT)).status_code == 200
-    assert (await http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1})).status_code == 200
-    assert (await http.post("/direct", json=BODIES[0])).status_code == 201
-    assert (await http.post("/solved", json=BODIES[0])).status_code == 500
-    assert solved == ["/solved"]
+    message = check_error(
+        await client(declare, strict_requests=True).post(
+            "/ask", json={"question": "why?", "lines": [{"text": "a", "tmies": 2}]}
+        ),
+        400,
+        "lines[0].tmies",
+    )
+    assert "'times'" in message
 
 
 async def test_a_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,17 +136,16 @@ async def test_a_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
         raise AssertionError("a second time")
 
     def declare(routes: APIRouter) -> None:
+        @routes.post("/ask", dependencies=[Depends(nothing)])
         async def answer(body: Ask, request: Request) -> JSON:
             return JSON(await request.json())
 
-        routes.post("/direct")(answer)
-        routes.post("/solved", dependencies=[Depends(nothing)])(answer)
-
     monkeypatch.setattr("starlette.requests.json.loads", decode)
     http = client(declare)
-    answers = [await http.post(path, json=BODIES[0]) for path in ("/direct", "/solved")]
+    answer = await http.post("/ask", json={"question": "why?"})
+    chat = await http.post("/v1/chat/completions", json=CHAT)
     monkeypatch.undo()
-    assert [answer.json() for answer in answers] == [BODIES[0]] * 2
+    assert (answer.json(), chat.status_code) == ({"question": "why?"}, 200)
 
 
 # ------------------------------------------------------------------------------------------------ FastAPI as usual
@@ -219,6 +221,203 @@ async def test_a_route_class_of_its_own() -> None:
         "/stamped", content=json.dumps(body), headers={"content-type": "application/json"}
     )
     assert (answer.json(), json.loads(answer.headers["x-stamp"])) == ("why?", body)
+
+
+async def test_a_route_class_may_handle_exceptions() -> None:
+    class Odd(Exception):
+        pass
+
+    class Handling(APIRoute):
+        def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+            handler = super().get_route_handler()
+
+            async def handled(request: Request) -> Response:
+                try:
+                    return await handler(request)
+                except Odd as error:
+                    return JSON({"odd": str(error)}, 409)
+
+            return handled
+
+    def declare(routes: APIRouter) -> None:
+        routes.route_class = Handling
+
+        @routes.get("/odd")
+        async def odd() -> Said:
+            raise Odd("told")
+
+    answer = await client(declare).get("/odd")
+    assert (answer.status_code, answer.json()) == (409, {"odd": "told"})
+
+
+async def test_a_dependency_sees_what_the_handler_raises() -> None:
+    """And may answer it otherwise."""
+
+    async def changing() -> AsyncIterator[None]:
+        try:
+            yield
+        except LookupError:
+            raise HTTPException(410, "Gone.") from None
+
+    def declare(routes: APIRouter) -> None:
+        @routes.get("/found", dependencies=[Depends(changing)])
+        async def found() -> Said:
+            raise LookupError("a secret")
+
+    assert check_error(await client(declare).get("/found"), 410) == "Gone."
+
+
+async def test_an_answer_that_does_not_fit_its_model_is_a_fault() -> None:
+    def declare(routes: APIRouter) -> None:
+        @routes.get("/said", response_model=Said)
+        async def said() -> dict[str, Any]:
+            return {"text": 5}
+
+    check_error(await client(declare).get("/said"), 500)
+
+
+async def test_response_models_choose_what_is_told() -> None:
+    class Secretive(Said):
+        secret: str = "hidden"
+
+    def declare(routes: APIRouter) -> None:
+        @routes.post("/said", response_model=Said, response_model_exclude_defaults=True)
+        async def said(body: Ask) -> Secretive:
+            return Secretive(text=body.question)
+
+    assert (await client(declare).post("/said", json={"question": "why?"})).json() == {"text": "why?"}
+
+
+async def test_routers_within_routers() -> None:
+    """With their prefixes, dependencies and tags; the last mark of access counts."""
+    called: list[str] = []
+
+    async def outer() -> None:
+        called.append("outer")
+
+    def declare(routes: APIRouter) -> None:
+        inner = APIRouter(prefix="/inner", dependencies=[needs(Access.ADMIN)])
+
+        @inner.post("/ask/{name}")
+        async def ask(name: str, body: Ask) -> JSON:
+            return JSON([name, body.question])
+
+        @inner.get("/open", dependencies=[needs(Access.KEY)])
+        async def open_() -> JSON:
+            return JSON("open")
+
+        routes.include_router(inner, prefix="/outer", dependencies=[Depends(outer)], tags=["nested"])
+
+    http = client(declare)
+    assert (await http.get("/outer/inner/open")).json() == "open"
+    assert called == ["outer"]
+    message = check_error(await http.post("/outer/inner/ask/me", json={"question": "why?"}), 404)
+    assert "FERRULE_SERVER_DEV_MODE" not in message  # a template is not told
+    document = (await http.get("/openapi.json")).json()
+    assert document["paths"]["/outer/inner/open"]["get"]["tags"] == ["nested"]
+    assert "/outer/inner/ask/{name}" not in document["paths"]
+
+
+@pytest.mark.parametrize(
+    ("path", "status"),
+    [
+        ("/files/a", 200),
+        ("/files/%61", 200),
+        ("/files/a%2Fsecret", 404),
+        ("/files/secret", 200),
+        ("/files/%73ecret", 404),
+        ("/files/", 404),
+        ("/files/a%0A", 404),
+        ("/%66iles/a", 404),
+        ("/rest/a/b", 200),
+        ("/rest/a%2Fb", 200),
+        ("/rest/%2E%2E/a", 200),
+        ("/number/5", 200),
+        ("/number/x", 404),
+    ],
+)
+async def test_an_escape_leads_nowhere_else(path: str, status: int) -> None:
+    def declare(routes: APIRouter) -> None:
+        async def file(request: Request) -> JSON:
+            return JSON(request.path_params)
+
+        for template in (
+            "files/secret",
+            "files/{name}/secret",
+            "files/{name}",
+            "rest/{name:path}",
+            "number/{name:int}",
+        ):
+            routes.get(f"/{template}")(file)
+
+    assert (await client(declare).get(f"http://test{path}")).status_code == status
+
+
+# ------------------------------------------------------------------------------------------------ forms
+
+
+@pytest.fixture
+def uploads() -> Callable[[APIRouter], None]:
+    pytest.importorskip("python_multipart")
+
+    def declare(routes: APIRouter) -> None:
+        @routes.post("/upload")
+        async def upload(file: UploadFile, note: Annotated[str, Form()] = "") -> JSON:
+            return JSON([file.filename, (await file.read()).decode(), note])
+
+    return declare
+
+
+async def test_uploads(uploads: Callable[[APIRouter], None]) -> None:
+    http = client(uploads)
+    answer = await http.post("/upload", files={"file": ("a.txt", b"hello")}, data={"note": "n"})
+    assert (answer.status_code, answer.json()) == (200, ["a.txt", "hello", "n"])
+    check_error(await http.post("/upload", data={"note": "n"}), 400, "file")
+    check_error(await http.post("/upload", json={"file": "a"}), 400, "file")
+
+
+async def test_uploads_are_under_the_limits(uploads: Callable[[APIRouter], None]) -> None:
+    answer = await client(uploads).post("/upload", files={"file": ("a.txt", b"x" * 20_000)})
+    check_error(answer, 413)
+    assert answer.headers["connection"] == "close"
+    check_error(await client(uploads, api_key=("k",)).post("/upload", files={"file": ("a", b"")}), 401)
+
+
+# ------------------------------------------------------------------------------------------------ lifespans
+
+
+async def test_the_lifespan_of_a_router_is_run() -> None:
+    order: list[str] = []
+
+    @asynccontextmanager
+    async def lifespan(app: Any) -> AsyncIterator[dict[str, Any]]:
+        order.append("begin")
+        yield {"greeting": "hello"}
+        order.append("end")
+
+    def declare(routes: APIRouter) -> None:
+        @routes.get("/state")
+        async def state(request: Request) -> JSON:
+            order.append("call")
+            return JSON(request.state.greeting)
+
+    app = application(declare, APIRouter(lifespan=lifespan))
+    messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    sent: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+    state: dict[str, Any] = {}
+    running = asyncio.create_task(app({"type": "lifespan", "state": state}, messages.get, sent.put))
+    messages.put_nowait({"type": "lifespan.startup"})
+    assert (await sent.get())["type"] == "lifespan.startup.complete"
+
+    async def with_state(scope: Any, receive: Any, send: Any) -> None:
+        await app({**scope, "state": dict(state)}, receive, send)
+
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app=with_state), base_url="http://test") as http:
+        assert (await http.get("/state")).json() == "hello"
+    messages.put_nowait({"type": "lifespan.shutdown"})
+    assert (await sent.get())["type"] == "lifespan.shutdown.complete"
+    await running
+    assert order == ["begin", "call", "end"]
 
 
 @pytest.mark.parametrize("content", [b"", b"raw"])

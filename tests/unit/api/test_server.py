@@ -11,10 +11,11 @@ import signal
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, ClassVar
 
 import httpx
 import pytest
+from fastapi import APIRouter, Request
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from ferrule.api import server as api_server
@@ -24,13 +25,15 @@ from ferrule.api.protocol import GuardedProtocol
 from ferrule.api.server import open_front, serve
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.env import Environment
-from ferrule.errors import CheckpointError, EngineDead, UnavailableError
+from ferrule.errors import CheckpointError, EngineDead, StartupError, UnavailableError
 from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.router import Router, RouterContext
 from ferrule.interfaces.service import Output, Service
 from ferrule.plugin import discover
 from ferrule.types import FinishReason
 from ferrule.wire.board import BUFFERED
 from ferrule_testkit.service import ScriptedService
+from tests.unit.api.test_app import FakePlugins
 
 PLUGINS = discover()
 BODY = json.dumps({"prompt": "hello"}).encode()
@@ -566,3 +569,48 @@ async def test_a_dead_engine_can_be_outlived() -> None:
         await asyncio.sleep(1.5)
         assert (await server.http.get("/health")).status_code == 503
         assert await server.stopped() == 1
+
+
+class Alive(Router):
+    """A router with a lifespan, which notes how far it has come."""
+
+    seen: ClassVar[list[str]] = []
+    fails: ClassVar[bool] = False
+
+    def router(self, ctx: RouterContext) -> APIRouter:
+        @asynccontextmanager
+        async def lifespan(app: Any) -> AsyncIterator[dict[str, str]]:
+            if self.fails:
+                raise OSError("no such database")
+            self.seen.append("begun")
+            yield {"greeting": "hello"}
+            self.seen.append("ended")
+
+        routes = APIRouter(lifespan=lifespan)
+
+        @routes.get("/greeting")
+        async def greeting(request: Request) -> str:
+            return str(request.state.greeting)
+
+        return routes
+
+
+async def test_the_lifespan_of_a_router_lasts_as_long_as_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Alive, "seen", [])
+    monkeypatch.setattr(f"{__name__}.PLUGINS", FakePlugins(alive=Alive))
+    async with running() as server:
+        assert (await server.http.get("/greeting")).json() == "hello"
+        assert Alive.seen == ["begun"]
+    assert Alive.seen == ["begun", "ended"]
+
+
+async def test_a_lifespan_that_fails_stops_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Alive, "fails", True)
+    monkeypatch.setattr(f"{__name__}.PLUGINS", FakePlugins(alive=Alive))
+
+    async def connect() -> Service:
+        return ScriptedService()
+
+    async with running(connect=connect) as server:
+        with pytest.raises(StartupError, match="lifespan of a router"):
+            await server.task

@@ -342,7 +342,7 @@ def test_foreign_frames_are_dropped(tmp_path: Path) -> None:
     peer.connect(f"ipc://{path}")
     for frame in (b"", b"\x80\x04\x95.", b"{}", os.urandom(64), msgspec.msgpack.encode({"type": "Exec", "code": "1"})):
         peer.send(frame)
-    peer.send(msgspec.msgpack.encode((1, Cancel(("a",)))))
+    peer.send(msgspec.msgpack.encode(Cancel(("a",))))
     messages: list[ToEngine] = []
     for _ in range(1200):
         messages += [message for _, message in engine.receive(0.1)]

@@ -14,7 +14,7 @@ import zmq
 
 from ferrule.types import EngineStats, RequestDelta
 from ferrule.wire.engine_socket import ClientSocket, EngineSocket
-from ferrule.wire.messages import Cancel, Deltas, Unread
+from ferrule.wire.messages import Cancel, Deltas, Fatal, Unread
 
 
 class Canary:
@@ -28,7 +28,7 @@ class Canary:
 def frames(canary: Path) -> list[bytes]:
     source, encode = random.Random(0), msgspec.msgpack.encode
     evil = pickle.dumps(Canary(canary))
-    good = encode((1, Cancel(("a",))))
+    good = encode(Cancel(("a",)))
     found = [pickle.dumps(Canary(canary), protocol) for protocol in range(pickle.HIGHEST_PROTOCOL + 1)]
     for code in range(-128, 128):
         found.append(encode(msgspec.msgpack.Ext(code, evil)))
@@ -50,7 +50,7 @@ def test_a_thousand_foreign_frames(tmp_path: Path) -> None:
         assert path.stat().st_mode & 0o077 == 0
         sent = frames(canary)
         assert len(sent) > 1000
-        last = msgspec.msgpack.encode((1, Cancel(("last",))))
+        last = msgspec.msgpack.encode(Cancel(("last",)))
         messages: list[Any] = []
         for at in range(0, len(sent), 100):
             for frame in sent[at : at + 100]:
@@ -97,6 +97,23 @@ def test_a_message_too_large_for_memory_is_lost_for_its_own_request_alone(tmp_pa
         while Deltas((last,)) not in found:
             found += client.receive()
         assert found == [Deltas((small,), EngineStats(running=2)), Unread(("large",)), Deltas((last,))]
+    finally:
+        client.close()
+        engine.close()
+
+
+def test_a_message_that_cannot_be_read_is_the_end_of_the_engine_for_its_client(tmp_path: Path) -> None:
+    engine = EngineSocket(tmp_path / "engine.sock")
+    client = ClientSocket(tmp_path / "engine.sock", b"one")
+    try:
+        client.send(Cancel(()))
+        while not engine.receive(0.1):
+            pass
+        engine._socket.send_multipart([b"one", b"\x80nonsense"])
+        found: list[Any] = []
+        while not found:
+            found += client.receive()
+        assert found == [Fatal("A message of the engine cannot be read.")]
     finally:
         client.close()
         engine.close()

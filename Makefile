@@ -7,17 +7,19 @@
 #   make reference                          renew the pages that are written from the code
 #   make campaign [QUICK=1]                 attack real servers in every way that is known; the table is docs/reliability.md
 #   make gpu-check | gpu-bench [NAME=h200]  on a machine with a GPU: all of its tests; its figures, one file
-#   make wheel                              dist/ferrule-*.whl with kernels for every x86-64 processor (a few minutes)
+#   make wheel                              dist/*.whl: Ferrule with kernels for every x86-64 processor (a few minutes),
+#                                           and each of distributions/
 #   make gpu-wheels                         what these two need where there is no network, as files
 #
 # PYTHON is the interpreter that .venv is made with (3.11 to 3.13). JOBS is how many tests run at once.
-# TORCH_INDEX is the package index that PyTorch comes from when .venv is made: for its CPU build
-# https://download.pytorch.org/whl/cpu, which is used where there is no NVIDIA GPU; for CUDA https://pypi.org/simple; with
-# nothing (make TORCH_INDEX= serve), where pip is configured to look.
+# TORCH_INDEX is the package index that PyTorch comes from when .venv is made: where there is no NVIDIA GPU that of the
+# CPU builds, which are 1.3 GB in place of 5; with nothing (make TORCH_INDEX= serve), where pip is configured to look, which
+# is also where it comes from if that of the CPU builds cannot be reached.
 
 PYTHON ?= python3
 JOBS ?= 2
 ARGS ?=
+TORCH_INDEX ?= $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),,https://download.pytorch.org/whl/cpu)
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -25,7 +27,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c const
 INSTALLED := $(VENV)/.installed
 INSTALLED_TEST := $(VENV)/.installed-test
 INSTALLED_DOCS := $(VENV)/.installed-docs
-MANIFEST := pyproject.toml constraints.txt
+DISTRIBUTIONS := $(wildcard distributions/*)
+MANIFEST := pyproject.toml constraints.txt $(DISTRIBUTIONS:%=%/pyproject.toml)
 
 .PHONY: serve install test lint format unit test-slow campaign docs reference wheel gpu-wheels gpu-check gpu-bench clean
 
@@ -39,7 +42,7 @@ test: lint unit
 lint: $(INSTALLED_TEST)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy --strict core plugins kernels contrib_models tools
+	$(BIN)/mypy --strict core plugins kernels contrib_models $(DISTRIBUTIONS:%=%/src) tools
 
 format: $(INSTALLED_TEST)
 	$(BIN)/ruff check --fix .
@@ -71,7 +74,7 @@ reference: $(INSTALLED_TEST)
 # An installation compiles the kernels that its own processor uses; a wheel is for processors that are not known yet.
 wheel: export FERRULE_KERNEL_VARIANTS = all
 wheel: $(INSTALLED_TEST)
-	$(BIN)/python -m build --wheel $(ARGS)
+	for project in . $(DISTRIBUTIONS); do $(BIN)/python -m build --wheel --outdir dist $(ARGS) $$project || exit 1; done
 
 # A machine with a GPU has Python 3.12, torch's build for CUDA with Triton, transformers, and a C compiler, which Triton
 # needs. What else Ferrule and its tests need is carried there in GPU_WHEELS, and installed beside what is there.
@@ -97,7 +100,7 @@ gpu-wheels: | $(BIN)/python
 
 # Ferrule itself is installed from this folder; its CPU kernels are built if there is a C++ compiler. The .pth file is for a
 # GPU_PYTHON that is itself of a virtual environment, whose packages --system-site-packages does not mean.
-$(GPU_VENV)/.installed: pyproject.toml
+$(GPU_VENV)/.installed: $(MANIFEST)
 	$(GPU_PYTHON) -c 'import torch, transformers, triton; print(torch.__version__, torch.cuda.get_device_name())'
 	@command -v cc >/dev/null || command -v gcc >/dev/null || command -v clang >/dev/null || \
 		{ echo "Triton needs a C compiler: install gcc or clang" >&2; exit 1; }
@@ -107,7 +110,7 @@ $(GPU_VENV)/.installed: pyproject.toml
 	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \
 		--find-links $(GPU_WHEELS) $(GPU_PACKAGES)
 	$(GPU_PYTHON) -m pip --python $(GPU_BIN)/python install --quiet --disable-pip-version-check --no-index \
-		--no-deps --no-build-isolation -e .
+		--no-deps --no-build-isolation -e . $(DISTRIBUTIONS:%=-e %)
 	@touch $@
 
 # Most of a test's time is the compilation of kernels, so many run at once; those that measure memory are alone.
@@ -130,10 +133,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 # Only torch comes from its index: everything else, and what torch requires, from where pip is configured to look.
-define install_torch
-@index=$$($(BIN)/python tools/torch_index.py) && \
-	{ test -z "$$index" || $(PIP) --no-deps --index-url "$$index" torch; }
-endef
+install_torch = $(if $(TORCH_INDEX),$(if $(filter file,$(origin TORCH_INDEX)),-)$(PIP) --no-deps --retries 1 --timeout 15 --index-url $(TORCH_INDEX) torch)
 
 $(INSTALLED): $(MANIFEST) | $(BIN)/python
 	$(install_torch)
@@ -142,7 +142,7 @@ $(INSTALLED): $(MANIFEST) | $(BIN)/python
 
 $(INSTALLED_TEST): $(MANIFEST) | $(BIN)/python
 	$(install_torch)
-	$(PIP) -e '.[test]'
+	$(PIP) -e '.[test]' $(DISTRIBUTIONS:%=-e %)
 	@touch $@ $(INSTALLED)
 
 # The pages are texts: the site is built without Ferrule, and without torch.

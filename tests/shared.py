@@ -13,8 +13,12 @@ import pytest
 import torch
 
 from ferrule_nn import Linear
+from tools import ROOT
 
 Module = TypeVar("Module", bound=torch.nn.Module)
+OURS = frozenset(
+    {"ferrule", *(folder.name for folder in ROOT.glob("distributions/*"))}
+)  # distributions of this repository
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:

@@ -31,7 +31,7 @@ def contract() -> str:
     for module in shown(Shown.PARTS):
         lines += ["", f"names of {module.__name__}", *_parts(module)]
     for module in shown(Shown.NAMES):
-        names = getattr(module, "__all__", None) or [n for n in vars(module) if n in ("Log",)]
+        names = getattr(module, "__all__", None) or [name for name in vars(module) if _is_own(module, name)]
         lines += ["", f"names of {module.__name__}", *sorted(names)]
     return "\n".join(lines) + "\n"
 
@@ -42,10 +42,11 @@ def shown(how: Shown) -> Iterator[ModuleType]:
         if public.shown is how:
             module = importlib.import_module(name.removesuffix(".*"))
             yield module
-            if how is Shown.WHOLE and name.endswith(".*"):
+            if how in (Shown.WHOLE, Shown.NAMES) and name.endswith(".*"):
                 folder = Path(module.__file__ or "").parent
-                for file in sorted(folder.glob("[a-z]*.py")):
-                    yield importlib.import_module(f"{module.__name__}.{file.stem}")
+                for file in sorted(folder.rglob("[a-z]*.py")):
+                    inner = ".".join(file.relative_to(folder).with_suffix("").parts)
+                    yield importlib.import_module(f"{module.__name__}.{inner}")
 
 
 def describe(source: str) -> Iterator[str]:
@@ -136,6 +137,11 @@ def _comment(node: ast.stmt | ast.arg, indent: str, lines: Sequence[str], prefix
     before, hash_sign, text = rest.partition("#")
     if hash_sign and before.strip() in {"", ",", ")", "):"}:
         yield f"{indent}{_PROMISE}{prefix}{text.strip()}"
+
+
+def _is_own(module: ModuleType, name: str) -> bool:
+    """Say whether a name is public and that of a class or function which the module defines."""
+    return not name.startswith("_") and getattr(vars(module)[name], "__module__", None) == module.__name__
 
 
 def _parts(module: ModuleType) -> Iterator[str]:

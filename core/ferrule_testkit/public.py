@@ -58,6 +58,9 @@ PUBLIC: Mapping[str, Public] = MappingProxyType(
         "ferrule_nn.*": Public("building blocks of models", Shown.PARTS),
         "ferrule_quant.*": Public("building blocks of quantization methods", Shown.PARTS),
         "ferrule_parsing.*": Public("building blocks of tool and reasoning parsers", Shown.PARTS),
+        "ferrule_files.*": Public(
+            "building blocks of load formats, and of commands that read one checkpoint and write another", Shown.NAMES
+        ),
         "ferrule_protocol.*": Public("building blocks of routers that generate", Shown.PARTS),
         "ferrule_testkit.kits": Public("the conformance kits", Shown.NAMES),
         "ferrule_testkit.*": Public("what else tests need", Shown.NOT),

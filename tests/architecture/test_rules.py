@@ -49,7 +49,14 @@ def test_the_repository_keeps(name: str) -> None:
 
 def test_the_walk_sees_the_repository() -> None:
     packages = {module.package for module in repository()}
-    assert packages >= {"ferrule", "ferrule_testkit", "ferrule_plugins", "ferrule_kernels", "ferrule_contrib"}
+    assert packages >= {
+        "ferrule",
+        "ferrule_testkit",
+        "ferrule_plugins",
+        "ferrule_kernels",
+        "ferrule_contrib",
+        "ferrule_quantize",
+    }
     named = {part for layer in LAYERS for part in layer}
     parts = {module.name.partition(".")[2].partition(".")[0] for module in repository() if module.core}
     assert parts <= named
@@ -88,6 +95,11 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "core-stands-alone", engine, "def f():\n    import ferrule_plugins.policy\n", 2
     yield "core-stands-alone", engine, "import importlib\nimportlib.import_module('ferrule_contrib.tiny')\n", 2
     yield "core-stands-alone", "kernels/ferrule_kernels/x.py", "from ferrule import types\n", 1
+    yield "core-stands-alone", "plugins/ferrule_plugins/x.py", "def f():\n    import ferrule_quantize.run\n", 2
+    other = "distributions/ferrule-quantize/src/ferrule_quantize/x.py"
+    yield "core-stands-alone", other, "import ferrule_tensorizer\n", 1
+    yield "public-imports", other, "from ferrule_plugins.command import pack\n", 1
+    yield "public-imports", other, "from ferrule_files import shards\nfrom ferrule.assembly import model\n", 2
     yield "no-torch", "core/ferrule/frontend/x.py", "def f():\n    import torch\n", 2
     yield "no-torch", "core/ferrule/api/x.py", _typing("import torch"), 3
     yield "no-torch", "core/ferrule/launch/x.py", "from safetensors.torch import load\n", 1

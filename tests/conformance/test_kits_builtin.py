@@ -14,6 +14,7 @@ from ferrule.plugin import KINDS, discover
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import Kit, promises
 from ferrule_testkit.quantized import FORMATS
+from tests.shared import OURS
 
 PLUGINS = discover()
 
@@ -99,7 +100,7 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
     }
 else:
     INTERPRETED = {}
-BUILT_IN = [ref for ref in PLUGINS.refs if ref.builtin]
+BUILT_IN = [ref for ref in PLUGINS.refs if ref.distribution in OURS]
 
 
 @pytest.fixture(autouse=True)

@@ -12,7 +12,7 @@ import torch
 
 from ferrule import LLM, SamplingParams
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize import QuantizeCommand
+from ferrule_quantize import QuantizeCommand
 from ferrule_testkit.checkpoints import NATIVE
 
 Open = Callable[..., LLM]

@@ -7,8 +7,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache
-from pathlib import Path
 
+from tools import ROOT
 from tools.architecture.source import Module, Rule, Violation, calls, dotted, functions
 
 ENVIRONMENT = "core/ferrule/env.py"
@@ -33,16 +33,21 @@ WORDS = frozenset(
         *("fp8", "dummy", "hf"),
     }
 )
-NAMING = "core/ferrule/config/"  # where core names built-in plugins: defaults and documented values of options
+# Where core names built-in plugins, and why.
+NAMING = (
+    "core/ferrule/config/",  # defaults and documented values of options
+    "core/ferrule/plugin/extras.py",  # which extra brings a plugin of our own distributions
+)
 
 Check = Callable[[Module], Iterator[Violation]]
 
 
 @cache
 def builtin_names() -> frozenset[str]:
-    """Names of the plugins that come with the server."""
-    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))["project"]
-    groups = project["entry-points"].items()
+    """Return the names of the plugins that this repository has, its own distributions included."""
+    files = (ROOT / "pyproject.toml", *sorted(ROOT.glob("distributions/*/pyproject.toml")))
+    projects = [tomllib.loads(file.read_text("utf-8"))["project"] for file in files]
+    groups = [each for project in projects for each in project["entry-points"].items()]
     return frozenset(name for group, names in groups if group.startswith("ferrule.v") for name in names)
 
 

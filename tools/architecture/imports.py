@@ -38,8 +38,10 @@ TORCH = ("torch", "torchvision", "torchaudio", "triton", "safetensors.torch")
 NOT_IN_ENGINE = ("time", "datetime", "random", "secrets", "socket", "zmq", "asyncio", "subprocess", "numpy")
 ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
-_SDKS = ("ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
-_BESIDE = (*_SDKS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
+_SDKS = ("ferrule_files", "ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
+_BUILT_IN = ("ferrule_contrib", "ferrule_kernels", "ferrule_plugins")
+_DISTRIBUTIONS = ("ferrule_quantize", "ferrule_tensorizer")
+_BESIDE = (*_SDKS, *_DISTRIBUTIONS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
 # What is built in keeps to what strangers may import, but for these files, or folders, and what they need.
 _INSIDE: Mapping[str, str] = {
     "plugins/ferrule_plugins/command/": "",  # the program itself: it starts processes, converts, measures
@@ -68,7 +70,8 @@ def layer_order(modules: Sequence[Module]) -> list[Violation]:
 
 
 def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
-    """Core imports no package beside it, kernels import nothing of Ferrule, and no package imports the tools."""
+    """Core imports no package beside it, kernels import nothing of Ferrule, no package imports the tools, and none of
+    this distribution imports another distribution."""
     found = []
     for module in modules:
         if module.core:
@@ -76,7 +79,7 @@ def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
         elif module.package == "ferrule_kernels":
             banned = (*_BESIDE, "ferrule")
         elif module.package != "tools":
-            banned = ("tools",)
+            banned = ("tools", *(name for name in _DISTRIBUTIONS if name != module.package))
         else:
             continue
         found += _banned(module, banned, f"{module.package} must not import")
@@ -143,16 +146,18 @@ def one_place_each(modules: Sequence[Module]) -> list[Violation]:
 
 
 def public_imports(modules: Sequence[Module]) -> list[Violation]:
-    """Plugins that are built in import nothing of the core, and of the SDKs, that strangers may not.
+    """Plugins import nothing of the core, and of the SDKs, that strangers may not.
 
-    `ferrule_kernels` and `ferrule_plugins` are theirs, as a stranger's distribution has modules of its own.
+    `ferrule_kernels` and `ferrule_plugins` belong to the built-in ones, as a stranger's distribution has modules of its
+    own; our other distributions are strangers to them.
     """
+    own = {**dict.fromkeys(("ferrule_plugins", "ferrule_contrib"), ()), **dict.fromkeys(_DISTRIBUTIONS, _BUILT_IN)}
     return [
         Violation(module.path, imported.line, f"imports {'.'.join(filter(None, (imported.target, name)))}, private")
         for module in modules
-        if module.package in ("ferrule_plugins", "ferrule_contrib")
+        if module.package in own
         for imported in module.imports
-        if _is(imported, ("ferrule", *_SDKS)) and not _is_inside(module, imported)
+        if _is(imported, ("ferrule", *_SDKS, *own[module.package])) and not _is_inside(module, imported)
         for name in imported.names or ("",)
         if not may_import(imported.target, name)
     ]

@@ -49,6 +49,7 @@ BUDGETS = MappingProxyType(
         "ferrule.locate": 420,
         "ferrule.launch": 1_520,
         "ferrule.llm": 1_250,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule_files": 2_400,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 250,

@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
-ROOTS = ("core", "plugins", "kernels", "contrib_models", "tools")
+ROOTS = ("core", "plugins", "kernels", "contrib_models", "distributions", "tools")
 
 
 class Violation(NamedTuple):
@@ -52,7 +52,8 @@ class Module:
     def name(self) -> str:
         """Dotted name; a package's is that of its folder."""
         parts = self.path.removesuffix(".py").split("/")
-        parts = parts if parts[0] == "tools" else parts[1:]  # the other roots hold packages; this one is a package
+        # The other roots hold packages, each distribution in its folder `src`; this one is a package.
+        parts = parts[{"tools": 0, "distributions": 3}.get(parts[0], 1) :]
         return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
     @property

@@ -10,12 +10,12 @@ import torch
 
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import LinearLayer, QuantizationMethod
+from ferrule_files.gguf.reader import FLOATS, TYPES
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear, load_into
 from ferrule_plugins.gguf import blocks
-from ferrule_plugins.gguf.encode import encode
-from ferrule_plugins.gguf.reader import FLOATS, TYPES
 from ferrule_plugins.quantization.gguf import form_of
+from ferrule_quantize.gguf.encode import encode
 from ferrule_testkit.quantized import FORMATS, sparse
 from ferrule_testkit.samples import integers as sampled_integers
 from ferrule_testkit.samples import quantization as sampled

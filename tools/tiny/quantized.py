@@ -18,15 +18,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ferrule import LLM, SamplingParams
-from ferrule.assembly.choose import Chooser
-from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.plugin import discover
 from ferrule_contrib.tiny import path
-from ferrule_plugins.command.quantize import QuantizeCommand, gguf_file
-from ferrule_plugins.command.quantize.run import write
-from ferrule_plugins.command.quantize.targets import target_of
+from ferrule_files.offline import outline
+from ferrule_quantize import QuantizeCommand, gguf_file
+from ferrule_quantize.run import write
+from ferrule_quantize.targets import target_of
 from tools.tiny import chat, dialogues
 from tools.tiny.dialogues import Dialogue
 
@@ -133,11 +132,11 @@ def written() -> Iterator[tuple[str, Path]]:
             write_texts(Path(folder) / "texts.jsonl")
             calibrate(form, *more, out=Path(folder) / "model", texts=Path(folder) / "texts.jsonl")
             yield name, Path(folder) / "model"
-    choice, _ = outline(resolve(Config(model=ModelConfig(model=str(path())))), Chooser(discover()))
+    model = outline(resolve(Config(model=ModelConfig(model=str(path())))), discover())
     for kind, mix in gguf_file.MIXES.items():
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "model.gguf"
-            gguf_file.write(path(), file, mix, choice, tokenizer=False)
+            gguf_file.write(path(), file, mix, model)
             yield f"`ferrule quantize --to {kind}`", file
 
 

@@ -19,6 +19,7 @@ from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
 from ferrule.plugin import Plugins
+from ferrule.plugin.extras import missing
 from ferrule.plugin.files import path_ref
 
 _MAX_NUM_SEQS = 256
@@ -83,7 +84,7 @@ def check_names(config: Config, plugins: Plugins) -> None:
         for name in names:
             if name not in (None, "", "auto", *known) and not plugins.origin(kind, name):
                 listed = ", ".join(known) or "none is installed"
-                hint = nearest(name, known)
+                hint = f" {missing(kind, name)}".rstrip() or nearest(name, known)
                 if name.endswith(".py"):
                     hint = f" Name a file with --plugin {kind}={name}."
                 problems.append(f"{spec.flag}: no {kind} plugin {name!r}; available: {listed}.{hint}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -105,3 +105,24 @@ class WeightSource(ABC):
         Raises as `tensors` does.
         """
         return None
+
+
+class WritesWeights(ABC):
+    """A mix-in of formats that `ferrule pack --format NAME` writes, too."""
+
+    @classmethod
+    @abstractmethod
+    def write(
+        cls,
+        folder: Path,
+        forms: Mapping[str, torch.Tensor],
+        tensors: Iterable[tuple[str, torch.Tensor]],
+        options: Mapping[str, Any],
+    ) -> Mapping[str, Any]:
+        """Write a checkpoint's tensors into a folder, and return what `--model-loader-extra-config` must say for them
+        to be read.
+
+        `forms` are all tensors on the meta device, by name; `tensors` brings each once, in this order. `options` may
+        have `encryption_keyfile`, the file of the key that tensors are encrypted with. Raises OSError, and ConfigError
+        for a type of tensors or an option that the format does not have.
+        """

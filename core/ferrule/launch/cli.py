@@ -91,9 +91,12 @@ def _run(words: list[str]) -> int:
 
 
 def _command(name: str, argv: list[str], plugins: Plugins) -> int:
+    from ferrule.plugin.extras import missing
+
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
-        raise ConfigError(f"Unknown command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+        problem = missing("command", name) or f"Unknown command {name!r}.{nearest(name, names)}"
+        raise ConfigError(problem, f"Commands: {', '.join(names)}.")
     for other, unused in plugins.unused("command"):
         if other == name:
             print(f"ferrule: warning: {unused}.", file=sys.stderr)

@@ -8,6 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.errors import PluginError
+from ferrule.plugin.extras import missing_beside
 from ferrule.plugin.plugin_set import Plugins
 
 
@@ -37,5 +38,6 @@ def load_first(plugins: Plugins, kind: str, candidates: Iterable[str], refuses: 
         if reason is None:
             return Chosen(name, plugin, tuple(refusals))
         refusals.append((name, reason))
-    listed = "\n".join(f"  {name} ({plugins.origin(kind, name)}): {reason}" for name, reason in refusals)
+    lines = [f"{name} ({plugins.origin(kind, name)}): {reason}" for name, reason in refusals]
+    listed = "\n".join(f"  {line}" for line in (*lines, *missing_beside(kind, plugins.names(kind))))
     raise PluginError(f"No {kind} plugin can be used here.", listed or f"None is installed: there is no {kind} to try.")

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.interfaces.load_format import WeightSource
+from ferrule.interfaces.load_format import WeightSource, WritesWeights
 from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 
 Write = Callable[[Path, Mapping[str, torch.Tensor]], None]
@@ -51,7 +51,8 @@ class LoadFormatKit(Kit):
     """A load format gives every tensor of a checkpoint once, bit-equal, and refuses what is missing or damaged.
 
     Settings: `writers`, functions (folder, tensors) that write a checkpoint of the format. By default those of the
-    common formats that the plugin does not refuse; a format that is used only when it is named gives its own.
+    common formats that the plugin does not refuse; a format that is used only when it is named gives its own. A format
+    that writes weights reads what it has written, too.
     `name_of`, under which name a tensor of the checkpoint comes out; by default its own.
     """
 
@@ -182,14 +183,20 @@ class LoadFormatKit(Kit):
     def _checkpoints(self, skip: bool = True) -> Iterator[tuple[Path, dict[str, torch.Tensor]]]:
         """Folders that the format takes."""
         found, given = False, self.writers is not LoadFormatKit.writers
-        for write in self.writers:
+        own = [self._write] if issubclass(self.plugin, WritesWeights) else []
+        for write in (*own, *self.writers):
             folder, weights = self.folder(), self.weights()
             write(folder, weights)
-            if given or self.plugin.refuses(folder) is None:
+            if given or write in own or self.plugin.refuses(folder) is None:
                 found = True
                 yield folder, {self.name_of(name): tensor for name, tensor in weights.items()}
         if skip and not found:
             does_not_apply("no writer makes a checkpoint of this format: give `writers`")
+
+    def _write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
+        forms = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
+        needed = self.plugin.write(folder, forms, weights.items(), {})
+        promise(not needed, f"without options it needs {shown(needed)} to be read")
 
     def _refusal(self, folder: Path) -> str:
         """What the CheckpointError says; empty when the load goes through."""

@@ -43,12 +43,3 @@ SAFETENSORS = {"writers": (_whole,)}
 SHARDED = {"writers": (_state,)}
 EITHER = {"writers": (_whole, _pickled)}
 PICKLED = {"writers": (_pickled,)}
-
-
-def _tensorized(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
-    from ferrule_plugins.tensorizer.write import write
-
-    write(folder / "model.tensors", weights)
-
-
-TENSORIZER = {"writers": (_tensorized,)}

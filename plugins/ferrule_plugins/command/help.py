@@ -9,6 +9,7 @@ from ferrule.errors import ConfigError, nearest
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.program import program_page
+from ferrule.plugin.extras import missing
 
 
 class HelpCommand(Command):
@@ -25,6 +26,7 @@ class HelpCommand(Command):
         name, *rest = words
         names = plugins.names("command")
         if name not in names:
-            raise ConfigError(f"There is no command {name!r}.{nearest(name, names)}", f"Commands: {', '.join(names)}.")
+            problem = missing("command", name) or f"There is no command {name!r}.{nearest(name, names)}"
+            raise ConfigError(problem, f"Commands: {', '.join(names)}.")
         command: Command = plugins.make("command", name)
         return command.run([*rest, "--help"], plugins)

@@ -98,10 +98,11 @@ def _check_free(plugins: Plugins, kind: str, names: Names) -> None:
 def _files(kind: str, names: Names) -> Iterator[tuple[Path, str]]:
     """Yield (path, text) of each file of the new package."""
     template = _TEMPLATES / kind
+    paths = [file.relative_to(template) for file in sorted(template.rglob("*")) if file.is_file()]
     texts = {
-        file.relative_to(template): file.read_text(encoding="utf-8")
-        for file in sorted(template.rglob("*"))
-        if file.is_file() and not any(part in _LEFTOVERS or part.endswith(".egg-info") for part in file.parts)
+        path: (template / path).read_text(encoding="utf-8")
+        for path in paths
+        if not any(part in _LEFTOVERS or part.endswith(".egg-info") for part in path.parts)
     }
     whole = "\n".join(texts.values())
     old_class = max(_CLASS.findall(whole), key=len)

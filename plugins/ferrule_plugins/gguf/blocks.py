@@ -15,9 +15,9 @@ from pathlib import Path
 
 import torch
 
+from ferrule_files.gguf.reader import FLOATS, TYPES, TensorInfo
 from ferrule_kernels.cpu import blocks as kernels
 from ferrule_kernels.matmul import Levels
-from ferrule_plugins.gguf.reader import FLOATS, TYPES, TensorInfo
 
 _IQ4 = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 _FP4 = (0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12)  # doubled

@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from ferrule_plugins.gguf.architectures import find, is_quantized, read_config
-from ferrule_plugins.gguf.names import Names, Target
-from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
-from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
+from ferrule_files.gguf.architectures import find, is_quantized, read_config
+from ferrule_files.gguf.names import Names, Target
+from ferrule_files.gguf.reader import FLOATS, GgufModel, TensorInfo
+from ferrule_files.gguf.tokens import Vocabulary, read_tokenizer
 
 _SUPER = 256  # numbers of a block that has two levels of scales
 _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p"}

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_files.gguf.names import Names, Target
+from ferrule_files.gguf.reader import FLOATS, GgufModel, TensorInfo
 from ferrule_kernels.cpu.blocks import takes
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
-from ferrule_plugins.gguf.names import Names, Target
-from ferrule_plugins.gguf.reader import FLOATS, GgufModel, TensorInfo
 from ferrule_plugins.heap import give_back
 
 _TRIMMED_BYTES = 64 << 20  # from one request to give memory back to the next, which costs clearing it again

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
-from ferrule_plugins.s3.fetch import fetch
-from ferrule_plugins.s3.store import Store, place, refusal
+from ferrule_files.s3.fetch import fetch
+from ferrule_files.s3.store import Store, place, refusal
 
 # Of files in folders within the model's: else a bucket of many models would be downloaded before one is missed.
 _DEEP_BYTES = 16 << 20

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, cast
 from ferrule.errors import ConfigError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.shards import known_options, progress
+from ferrule_files.shards import known_options, progress
 
 if TYPE_CHECKING:
     import torch

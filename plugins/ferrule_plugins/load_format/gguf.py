@@ -15,8 +15,8 @@ from ferrule import log
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import Description, WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.gguf.reader import find_files, read_model
-from ferrule_plugins.load_format.shards import known_options, progress
+from ferrule_files.gguf.reader import find_files, read_model
+from ferrule_files.shards import known_options, progress
 
 if TYPE_CHECKING:
     import torch
@@ -53,8 +53,8 @@ class Gguf(WeightSource):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        from ferrule_plugins.gguf.architectures import find, read_config
-        from ferrule_plugins.gguf.names import Names
+        from ferrule_files.gguf.architectures import find, read_config
+        from ferrule_files.gguf.names import Names
         from ferrule_plugins.gguf.tensors import Reader, layers_of
 
         found = read_model(_wanted(folder, options))

@@ -24,9 +24,9 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule.small_files import read_json
-from ferrule_plugins.load_format.locations import OPTION
+from ferrule_files.locations import OPTION
+from ferrule_files.shards import is_file_name, known_options, progress
 from ferrule_plugins.load_format.pt import PyTorchFiles
-from ferrule_plugins.load_format.shards import is_file_name, known_options, progress
 
 if TYPE_CHECKING:
     import torch

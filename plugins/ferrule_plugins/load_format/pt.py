@@ -18,10 +18,11 @@ from typing import IO, TYPE_CHECKING, Any, cast
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.locations import Locations
+from ferrule_files.locations import Locations
+from ferrule_files.safetensors import large_first
+from ferrule_files.shards import check_index, known_options, missing_file, progress, weight_files
 from ferrule_plugins.load_format.pickles import check_tuples
-from ferrule_plugins.load_format.safetensors import Safetensors, large_first
-from ferrule_plugins.load_format.shards import check_index, known_options, missing_file, progress, weight_files
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 if TYPE_CHECKING:
     import torch

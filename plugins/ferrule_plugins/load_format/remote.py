@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import CheckpointError, FerruleError
-from ferrule_plugins.load_format.safetensors import Safetensors, remote_shapes
-from ferrule_plugins.load_format.shards import check_index, weight_names
-from ferrule_plugins.s3.fetch import Remote, remote
-from ferrule_plugins.s3.store import Store
+from ferrule_files.s3.fetch import Remote, remote
+from ferrule_files.s3.store import Store
+from ferrule_files.safetensors import remote_shapes
+from ferrule_files.shards import check_index, weight_names
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 
 @dataclass(frozen=True)

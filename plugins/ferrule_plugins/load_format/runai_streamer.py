@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from ferrule.env import object_store, told_library
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Model
+from ferrule_files.s3.store import SCHEME
+from ferrule_files.shards import known_options, progress
 from ferrule_plugins.load_format.remote import RemoteWeights
 from ferrule_plugins.load_format.safetensors import Safetensors
-from ferrule_plugins.load_format.shards import known_options, progress
-from ferrule_plugins.s3.store import SCHEME
 
 if TYPE_CHECKING:
     import torch

@@ -1,6 +1,6 @@
 """`sharded_state`: the state of a model's workers as vLLM saves it, ``model-rank-{rank}-part-{part}.safetensors``.
 
-What a worker holds is not what a checkpoint holds, see `ferrule_plugins.sharded`. Here one worker reads the state of
+What a worker holds is not what a checkpoint holds, see `ferrule_files.workers`. Here one worker reads the state of
 all ranks, and puts the parts of each tensor together.
 https://docs.vllm.ai/en/stable/examples/others/save_sharded_state.html
 """
@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any, cast
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import Model
-from ferrule_plugins.load_format.safetensors import Safetensors, read_header, shapes
-from ferrule_plugins.load_format.shards import RANKS, is_file_name, known_options, missing_file, progress
+from ferrule_files.safetensors import read_header, shapes
+from ferrule_files.shards import RANKS, is_file_name, known_options, missing_file, progress
+from ferrule_plugins.load_format.safetensors import Safetensors
 
 if TYPE_CHECKING:
     import torch
@@ -51,7 +52,7 @@ class ShardedState(Safetensors):
     def tensors(
         self, folder: Path | None, model: Model, options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        from ferrule_plugins.sharded.names import WorkerState
+        from ferrule_files.workers import WorkerState
 
         own = known_options(options, *self.options)
         ranks = [_Rank(files) for files in self._ranks(folder, options)]

@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_files.safetensors import read_header
+from ferrule_files.shards import weight_files
 from ferrule_nn import checkpoint_parameter
-from ferrule_plugins.load_format.safetensors import read_header
-from ferrule_plugins.load_format.shards import weight_files
 from ferrule_quant.decoded import decoded_parameter
 from ferrule_quant.products import Integers, Quantized, Shared, has_room, kept
 from ferrule_quant.words import AWQ_ORDER, check_words, in_order, outputs, per_words, unpacked

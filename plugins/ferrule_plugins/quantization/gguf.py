@@ -16,11 +16,11 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule_files.gguf.reader import TYPES
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
-from ferrule_plugins.gguf.reader import TYPES
 from ferrule_quant.apart import side_by_side
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import listed, names_of

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
+from ferrule_files.safetensors import read_header
+from ferrule_files.shards import weight_files
 from ferrule_nn import CheckpointParameter, checkpoint_parameter
-from ferrule_plugins.load_format import pt, safetensors
-from ferrule_plugins.load_format.shards import weight_files
+from ferrule_plugins.load_format import pt
 from ferrule_quant.words import outputs
 
 SPARSE, FULL = "include_sparse", "topX"  # of a configuration: whether there are outliers, and outputs in full
@@ -35,7 +36,7 @@ def stated(folder: Path) -> dict[str, Any]:
 def _names(folder: Path) -> Iterable[str]:
     files = weight_files(folder, ".safetensors", "model.safetensors")
     if files:
-        return [name for file in files for name in safetensors.read_header(file)]
+        return [name for file in files for name in read_header(file)]
     return [name for file in pt.PyTorchFiles.files(folder) for name in pt.read_file(file)]
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.gguf.reader import GgufModel
-from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
+from ferrule_files.gguf.reader import GgufModel
+from ferrule_files.gguf.tokens import Vocabulary, read_tokenizer
 
 FILE = "tokenizer.model"
 # Classes that add nothing of their own to the model in the file. Without a stated class it is one of these.

@@ -11,7 +11,7 @@ from ferrule_testkit import server as servers
 from tests.fake_s3 import KEY_ID, SECRET, environment, fake_s3
 
 
-@pytest.mark.slow  # the parts of it are tested in tests/unit/plugins/s3
+@pytest.mark.slow  # the parts of it are tested in tests/unit/files/test_s3.py
 def test_a_model_of_a_store_answers(tiny_llama: Path, tmp_path: Path) -> None:
     objects = {f"models/tiny/{file.name}": file.read_bytes() for file in tiny_llama.iterdir() if file.is_file()}
     log, cache = tmp_path / "log", tmp_path / "cache"

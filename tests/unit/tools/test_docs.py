@@ -31,6 +31,7 @@ from ferrule.plugin import discover
 from ferrule_kernels import building
 from ferrule_plugins.command import serve
 from ferrule_plugins.router.absent_routes import absent_routes
+from tests.shared import OURS
 from tools import ROOT
 from tools.architecture.imports import LAYERS
 from tools.pages import cli as cli_page
@@ -138,7 +139,7 @@ def surface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Schema]:
         raise Stopped
 
     for ref in discover().refs:
-        if ref.kind == "command" and ref.builtin:
+        if ref.kind == "command" and ref.distribution in OURS:
             module = importlib.import_module(ref.target.partition(":")[0])
             if hasattr(module, "parse_command"):
                 monkeypatch.setattr(module, "parse_command", read)
@@ -156,7 +157,9 @@ def understood(words: Sequence[str]) -> str | None:
             Path(words[at + 1]).write_text("port: 8000\n", encoding="utf-8")
     if words[:1] == ["help"] or not words or words[0].startswith("-"):
         return None
-    refs = [ref for ref in discover().refs if ref.kind == "command" and ref.name == words[0] and ref.builtin]
+    refs = [
+        ref for ref in discover().refs if ref.kind == "command" and ref.name == words[0] and ref.distribution in OURS
+    ]
     if not refs:
         return f"unknown command {words[0]}"
     module, _, cls = refs[0].target.partition(":")
@@ -213,7 +216,7 @@ def test_commands_say_in_help_what_they_do(capsys: pytest.CaptureFixture[str]) -
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
     for ref in discover().refs:
-        if ref.kind == "command" and ref.builtin:
+        if ref.kind == "command" and ref.distribution in OURS:
             assert re.fullmatch(r"[A-Z].*\.", summary(ref.target)), ref.name
             assert re.search(rf"^  {ref.name} +[A-Z]", shown, re.MULTILINE)
 

@@ -12,7 +12,7 @@ import torch
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin import discover
 from ferrule_contrib.tiny import path
-from ferrule_plugins.gguf.reader import FLOATS, TYPES
+from ferrule_files.gguf.reader import FLOATS, TYPES
 from ferrule_testkit.quantized import FORMATS
 from tools import ROOT
 from tools.quality import __main__ as command

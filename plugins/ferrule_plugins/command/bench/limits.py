@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from ferrule import checkpoint
 from ferrule.errors import CheckpointError
 from ferrule.types import ModelInfo
-from ferrule_plugins.load_format.safetensors import shapes
-from ferrule_plugins.load_format.shards import weight_files
+from ferrule_files.safetensors import shapes
+from ferrule_files.shards import weight_files
 
 _SECONDS = 60.0
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}

@@ -12,7 +12,7 @@ from ferrule.config.parse import parse_command
 from ferrule.config.places import placed
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.command import part_options
+from ferrule_files import commands
 
 _ABOUT = (
     "Without a name, list the architectures that Ferrule implements and those that run through transformers. With the "
@@ -53,12 +53,12 @@ class ModelsCommand(Command):
 
         Raises StartupError for a model that is not found.
         """
-        sections = {**part_options.sections(_TAKEN, _SAID), "show": ModelsOptions}
+        sections = {**commands.sections(_TAKEN, _SAID), "show": ModelsOptions}
         usage = Usage("ferrule models", _ABOUT, "model")
         parsed = parse_command(argv, usage, plugins, sections=sections, server=False)
         if parsed is None:
             return 0
-        config = part_options.whole(parsed.config, _TAKEN)
+        config = commands.whole(parsed.config, _TAKEN)
         from ferrule.launch.prepare import prepare
         from ferrule_plugins.command.models.report import list_architectures, show
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrule.config.help import Usage
-from ferrule.config.parse import parse_command
-from ferrule.config.places import placed
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
+from ferrule_files.commands import Usage, parse_command, prepared
 
 _USAGE = "Usage: ferrule pack MODEL [OUT] [-q METHOD] [--dtype TYPE] [options]"
 
 
 class PackCommand(Command):
-    summary = "Write a model's weights as the kernels, vLLM's workers or tensorizer read them."
+    summary = "Write a model's weights as the kernels, vLLM's workers or a load format read them."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Returns 0 when the folder is there. Raises StartupError; then there is none, or the one that was."""
@@ -28,11 +26,9 @@ class PackCommand(Command):
         config = options.whole(parsed.config)
         if not config.model.model:
             raise ConfigError("MODEL is missing.", _USAGE)
-        from ferrule.launch.prepare import prepare
-        from ferrule_plugins.command.pack.run import pack
+        with prepared(config, parsed.notices, plugins, "pack") as (ready, chosen):
+            from ferrule_plugins.command.pack.run import pack
 
-        ready, chosen = prepare(config, parsed.notices, plugins, "pack")
-        with placed(config):
             return pack(parsed.extra["pack"], ready, chosen)
 
 

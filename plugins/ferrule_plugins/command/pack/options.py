@@ -9,7 +9,7 @@ from typing import Any
 
 from ferrule.config import Config
 from ferrule.config.option import opt
-from ferrule_plugins.command import part_options
+from ferrule_files import commands
 
 # Sections of `Config`, and what is taken of them.
 _TAKEN = {
@@ -42,32 +42,33 @@ class PackConfig:
 
     output: str | None = opt(
         None,
-        "Folder to write. Default: packed-METHOD, packed-TYPE, sharded-RANKS or tensorizer, in the model's folder.",
+        "Folder to write. Default: packed-METHOD, packed-TYPE, sharded-RANKS or the format, in the model's folder.",
         aliases=("-o",),
         common=True,
     )
     format: str = opt(
         "packed",
-        "What is written: weights as the CPU's kernels read them, float weights as the workers of vLLM hold them, or a "
-        "checkpoint's tensors in a file of CoreWeave's tensorizer.",
-        choices=("packed", "sharded_state", "tensorizer"),
+        "What is written. packed: weights as the CPU's kernels read them; sharded_state: float weights as the workers "
+        "of vLLM hold them; a load format that can be written, as tensorizer: a checkpoint's tensors as they are.",
         common=True,
     )
     tensor_parallel_size: int = opt(
         1, "Number of workers whose state --format sharded_state writes.", ge=1, le=1024, aliases=("-tp",)
     )
     encryption_keyfile: str | None = opt(
-        None, "File with the key that --format tensorizer encrypts tensors with; a new one is written if it is missing."
+        None,
+        "File with the key that a load format encrypts tensors with, as tensorizer does; a new one is written if it is "
+        "missing.",
     )
     force: bool = opt(False, "Replace a folder that an earlier run wrote.", common=True)
 
 
 def sections() -> Mapping[str, type]:
-    """Every section of the command."""
-    return {**part_options.sections(_TAKEN, _SAID), "pack": PackConfig}
+    """Return all sections of options of the command."""
+    return {**commands.sections(_TAKEN, _SAID), "pack": PackConfig}
 
 
 def whole(config: Config) -> Config:
     """The configuration with its own sections, as what loads a model expects them; it is loaded on the CPU."""
-    full = part_options.whole(config, _TAKEN)
+    full = commands.whole(config, _TAKEN)
     return dataclasses.replace(full, device=dataclasses.replace(config.device, device="cpu"))

@@ -10,24 +10,22 @@ from pathlib import Path
 
 from ferrule.assembly.model import Loaded, load_model
 from ferrule.config import Resolved
-from ferrule.env import before_libraries
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import localise
 from ferrule.small_files import read_json
-from ferrule_plugins.command.folder import beside, copy_others
+from ferrule_files.folder import beside, copy_others
+from ferrule_files.safetensors_writer import write
 from ferrule_plugins.command.pack.contents import configuration, contents
 from ferrule_plugins.command.pack.options import PackConfig
-from ferrule_plugins.command.pack.write import write
 from ferrule_plugins.quantization.packed import METHOD
 
-_CONFIG, _SHARDED, _TENSORS = "config.json", "sharded_state", "tensorizer"
+_CONFIG, _PACKED, _SHARDED = "config.json", "packed", "sharded_state"
 
 
 def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     """Load the model as `ferrule serve` does, and write it. Raises StartupError."""
-    _check(options, config)
-    before_libraries()
+    _check(options, config, plugins)
     start = time.monotonic()
     named, config = config.model.model, localise(config, plugins)
     source, method = Path(config.model.model), config.model.quantization
@@ -35,7 +33,7 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     place = given.with_suffix("") if given.is_file() else source  # a file's folder is in a cache
     if options.format == _SHARDED:
         return _pack_ranks(options, config, plugins, place, start)
-    if options.format == _TENSORS:
+    if options.format != _PACKED:
         return _pack_tensors(options, config, plugins, place, start)
     if options.output is not None or method is not None:  # else it is known when the model is loaded
         _check_place(_place(options, place, method or ""), options.force)
@@ -51,13 +49,18 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
     return 0
 
 
-def _check(options: PackConfig, config: Resolved) -> None:
-    """Raises ConfigError for options that contradict each other."""
-    if options.format != _TENSORS and options.encryption_keyfile is not None:
-        raise ConfigError(f"--encryption-keyfile: only --format {_TENSORS} writes encrypted weights.")
-    if options.format == _TENSORS and (config.model.quantization is not None or config.model.dtype != "auto"):
+def _check(options: PackConfig, config: Resolved, plugins: Plugins) -> None:
+    """Raise ConfigError for options that contradict each other, PluginError for a format that is not there."""
+    from ferrule_plugins.command.pack.tensors import writer_of
+
+    own = options.format in (_PACKED, _SHARDED)
+    if not own:
+        writer_of(options.format, plugins)
+    if own and options.encryption_keyfile is not None:
+        raise ConfigError(f"--encryption-keyfile: --format {options.format} does not encrypt weights.")
+    if not own and (config.model.quantization is not None or config.model.dtype != "auto"):
         raise ConfigError(
-            f"--format {_TENSORS} writes a checkpoint's tensors as they are, without --quantization and --dtype.",
+            f"--format {options.format} writes a checkpoint's tensors as they are, without --quantization and --dtype.",
             "The server can convert them when it reads them.",
         )
     if options.format != _SHARDED and options.tensor_parallel_size > 1:
@@ -95,16 +98,16 @@ def _pack_ranks(options: PackConfig, config: Resolved, plugins: Plugins, place: 
 
 
 def _pack_tensors(options: PackConfig, config: Resolved, plugins: Plugins, place: Path, start: float) -> int:
-    from ferrule_plugins.command.pack.tensorized import Key, further, write_tensors
+    from ferrule_plugins.command.pack.tensors import further, write_tensors
 
-    out = place / _TENSORS if options.output is None else Path(options.output).expanduser()
+    name, keyfile = options.format, options.encryption_keyfile
+    out = place / name if options.output is None else Path(options.output).expanduser()
     _check_place(out, options.force)
-    named = options.encryption_keyfile
-    key = None if named is None else Key.of(Path(named).expanduser().absolute())
+    asked = {} if keyfile is None else {"encryption_keyfile": keyfile}
     with beside(out) as folder:
-        size = write_tensors(folder, config, plugins, key)
-    print(f"{config.model.model}, {_TENSORS}: {size / 1e6:.1f} MB in 1 file, {time.monotonic() - start:.1f} s.")
-    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{further(key)}")
+        size, needed = write_tensors(folder, config, plugins, name, asked)
+    print(f"{config.model.model}, {name}: {size / 1e6:.1f} MB, {time.monotonic() - start:.1f} s.")
+    print(f"Serve it: ferrule serve {shlex.quote(str(out))}{further(needed)}")
     return 0
 
 
@@ -131,12 +134,12 @@ def _check_place(out: Path, force: bool) -> None:
 
 
 def _was_packed(out: Path) -> bool:
-    from ferrule_plugins.command.pack import sharded, tensorized
+    from ferrule_plugins.command.pack import sharded, tensors
 
     if out.is_symlink() or not (out / _CONFIG).is_file():
         return False
     try:
-        if sharded.was_written(out) or tensorized.was_written(out):
+        if sharded.was_written(out) or tensors.was_written(out):
             return True
         stated = read_json(out / _CONFIG).get("quantization_config")
     except CheckpointError:  # whatever it is, it is not ours to remove

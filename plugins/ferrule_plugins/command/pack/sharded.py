@@ -25,11 +25,11 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import Model
 from ferrule.interfaces.plugins import Plugins
+from ferrule_files.safetensors import metadata
+from ferrule_files.safetensors_writer import shards, write_data, write_header
+from ferrule_files.workers import CACHE_SCALES, STACKED, WorkerNames, division
 from ferrule_nn import UNDIVIDED, Attention, Division, Experts, Naming
-from ferrule_plugins.command.pack.write import shards, write_data, write_header
-from ferrule_plugins.load_format.safetensors import metadata
 from ferrule_plugins.load_format.sharded_state import PATTERN
-from ferrule_plugins.sharded.names import CACHE_SCALES, STACKED, WorkerNames, division
 
 _MADE_BY = "made_by"
 

@@ -19,13 +19,13 @@ from ferrule.config.resolve import resolve
 from ferrule.env import Environment
 from ferrule.errors import CheckpointError, ConfigError, PluginError, StartupError
 from ferrule.plugin import Plugins, discover
+from ferrule_files.safetensors import read_header
+from ferrule_files.safetensors_writer import write
 from ferrule_kernels.cpu import dense
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.cpu.packed import layout
 from ferrule_nn import Linear, PacksForCpu
 from ferrule_plugins.command.pack import PackCommand
-from ferrule_plugins.command.pack.write import write
-from ferrule_plugins.load_format.safetensors import read_header
 from ferrule_plugins.quantization.packed import METHOD
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.quantized import quantized_checkpoint
@@ -272,7 +272,7 @@ def test_a_run_that_fails_leaves_what_was_there(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device", "model.safetensors")
 
-    monkeypatch.setattr("ferrule_plugins.command.pack.write.write_file", full)
+    monkeypatch.setattr("ferrule_files.safetensors_writer.write_file", full)
     with pytest.raises(ConfigError, match="cannot be written: No space left"):
         pack(plugins, source("llama"), out, "-q", "int4", "--force")
     assert (out / "model.safetensors").read_bytes() == before

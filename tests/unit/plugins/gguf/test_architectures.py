@@ -12,21 +12,20 @@ import pytest
 import torch
 
 from ferrule import checkpoint
-from ferrule.assembly.choose import Chooser
-from ferrule.assembly.model import outline
 from ferrule.config import Config, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.model import BuildContext
 from ferrule.plugin import discover
-from ferrule_plugins.command.quantize.gguf_file import MIXES, write
-from ferrule_plugins.gguf.architectures import ARCHITECTURES
+from ferrule_files.gguf.architectures import ARCHITECTURES
+from ferrule_files.gguf.names import Names, ValueHeads
+from ferrule_files.gguf.reader import read_model
+from ferrule_files.offline import outline
 from ferrule_plugins.gguf.describe import describe
-from ferrule_plugins.gguf.forms import FORMS
-from ferrule_plugins.gguf.names import Names, ValueHeads
-from ferrule_plugins.gguf.reader import read_model
 from ferrule_plugins.gguf.tensors import ordered
 from ferrule_plugins.load_format.gguf import Gguf
+from ferrule_quantize.gguf.forms import FORMS
+from ferrule_quantize.gguf_file import MIXES, write
 from ferrule_testkit.checkpoints import RECIPES
 from ferrule_testkit.kits.model_run import Runner
 from ferrule_testkit.simulate import load
@@ -263,8 +262,7 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 def write_floats(source: Path, file: Path) -> None:
     """What `ferrule quantize --ignore .*` writes."""
     chosen = resolve(Config(model=ModelConfig(model=str(source), dtype="float32")))
-    choice, _ = outline(chosen, Chooser(discover()))
-    write(source, file, MIXES["q8_0"], choice, [".*"], tokenizer=False)
+    write(source, file, MIXES["q8_0"], outline(chosen, discover()), ignore=[".*"])
 
 
 def test_every_architecture_has_a_case() -> None:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
+from ferrule_files.gguf.reader import FLOATS, TYPES
 from ferrule_kernels.cpu import blocks as kernels
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form
 from ferrule_plugins.gguf import blocks
 from ferrule_plugins.gguf.blocks import decode, widen
-from ferrule_plugins.gguf.reader import FLOATS, TYPES
 from ferrule_plugins.quantization.gguf import form_of
 
 QUANTIZED = [kind for kind in TYPES.values() if kind.name not in FLOATS]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.gguf.reader import find_files, read_header, read_model
+from ferrule_files.gguf.reader import find_files, read_header, read_model
 from tests.mutations import HUGE, fuzz
 from tests.unit.plugins.gguf.files import entry, file, tensor, text
 

@@ -23,6 +23,8 @@ from ferrule.frontend.inputs import open_inputs
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule.locate.localise import localise
 from ferrule.plugin import discover
+from ferrule_files.gguf.names import Target
+from ferrule_files.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_kernels.cpu import library
 from ferrule_kernels.matmul import Levels
 from ferrule_nn import Linear
@@ -30,8 +32,6 @@ from ferrule_nn.ops import using
 from ferrule_plugins.command.models.report import describe
 from ferrule_plugins.command.pack import PackCommand
 from ferrule_plugins.gguf.blocks import Decoded, decode, map_file, stored
-from ferrule_plugins.gguf.names import Target
-from ferrule_plugins.gguf.reader import TYPES, TensorInfo, read_model
 from ferrule_plugins.gguf.tensors import Reader
 from ferrule_plugins.platform import cpu_products
 from ferrule_plugins.platform.cpu_kernels import cpu_kernels

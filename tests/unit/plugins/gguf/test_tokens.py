@@ -14,9 +14,9 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from ferrule.errors import CheckpointError, RequestError
 from ferrule.frontend.text.messages import read_messages
 from ferrule.frontend.text.template import RenderJob, render
-from ferrule_plugins.gguf.reader import GgufModel
-from ferrule_plugins.gguf.splits import SPLITS
-from ferrule_plugins.gguf.tokens import Vocabulary, read_tokenizer
+from ferrule_files.gguf.reader import GgufModel
+from ferrule_files.gguf.splits import SPLITS
+from ferrule_files.gguf.tokens import Vocabulary, read_tokenizer
 from ferrule_plugins.tokenizer.auto import AutoTokenizers
 
 TEXTS = (

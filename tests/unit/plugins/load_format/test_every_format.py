@@ -18,9 +18,9 @@ from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.locate.weights import WeightFiles
 from ferrule.plugin import discover
-from ferrule_plugins.load_format import safetensors as safetensors_files
-from ferrule_plugins.load_format import shards
-from ferrule_plugins.tensorizer.write import write
+from ferrule_files import safetensors as safetensors_files
+from ferrule_files import shards
+from ferrule_tensorizer.write import write
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 from ferrule_testkit.quantized import quantized_checkpoint

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule_plugins.load_format import safetensors, shards
+from ferrule_files import safetensors, shards
 from ferrule_plugins.load_format.dummy import Dummy
 from ferrule_plugins.load_format.fastsafetensors import FastSafetensors
 from ferrule_plugins.load_format.npcache import NumpyCache

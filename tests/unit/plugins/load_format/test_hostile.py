@@ -11,9 +11,11 @@ import torch
 from safetensors.torch import save, save_file
 
 from ferrule.errors import CheckpointError
-from ferrule_plugins.load_format import npcache, pt, shards
+from ferrule_files import shards
+from ferrule_files.safetensors import read_header
+from ferrule_plugins.load_format import npcache, pt
 from ferrule_plugins.load_format.npcache import NumpyCache
-from ferrule_plugins.load_format.safetensors import Safetensors, read_header
+from ferrule_plugins.load_format.safetensors import Safetensors
 from tests.mutations import bounded_memory, fuzz, headed, mutated, rewritten
 
 WEIGHTS = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3, dtype=torch.bfloat16)}

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from ferrule.config import LoadConfig
 from ferrule.errors import CheckpointError, ConfigError, StartupError
 from ferrule.plugin import Plugins, discover
+from ferrule_files.workers import division
 from ferrule_nn import ROWS, UNDIVIDED, AttentionSpec, Embedding, Linear
 from ferrule_nn.attention import Attention
 from ferrule_plugins.command.pack import PackCommand
@@ -21,7 +22,6 @@ from ferrule_plugins.command.pack.sharded import Item
 from ferrule_plugins.load_format.runai_streamer_sharded import RunaiStreamerSharded
 from ferrule_plugins.load_format.safetensors import Safetensors
 from ferrule_plugins.load_format.sharded_state import ShardedState
-from ferrule_plugins.sharded.names import division
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 

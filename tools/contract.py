@@ -22,8 +22,9 @@ _PROMISE = "| "
 
 
 def contract() -> str:
-    """One line per thing that a change could break. Lines of promises begin with a bar: docstrings, and the comments
-    behind fields and parameters, which say units and shapes."""
+    """Return one line for each thing that a change could break. Lines of promises begin with a bar: docstrings, and the
+    comments behind fields and parameters, which say units and shapes.
+    """
     lines = [f"contract {CONTRACT}", ""]
     lines += [f"{kind.group} = {kind.base}" for kind in KINDS.values()]
     for module in shown(Shown.WHOLE):
@@ -37,7 +38,9 @@ def contract() -> str:
 
 
 def shown(how: Shown) -> Iterator[ModuleType]:
-    """The public modules that are shown in one way; of packages that are public as a whole, all modules if it is so."""
+    """Yield the public modules that are shown in one way; of packages that are public as a whole, all modules if shown
+    whole.
+    """
     for name, public in PUBLIC.items():
         if public.shown is how:
             module = importlib.import_module(name.removesuffix(".*"))
@@ -50,9 +53,8 @@ def shown(how: Shown) -> Iterator[ModuleType]:
 
 
 def describe(source: str) -> Iterator[str]:
-    """Public classes, functions and names of one module's source, and what is promised of them.
-
-    Where it has ``__all__``, these are the names in that.
+    """Describe public classes, functions and names of one module's source, and their promises. Where the module has
+    ``__all__``, only the names in it are described.
     """
     lines = source.splitlines()
     tree = ast.parse(source)
@@ -64,8 +66,9 @@ def describe(source: str) -> Iterator[str]:
 
 
 def breaking(old: str, new: str) -> list[str]:
-    """What of a change from `old` to `new` breaks plugins: any line that is gone or has changed, a new thing that a
-    plugin must define. Promises may get other words; whether they still promise the same is for people to say."""
+    """Return what in a change from `old` to `new` breaks plugins: any line that is gone or has changed, a new thing
+    that a plugin must define. Promises may get other words; people judge whether they still promise the same.
+    """
     found = []
     for line in difflib.ndiff(_signatures(old), _signatures(new)):
         if line.startswith("- ") or (line.startswith("+ ") and "@abstractmethod" in line):
@@ -74,7 +77,9 @@ def breaking(old: str, new: str) -> list[str]:
 
 
 def recorded(page: str, version: int) -> tuple[bool, int]:
-    """(released, entries) that the page of changes has for a version. Raises ValueError when it has no such heading."""
+    """Return (released, entries) that the page of changes has for a version. Raises ValueError when it has no such
+    heading.
+    """
     heading = re.search(rf"^## Version {version}\b(.*)$", page, re.MULTILINE)
     if heading is None:
         raise ValueError(f"there is no heading '## Version {version}' in the page of changes")
@@ -83,12 +88,12 @@ def recorded(page: str, version: int) -> tuple[bool, int]:
 
 
 def snapshot(page: str) -> str:
-    """What the file of the snapshot holds: how many entries the page of changes has, and the contract."""
+    """Return the text of the snapshot's file: how many entries the page of changes has, and the contract."""
     return f"entries in plugin-api-changes.md: {recorded(page, CONTRACT)[1]}\n{contract()}"
 
 
 def refusal(old: str, new: str, page: str) -> str | None:
-    """Why a snapshot may not be renewed, or None."""
+    """Return why a snapshot may not be renewed, or None."""
     released, _ = recorded(page, CONTRACT)
     broken = breaking(old, new)
     if released and broken:
@@ -132,7 +137,7 @@ def _promise(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFuncti
 
 
 def _comment(node: ast.stmt | ast.arg, indent: str, lines: Sequence[str], prefix: str = "") -> Iterator[str]:
-    """The comment behind a field or a parameter."""
+    """Yield the comment behind a field or a parameter."""
     rest = lines[(node.end_lineno or 1) - 1].encode()[node.end_col_offset or 0 :].decode()
     before, hash_sign, text = rest.partition("#")
     if hash_sign and before.strip() in {"", ",", ")", "):"}:
@@ -145,7 +150,7 @@ def _is_own(module: ModuleType, name: str) -> bool:
 
 
 def _parts(module: ModuleType) -> Iterator[str]:
-    """What a package names in `__all__`, as it is defined."""
+    """Describe what a package names in `__all__`, as it is defined."""
     wanted = set(module.__all__)
     for file in homes(module):
         source = file.read_text(encoding="utf-8")
@@ -155,7 +160,7 @@ def _parts(module: ModuleType) -> Iterator[str]:
 
 
 def _name(node: ast.stmt) -> str | None:
-    """What a statement defines."""
+    """Return the name that a statement defines."""
     target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
     name: str | None = getattr(node, "name", getattr(target, "id", None))
     return name
@@ -167,7 +172,7 @@ def _offered(tree: ast.Module) -> frozenset[str] | None:
 
 
 def homes(package: ModuleType) -> list[Path]:
-    """The files that define what a package names in `__all__`: all of its own, then those of others."""
+    """Return the files that define what a package names in `__all__`: all of its own, then those of others."""
     own = sorted(Path(package.__file__ or "").parent.glob("*.py"))
     names = {getattr(getattr(package, name), "__module__", "") for name in package.__all__}
     core = [importlib.import_module(name) for name in sorted(names) if name.startswith("ferrule")]
@@ -175,7 +180,7 @@ def homes(package: ModuleType) -> list[Path]:
 
 
 def _lent(module: ModuleType) -> Iterator[str]:
-    """Classes that a module names in `__all__` and another one defines."""
+    """Describe classes that a module names in `__all__` and another one defines."""
     for name in getattr(module, "__all__", ()):
         home = importlib.import_module(getattr(module, name).__module__)
         if home is not module:
@@ -189,7 +194,9 @@ def _source(module: ModuleType) -> str:
 
 
 def _signatures(text: str) -> list[str]:
-    """Lines without promises, each with the names that it stands under, so that equal lines are told apart."""
+    """Return the lines without promises, each with the names that it stands under, so that equal lines are told
+    apart.
+    """
     found: list[str] = []
     scope: list[str] = []
     for line in text.splitlines():

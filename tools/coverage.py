@@ -42,7 +42,9 @@ _NOT_COUNTED = (
 
 
 class Counting:
-    """In a test process whose lines are counted: keeps the counting out of what tests trace and start."""
+    """A plugin for a test process whose lines are counted, which keeps the counting out of what tests trace and
+    start.
+    """
 
     def __init__(self) -> None:
         self._switches = {name: os.environ.pop(name) for name in list(os.environ) if name.startswith("SLIPCOVER_")}
@@ -71,7 +73,7 @@ class _SysWithoutFrames:
 
 
 def untraced(function: Callable[..., None]) -> Callable[..., None]:
-    """The function, without a word to who traces or profiles its caller."""
+    """Wrap a function so that its caller's tracer and profiler do not see it."""
 
     @wraps(function)
     def run(*arguments: Any) -> None:
@@ -88,7 +90,7 @@ def untraced(function: Callable[..., None]) -> Callable[..., None]:
 
 
 class _Collector:
-    """Takes over what SlipCover's pytest plugin has gathered from the test processes."""
+    """A plugin that collects what SlipCover's pytest plugin has gathered from the test processes."""
 
     found: dict[str, Any] | None = None
 
@@ -100,7 +102,7 @@ class _Collector:
 
 
 def percentages(files: dict[str, Any]) -> Iterator[tuple[str, float]]:
-    """(package, percentage of its lines that ran) from SlipCover's `files`."""
+    """Yield (package, percentage of its lines that ran) from SlipCover's `files`."""
     ran: Counter[str] = Counter()
     all_lines: Counter[str] = Counter()
     for file, lines in files.items():

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 
 
 class Distribution(Struct, frozen=True, kw_only=True):
-    """What goes into a wheel. `entry_points` maps a group to its lines; `files` maps paths to their text."""
+    """The contents of a wheel. `entry_points` maps a group to its lines; `files` maps paths to their text."""
 
     name: str
     version: str = "1.0"
@@ -28,7 +28,7 @@ class Distribution(Struct, frozen=True, kw_only=True):
         return f"{self.name.replace('-', '_')}-{self.version}"
 
     def contents(self) -> dict[str, str]:
-        """Every file of the wheel but RECORD, by path."""
+        """Return every file of the wheel but RECORD, by path."""
         info = f"{self.stem}.dist-info"
         groups = [
             "\n".join([f"[{group}]", *(f"{name} = {target}" for name, target in lines.items()), ""])

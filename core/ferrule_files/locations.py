@@ -38,14 +38,12 @@ class Locations:
         return any(host.to(device) is not host for device in self._devices.values())
 
     def note(self, storage: Any, location: str) -> Any:
-        """Return `storage` unchanged, in the host's memory, and note the location that the file states (a torch
-        `map_location`).
-        """
+        """Keep what the file says of a storage, and leave the storage in the host's memory, as a `map_location`."""
         self._stated[storage.data_ptr()] = location
         return storage
 
     def put(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor on the device for its location: the tensor itself where that is the CPU."""
+        """Return the tensor on its device; the same tensor if that is the CPU."""
         location = self._stated.get(tensor.untyped_storage().data_ptr(), "cpu")
         device = self._devices.get(location, self._devices.get(""))
         return tensor if device is None else tensor.to(device)

@@ -30,10 +30,9 @@ _OTHERS = (RANKS, "consolidated*", "training_args.*", "optimizer*", "scheduler.*
 
 
 def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] = (), start: str = "") -> list[Path]:
-    """Return the files of a folder that have weights: `single`, else those in `single`.index.json, else all that match.
-
-    `ignore` are patterns of files to leave out; a file that an index names is never ignored. `start` is the beginning
-    of the file names of another layout than that of transformers.
+    """Return the files of a folder that hold weights: `single`, else those that `single`.index.json names, else all
+    that match. `ignore` are patterns of files not to read; a file that an index names is never ignored. `start` is the
+    beginning of the names of another layout than that of transformers.
     """
     names = [file.name for file in sorted(folder.glob("*")) if file.is_file()]
     return [folder / name for name in weight_names(folder, names, ending, single, ignore, start)]
@@ -42,7 +41,7 @@ def weight_files(folder: Path, ending: str, single: str, ignore: Sequence[str] =
 def weight_names(
     folder: Path, names: Sequence[str], ending: str, single: str, ignore: Sequence[str] = (), start: str = ""
 ) -> list[str]:
-    """Choose among `names` as `weight_files` does; the files need not be in the folder, but an index must be."""
+    """Return names as `weight_files` does, chosen among `names`, which need not be in the folder. An index must be."""
     others = [form for form in _OTHERS if not start or not form.startswith(start)]
 
     def ignored(name: str) -> bool:
@@ -62,9 +61,8 @@ def weight_names(
 
 
 def weight_map(index: Path) -> dict[str, str]:
-    """Return the file name of each tensor in a shard index, by the tensor's name.
-
-    Raises CheckpointError, also for a file outside of the folder.
+    """Return the file names of a shard index by tensor name. Raises CheckpointError, also for a file outside the
+    folder.
     """
     content = read_json(index).get("weight_map")
     if not isinstance(content, dict) or not content:
@@ -76,8 +74,8 @@ def weight_map(index: Path) -> dict[str, str]:
 
 
 def is_file_name(name: Any) -> bool:
-    """Return whether a name is that of a file in a folder: it cannot lead out of the folder or be too long for a file
-    system.
+    """Return whether this names a file of a folder, and can neither lead out of it nor be longer than a file system
+    allows.
     """
     plain = isinstance(name, str) and name.isprintable() and "\\" not in name and ".." not in name
     return plain and Path(name).name == name != "" and len(name.encode()) < 256
@@ -108,9 +106,8 @@ def missing_file(file: Path) -> CheckpointError:
 
 
 def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
-    """Return the options of a format without those that every format gets.
-
-    Raises ConfigError for an unknown one, and for a device that this machine does not have.
+    """Return the options of a format without those that every format gets. Raises ConfigError for an unknown one, and
+    for a device that this machine does not have.
     """
     Locations(options)
     own = {key: value for key, value in options.items() if key not in _COMMON}
@@ -151,10 +148,8 @@ class _Told:
 
 @contextmanager
 def progress(options: Mapping[str, Any], total: int, what: str = "loading weights") -> Iterator[Any]:
-    """Show the progress over `total` bytes of the work `what`, counted by `update`: a bar on a terminal, else lines in
-    the log.
-
-    ``--no-use-tqdm-on-load`` turns off the bar, but not the lines.
+    """Show progress over `total` bytes, counted by `update`: a bar on a terminal, else lines in the log. `what`
+    describes the work. ``--no-use-tqdm-on-load`` turns the bar off, and not the lines.
     """
     from tqdm import tqdm
 

@@ -25,17 +25,26 @@ unpacked, per_words words of several numbers
 
 from ferrule_kernels.matmul import Form, Levels
 from ferrule_kernels.tables import Additive, Palette
-from ferrule_quant.apart import Apart, side_by_side
-from ferrule_quant.chunks import in_chunks
-from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
-from ferrule_quant.decoded import DecodedParameter, decoded_parameter
+from ferrule_quant.code_tables import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.decoded_parameters import DecodedParameter, decoded_parameter
 from ferrule_quant.float4 import Float4Scheme
 from ferrule_quant.fp8 import Fp8FromFloats, Fp8Scheme
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod, OneOf, check_cache_scheme
+from ferrule_quant.mixed_projections import Apart, side_by_side
 from ferrule_quant.names import chosen, listed, matches, means, names_of, spellings, targeted
 from ferrule_quant.online import Online
+from ferrule_quant.packed_words import (
+    AWQ_ORDER,
+    AWQ_ORDER_8,
+    check_words,
+    in_order,
+    outputs,
+    per_words,
+    unpacked,
+    unpacked_planes,
+)
 from ferrule_quant.products import (
     FP8_FORM,
     Floats,
@@ -53,18 +62,9 @@ from ferrule_quant.products import (
     kept,
     products_of,
 )
+from ferrule_quant.row_chunks import in_chunks
 from ferrule_quant.scales import Smoothed, check_groups, scale_parameter
 from ferrule_quant.weights import Integers, Levelled
-from ferrule_quant.words import (
-    AWQ_ORDER,
-    AWQ_ORDER_8,
-    check_words,
-    in_order,
-    outputs,
-    per_words,
-    unpacked,
-    unpacked_planes,
-)
 
 __all__ = [
     "AWQ_ORDER",

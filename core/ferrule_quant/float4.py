@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.code_tables import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_quant.integers import UNUSED
 from ferrule_quant.products import Shared, checked
 from ferrule_quant.scales import check_groups

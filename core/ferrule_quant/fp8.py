@@ -9,9 +9,9 @@ import torch
 
 from ferrule_nn import checkpoint_parameter
 from ferrule_quant.online import Online
+from ferrule_quant.packed_words import outputs
 from ferrule_quant.products import FP8_FORM, Fp8, Quantized, Rounded, Shared, products_of
 from ferrule_quant.scales import scale_parameter
-from ferrule_quant.words import outputs
 
 BLOCK = 128
 BLOCKS = BLOCK, BLOCK  # the usual ones

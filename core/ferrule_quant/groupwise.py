@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from ferrule_nn import checkpoint_parameter
+from ferrule_quant.packed_words import check_words, outputs, per_words
 from ferrule_quant.products import Integers, Quantized, Shared, Wide, has_room, kept
-from ferrule_quant.words import check_words, outputs, per_words
 
 _APART = "projections that are one matrix here have inputs in different orders: they take 16 bits, or 32 with float32"
 

@@ -13,7 +13,7 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearScheme
 from ferrule_nn import CheckpointParameter, checkpoint_parameter
-from ferrule_quant.coded import powers_of_two
+from ferrule_quant.code_tables import powers_of_two
 from ferrule_quant.products import check_scales
 
 _EXPONENTS = (torch.float8_e8m0fnu, torch.uint8)

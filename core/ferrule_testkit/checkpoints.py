@@ -97,10 +97,9 @@ _GRANITE: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Recipe:
-    """How to make one checkpoint: transformers' `model_type`, what differs from `SIZES`, and how its weights are drawn.
-
-    Matrices have `gain` times the size that keeps the size of what they multiply. `attention` is the library's
-    implementation that is right.
+    """A recipe for one checkpoint: transformers' `model_type`, what differs from `SIZES`, and how its weights are
+    drawn. Random matrices have `gain` times the size that keeps the size of the activations they multiply. `attention`
+    is the implementation of transformers that computes this model correctly.
     """
 
     model_type: str
@@ -340,7 +339,7 @@ TRANSFORMERS: Mapping[str, Recipe] = {
 
 
 def tiny_config(name: str) -> Any:
-    """The transformers configuration object of a recipe."""
+    """Return the transformers configuration object of a recipe."""
     from transformers import AutoConfig
 
     recipe = RECIPES[name]
@@ -349,7 +348,7 @@ def tiny_config(name: str) -> Any:
 
 
 def tiny_model(name: str, seed: int | None = None) -> torch.nn.Module:
-    """A random float32 model of transformers, in evaluation mode. The seed is the recipe's unless given."""
+    """Return a random float32 model of transformers, in evaluation mode. The seed is the recipe's unless given."""
     import torch
     from transformers import AutoModel, AutoModelForCausalLM
 
@@ -412,7 +411,7 @@ _CHAT_TEMPLATE = (
 
 
 def write_tokenizer(folder: Path) -> None:
-    """A byte-level BPE tokenizer with 300 entries (5 special, 256 bytes, 39 merges) and a ChatML template."""
+    """Write a byte-level BPE tokenizer with 300 entries (5 special, 256 bytes, 39 merges) and a ChatML template."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())

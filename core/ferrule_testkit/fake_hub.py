@@ -17,7 +17,7 @@ _LARGE = 1000  # bytes from which a file is redirected to the other hub
 
 
 def commit(revision: str) -> str:
-    """The commit that a branch or tag stands for, in every repository."""
+    """Return the commit that a branch or tag stands for, in every repository."""
     return hashlib.sha1(revision.encode()).hexdigest()
 
 
@@ -103,7 +103,7 @@ class FakeHub:
 
 @contextmanager
 def fake_hub(repositories: Mapping[str, Mapping[str, Files]]) -> Iterator[FakeHub]:
-    """A hub with another one behind it, for the length of a block."""
+    """Run a hub, and a second one behind it for its blobs, for the length of a block."""
     blobs = FakeHub()
     hub = FakeHub(repositories, blobs)
     try:

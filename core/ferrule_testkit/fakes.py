@@ -77,34 +77,33 @@ class FakeModel:
         return len(self.groups) < len(self.all_groups)
 
     def next_state(self, state: int, token: int) -> int:
-        """The state after `token`; always 0 in a model without."""
+        """Return the state after `token`; always 0 for a model without state."""
         return hash((state, token)) & 0xFFFFFFFFFFFF if self.stateful else 0
 
     def place(self, media: Sequence[MediaItem], position: int) -> int:
-        """Where the model sees a position: all tokens of an item are at one place."""
+        """Return where the model sees a position: all tokens of a media item are at one place."""
         hidden = sum(min(item.count, position - item.start + 1) - 1 for item in media if item.start <= position)
         return position - hidden
 
     def cell(self, scope: int, position: int, token: int, probes: Sequence[int]) -> int:
-        """`probes` are, for each group, the newest and the oldest cell that this position sees; 0 where none is."""
+        """Return a token's cell. `probes` are each group's newest and oldest visible cell; 0 where there is none."""
         return hash((scope, position, token, *probes)) & 0xFFFFFFFFFFFF
 
     def sample(self, seed: int, position: int, visible: Sequence[int], state: int) -> int:
-        """The token at `position`, from the state after the one before it and all cells that that one sees, itself
-        included, group by group."""
+        """Return the token at `position`, from the state before it and all cells that its predecessor sees."""
         return hash((seed, position, state, *visible)) % self.vocab_size
 
     def pool(self, normalize: bool | None, visible: Sequence[int], state: int) -> bytes:
-        """The vector of a prompt, from what `sample` would see of it."""
+        """Return the vector of a prompt, from the cells and the state that `sample` would use."""
         return hash((normalize, state, *visible)).to_bytes(8, "little", signed=True)
 
     def logprob(self, token: int, cell: int) -> TokenLogprobs:
-        """Stands for a log-probability of `token` after the token that left `cell`."""
+        """Return a made-up log-probability of `token` after the token that left `cell`."""
         return TokenLogprobs(token, -float(hash((token, cell)) % 997), 1)
 
 
 def longest(request: EngineRequest, max_model_len: int) -> int:
-    """The most tokens that a request may have; a vector counts as one, and needs no position."""
+    """Return the most tokens that a request may have. A pooled vector counts as one token, which needs no position."""
     most = max_model_len + isinstance(request.work, Pooling)
     return min(len(request.prompt_ids) + request.work.max_tokens, most)
 
@@ -120,7 +119,7 @@ def scope_of(request: EngineRequest) -> int:
 
 @dataclass
 class Solo:
-    """What a request must say: computed alone, with neither cache nor batch."""
+    """A request's expected output: computed alone, without a cache or a batch."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -187,7 +186,7 @@ class BullyPolicy(SchedulingPolicy):
 
 
 class SlotState:
-    """What the device keeps for a slot. `adapter` is what its adapter slot had when the request took the slot."""
+    """The device's state of one slot. `adapter` was in its adapter slot when the request took the slot."""
 
     __slots__ = (
         *("adapter", "adapter_slot", "alive_from", "computed", "epoch", "guesses", "id", "ids", "media", "num_prompt"),
@@ -293,7 +292,7 @@ class FakeDevice:
                 self._holders[block] -= 1
 
     def _begin_state(self, admit: Admit, state: SlotState) -> None:
-        """Zero, which is the scope, or what was saved."""
+        """Set the state to zero, which is the scope, or to what was saved."""
         self._recurrent[admit.slot] = state.scope
         if admit.restore:
             saved = self._snapshots[self._place(admit.restore)]
@@ -406,7 +405,7 @@ class FakeDevice:
         return right
 
     def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
-        """Only the first `computed` tokens count. Cells of the others stay, to be written again."""
+        """Keep the first `computed` tokens only. Cells of the other tokens stay, to be written again."""
         del state.ids[computed:]
         state.computed = computed
         self._recurrent[chunk.slot] = states[computed - chunk.start - 1]

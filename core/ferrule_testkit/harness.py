@@ -41,7 +41,7 @@ _CLIENT = b"harness"
 
 @dataclass
 class Output:
-    """What one request produced. `cached` counts prompt tokens that came from the prefix cache."""
+    """The output of one request. `cached` counts prompt tokens that came from the prefix cache."""
 
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -75,8 +75,8 @@ class Harness:
         executor: str | Executor = "uni",
         **model: Any,
     ) -> None:
-        """`model` are fields of `ModelConfig`; `plugins`, by default, all that are installed; `executor` is one that
-        was not started, or the name of one. Raises StartupError.
+        """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
+        is an executor that was not started, or the name of one. Raises StartupError.
         """
         self.config = resolve(
             Config(
@@ -92,7 +92,7 @@ class Harness:
         self.info: ModelInfo = self.executor.start(WorkerSettings.of(self.config), self.plugins)
 
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
-        """A fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""
+        """Return a fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""
         self.executor.init_cache(num_blocks)
         settings = SchedulerLimits(
             groups=self.info.groups,

@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 
 class Shown(Enum):
-    """How the snapshot of the contract shows a module."""
+    """The way in which the snapshot of the contract shows a module."""
 
     WHOLE = "every public name with its signature and promises"
     PARTS = "what it names in `__all__`, wherever that is defined, with signatures and promises"
@@ -23,7 +23,7 @@ class Shown(Enum):
 
 @dataclass(frozen=True)
 class Public:
-    """What a plugin finds in a module."""
+    """The public contents of a module, in words, and the way in which the snapshot shows them."""
 
     what: str
     shown: Shown
@@ -81,9 +81,8 @@ def is_public(module: str) -> bool:
 
 
 def private_imports(folder: Path) -> Iterator[str]:
-    """``file:line: name`` of everything of Ferrule that a project's sources import and may not.
-
-    What begins with an underscore is private, and so is what a public module with ``__all__`` does not name there.
+    """Yield ``file:line: name`` of everything private of Ferrule that a project's sources import. Names that begin with
+    an underscore are private, and so are names that a public module with ``__all__`` leaves out there.
     """
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
@@ -100,7 +99,7 @@ def _imported(node: ast.AST) -> Iterator[tuple[str, str]]:
 
 
 def may_import(module: str, name: str) -> bool:
-    """Whether a plugin may write ``from module import name``; without a name, ``import module``."""
+    """Return whether a plugin may write ``from module import name``; without a name, ``import module``."""
     if is_public(f"{module}.{name}"):  # a module, or below a package that is public as a whole
         return not name.startswith("_")
     if not is_public(module):

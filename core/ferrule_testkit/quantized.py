@@ -83,7 +83,9 @@ def quantized_checkpoint(source: Path, target: Path, name: str) -> dict[str, tor
 
 
 def _four_bits(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """numbers [n, k], zeros [n, groups], both from 0 to 15, scales [n, groups] float16, and what they mean."""
+    """Return numbers [n, k], zeros [n, groups], both from 0 to 15, scales [n, groups] float16, and the weights that
+    they encode.
+    """
     parts = weight.float().view(weight.shape[0], -1, GROUP)
     if symmetric:
         scales = (parts.abs().amax(2).clamp(min=1e-6) / 7.5).half()
@@ -98,7 +100,7 @@ def _four_bits(weight: torch.Tensor, symmetric: bool) -> tuple[torch.Tensor, tor
 
 
 def _words(numbers: torch.Tensor, order: tuple[int, ...] = tuple(range(8))) -> torch.Tensor:
-    """[rows, numbers] to int32 [rows, words]."""
+    """Pack 4-bit numbers [rows, numbers] into int32 [rows, words]."""
     cells = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 8)).to(torch.int64)
     cells = cells.view(cells.shape[0], -1, 8)
     words = torch.zeros(cells.shape[:2], dtype=torch.int64)
@@ -133,7 +135,9 @@ def packed(weight: torch.Tensor, symmetric: bool = True) -> tuple[Tensors, torch
 
 
 def float4(weight: torch.Tensor, group: int = GROUP) -> tuple[Tensors, torch.Tensor]:
-    """e2m1: groups of 32 with powers of two, or of 16 with e4m3 scales that are 448 at most, by a global scale."""
+    """Encode as e2m1, in groups of 32 with powers of two as scales, or in groups of 16 with e4m3 scales, 448 at most,
+    and a global scale.
+    """
     parts = weight.float().view(len(weight), -1, group)
     most = parts.abs().amax(2).clamp(min=1e-6)
     if group == GROUP:
@@ -158,7 +162,7 @@ def modelopt(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def modelopt_int4(weight: torch.Tensor, smoothed: bool) -> tuple[Tensors, torch.Tensor]:
-    """Two outputs in a byte; with `smoothed` activations are multiplied by 1 and 2 in turn."""
+    """Encode two outputs in a byte; with `smoothed` activations are multiplied by 1 and 2 in turn."""
     factors = 1.0 + torch.arange(weight.shape[1]) % 2 if smoothed else torch.ones(weight.shape[1])
     numbers, _, scales, meant = _four_bits(weight / factors, symmetric=True)
     codes = (numbers ^ 8).to(torch.uint8)
@@ -167,7 +171,9 @@ def modelopt_int4(weight: torch.Tensor, smoothed: bool) -> tuple[Tensors, torch.
 
 
 def bitsandbytes(weight: torch.Tensor, kind: str = "nf4", nested: bool = False) -> tuple[Tensors, torch.Tensor]:
-    """Blocks of 64 of the whole matrix; with `nested` their scales are bytes, places in a map of evenly spaced ones."""
+    """Encode blocks of 64 of the whole matrix; with `nested` their scales are bytes, indices in a table of evenly
+    spaced values.
+    """
     table = torch.tensor(_BNB_TABLES[kind])
     blocks = weight.float().reshape(-1, 64)
     absmax = blocks.abs().amax(1).clamp(min=1e-6)
@@ -200,7 +206,7 @@ def bitsandbytes_rows(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def sparse(weight: torch.Tensor, encode: Encoder | None = None) -> tuple[Tensors, torch.Tensor]:
-    """The two largest of four, quantized by `encode` or not."""
+    """Keep the two largest of four weights, quantized by `encode` if given."""
     places = weight.float().abs().view(-1, 4).argsort(1, descending=True)[:, :2]
     mask = torch.zeros(weight.numel() // 4, 4, dtype=torch.bool).scatter(1, places, True).view(weight.shape)
     tensors, meant = encode(weight * mask) if encode else ({"weight": weight}, weight * mask)
@@ -212,7 +218,9 @@ def sparse(weight: torch.Tensor, encode: Encoder | None = None) -> tuple[Tensors
 
 
 def torchao(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
-    """Of `kind` int4 pairs of numbers with scales and what is added; of int8 and intx numbers of 8 and 4 bits."""
+    """Encode as int4 (pairs of numbers, with scales and offsets), or as int8 or intx (numbers of 8 and 4 bits), by
+    `kind`.
+    """
     if kind == "int8":
         tensors, meant = int8_channels(weight)
         made = {"qdata": tensors["weight"], "scale": tensors["weight_scale"]}
@@ -228,7 +236,7 @@ def torchao(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
 
 
 def quark(weight: torch.Tensor, kind: str) -> tuple[Tensors, torch.Tensor]:
-    """Channels of fp8, mxfp4, and 4 bits from 0 on or signed."""
+    """Encode as fp8 with a scale for each channel, as mxfp4, or in 4 bits, unsigned or signed, by `kind`."""
     if kind == "fp8_e4m3":
         tensors, meant = fp8_channels(weight)
         return {**tensors, "weight_scale": tensors["weight_scale"][:, 0]}, meant

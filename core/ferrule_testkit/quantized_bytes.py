@@ -10,7 +10,9 @@ BLOCK = 128
 
 
 def int8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """A scale for each output channel that reaches half a step past the range, as its makers choose it."""
+    """Encode with a scale for each output channel that reaches half a step past the range, as the format's makers
+    choose it.
+    """
     scales = weight.float().abs().amax(1, keepdim=True).clamp(min=1e-8) / 127.5
     numbers = (weight.float() / scales).round().clamp(-128, 127)
     return {"weight": numbers.to(torch.int8), "weight_scale": scales}, numbers * scales
@@ -23,7 +25,7 @@ def fp8_channels(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def fp8_matrix(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """One scale, and one that was measured for activations."""
+    """Encode with one scale for the matrix, and one that was measured for activations."""
     scale = weight.float().abs().amax() / 448
     numbers = (weight.float() / scale).to(torch.float8_e4m3fn)
     return {"weight": numbers, "weight_scale": scale, "input_scale": torch.tensor(0.5)}, numbers.float() * scale
@@ -40,7 +42,7 @@ def fp8_blocks(weight: torch.Tensor, scale_name: str = "weight_scale_inv") -> tu
 
 
 def fp8_exponents(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """Blocks whose scales are powers of two, in e8m0."""
+    """Encode blocks whose scales are powers of two, in e8m0."""
     tensors, _ = fp8_blocks(weight)
     powers = tensors["weight_scale_inv"].log2().ceil().exp2()
     spread = powers.repeat_interleave(BLOCK, 0).repeat_interleave(BLOCK, 1)[: weight.shape[0], : weight.shape[1]]
@@ -49,7 +51,7 @@ def fp8_exponents(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def mxfp8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """e4m3, and for 32 inputs the exponent of their scale."""
+    """Encode as e4m3, with the exponent of a scale for every 32 inputs."""
     parts = weight.float().view(len(weight), -1, GROUP)
     exponents = (parts.abs().amax(2).clamp(min=1e-30) / 448).log2().ceil()
     numbers = (parts / exponents.exp2()[..., None]).to(torch.float8_e4m3fn)
@@ -58,7 +60,7 @@ def mxfp8(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def mxfp6(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """e2m3, four codes in three bytes, and for 32 inputs the exponent of their scale."""
+    """Encode as e2m3, four codes in three bytes, with the exponent of a scale for every 32 inputs."""
     parts = weight.float().view(len(weight), -1, GROUP)
     exponents = (parts.abs().amax(2).clamp(min=1e-30) / 7.5).log2().ceil()
     values = torch.tensor([m / 8 for m in range(8)] + [(8 + m) / 8 * 2**e for e in range(3) for m in range(8)])
@@ -80,7 +82,7 @@ def int8_groups(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
 
 
 def int8_zeros(weight: torch.Tensor) -> tuple[Tensors, torch.Tensor]:
-    """A scale and a zero point for each output channel."""
+    """Encode with a scale and a zero point for each output channel."""
     low, high = weight.float().amin(1, keepdim=True).clamp(max=0), weight.float().amax(1, keepdim=True).clamp(min=0)
     scales = (high - low).clamp(min=1e-8) / 255
     zeros = (-128 - low / scales).round().clamp(-128, 127)

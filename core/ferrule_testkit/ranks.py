@@ -16,7 +16,7 @@ _TIMEOUT = 60.0  # seconds for which a rank waits for the others
 
 
 class Exchange:
-    """Where `size` ranks meet: `shards` has the place of each. Counts the calls of all together."""
+    """A meeting point of `size` ranks: `shards` has the place of each. Counts the calls of all together."""
 
     def __init__(self, size: int) -> None:
         self.calls = 0

@@ -63,7 +63,9 @@ class Gated(FcfsPolicy):
 
 
 class Gate:
-    """Holds a server's engine between two steps, for tests that need something to last. `args` are for the server."""
+    """A gate that holds a server's engine between two steps, for tests that need a request to last. `args` are for the
+    server.
+    """
 
     def __init__(self, folder: Path) -> None:
         policy = folder / "gated.py"
@@ -73,7 +75,7 @@ class Gate:
 
     @contextmanager
     def shut(self, after: int = 0) -> Iterator[None]:
-        """For the length of a block, or until `open`: work gets `after` steps, and then none."""
+        """Run `after` steps, and then none, for the length of a block, or until `open`."""
         new = self._file.with_suffix(".new")
         new.write_text(str(after), encoding="ascii")
         new.replace(self._file)
@@ -87,7 +89,7 @@ class Gate:
 
 
 def until(holds: Callable[[], object], seconds: float = PATIENCE) -> bool:
-    """Whether a condition comes to hold."""
+    """Wait for a condition; return whether it came to hold within `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := holds()) and time.monotonic() < deadline:
         time.sleep(0.02)
@@ -107,7 +109,7 @@ class Server:
         return f"http://127.0.0.1:{self.port}"
 
     def health(self) -> int:
-        """Status of GET /health; 0 without a response."""
+        """Return the status of GET /health; 0 without a response."""
         try:
             with urllib.request.urlopen(f"{self.url}/health", timeout=60) as response:
                 return int(response.status)
@@ -129,15 +131,17 @@ class Server:
         return self.log.read_text(encoding="utf-8", errors="replace")
 
     def says(self, text: str, timeout: float = PATIENCE) -> bool:
-        """True once the log has `text`: it never blocks an answer, so it may come later."""
+        """Return whether the log comes to have `text`. Answers never wait for the log, so the text may come later than
+        they do.
+        """
         return until(lambda: text in self.text(), timeout)
 
     def taken(self) -> int:
-        """How many requests have come as far as the engine's queue, by the log."""
+        """Return how many requests have come as far as the engine's queue, by the log."""
         return self.text().count("frontend] request id=")
 
     def children(self) -> dict[str, int]:
-        """Pids of the server's processes by role, "engine" and "api"."""
+        """Return the process ids of the server's processes by role, "engine" and "api"."""
         found = {}
         for pid in descendants(self.process.pid):
             with contextlib.suppress(OSError):
@@ -147,14 +151,14 @@ class Server:
         return found
 
     def stop(self, timeout: float = PATIENCE) -> int:
-        """SIGTERM, then the exit status."""
+        """Send SIGTERM and return the exit status."""
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
         return self.process.wait(timeout)
 
 
 def descendants(pid: int) -> list[int]:
-    """Pids of all processes below one."""
+    """Return the process ids of all processes below one."""
     found: list[int] = []
     for tasks in Path(f"/proc/{pid}/task").glob("*/children"):
         with contextlib.suppress(OSError):
@@ -165,7 +169,7 @@ def descendants(pid: int) -> list[int]:
 
 @contextmanager
 def own_port() -> Iterator[int]:
-    """A port that is reserved for the length of a block, for a server to listen on."""
+    """Reserve a port for the length of a block, for a server to listen on."""
     with socket.socket() as place:  # bound, so that it is taken, and not listening, so that it may be shared
         place.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         place.bind(("127.0.0.1", 0))
@@ -174,7 +178,7 @@ def own_port() -> Iterator[int]:
 
 @contextmanager
 def started(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """`ferrule serve ARGS` for the length of a block, from its first moment on."""
+    """Run `ferrule serve ARGS` for the length of a block, which begins before the server is healthy."""
     with own_port() as port:
         command = [sys.executable, "-m", "ferrule", "serve", *args, "--host", "127.0.0.1", "--port", str(port)]
         around = {**LIMITS, **os.environ, **(env or {})}
@@ -194,7 +198,7 @@ def started(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None
 
 @contextmanager
 def running(args: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> Iterator[Server]:
-    """A healthy server for the length of a block."""
+    """Run a healthy server for the length of a block."""
     with started(args, log, env) as server:
         server.wait_healthy()
         yield server

@@ -51,7 +51,7 @@ def fake_model(max_model_len: int = 256) -> ModelInfo:
 
 
 def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence[Output]:
-    """The choice spells out the prompt again, one character per output, up to max_tokens."""
+    """Spell out the prompt again in the choice, one character per output, up to max_tokens."""
     most = len(ids) if request.params.max_tokens is None else request.params.max_tokens
     text = "".join(map(chr, ids))[:most]
     outputs = []
@@ -148,7 +148,7 @@ class ScriptedService(Service):
         return Admitted(model=self.names[0], prompts=tuple(prompts), stream=_Outputs(self, request, prompts))
 
     async def pool(self, request: Pool) -> list[Pooled]:
-        """A vector is how often each of the first four letters is in the prompt."""
+        """Return vectors that count how often each of the first four letters is in the prompt."""
         self.resolve(request.model)
         found = [self._ids(prompt) for prompt in request.prompts]
         return [Pooled(vector=tuple(float(ids.count(ord(a))) for a in "abcd"), prompt_ids=ids) for ids in found]

@@ -46,7 +46,7 @@ EPISODE_STEPS = 300
 
 @cache
 def load(kind: str, name: str) -> Any:
-    """A scheduler or policy class by the name that users type; "bully" is the simulator's own policy."""
+    """Load a scheduler or policy class by the name that users type; "bully" is the simulator's own policy."""
     if (kind, name) == ("policy", "bully"):
         return BullyPolicy
     found = list(entry_points(group=f"ferrule.v1.{kind}", name=name))
@@ -123,7 +123,7 @@ class World:
         )
 
     def guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
-        """What the runner's speculator says of a request."""
+        """Return the guesses of the runner's speculator for a request."""
         if id not in self.ledger.live:
             return ()
         track = self.ledger.live[id]
@@ -157,7 +157,9 @@ class World:
         return True
 
     def _can_run(self, request: EngineRequest) -> bool:
-        """The gate lets through only what the cache, and a step where prompts go whole, can hold."""
+        """Return whether a request fits into the cache, and into a step where prompts go whole, as the gate before the
+        scheduler demands.
+        """
         limit = longest(request, self.limits.max_model_len)
         whole = self.limits.chunked_prefill or limit - 1 <= self.limits.max_num_batched_tokens
         fits = footprint(self.limits, limit - 1) <= self.limits.num_blocks - 1
@@ -177,13 +179,15 @@ class World:
         self._note_ends(deltas)
 
     def pause(self, id: str, paused: bool) -> None:
-        """The client stops to read a request's output, or reads again: nothing changes where the default is used."""
+        """Let the client stop or resume reading a request's output. A scheduler that keeps the default `pause` changes
+        nothing.
+        """
         self.scheduler.pause(id, paused, self.clock.now)
         if self._overrides("pause"):
             self.ledger.pause(id, paused)
 
     def fail(self, id: str) -> None:
-        """From now on the device returns error rows for this request."""
+        """Return error rows for this request from now on."""
         self.device.failing.add(id)
 
     def reset_cache(self) -> None:
@@ -219,7 +223,7 @@ class World:
     # ------------------------------------------------------------------------------------ driver
 
     def step(self) -> None:
-        """Maybe disturb, then plan, then maybe commit."""
+        """Disturb, plan and commit; disturbances and commits come by chance."""
         rng = self.rng
         self.clock.advance(rng.choice((0.001, 0.01, 0.5, 100.0)) * rng.random())
         if rng.random() < self.setup.load and len(self.ledger.live) + len(self.loads.wanting) < 12:
@@ -273,7 +277,7 @@ class World:
             raise Violation("I4: prefixes are left after a reset")
 
     def _scope(self, admit: Admit, adapter: str | None) -> int:
-        """What a request's cells depend on: its salt, and whatever adapter is in its slot."""
+        """Return what a request's cells depend on: its salt, and whatever adapter is in its slot."""
         request = self.requests[admit.id]
         return scope(adapter, request.cache_salt)
 
@@ -283,7 +287,7 @@ class World:
                 self.loads.preparing.ended(delta.id)
 
     def _overrides(self, method: str) -> bool:
-        """Whether the scheduler has its own of a method with a default, which is safe and promises less."""
+        """Return whether the scheduler overrides a method that has a default, which is safe and promises less."""
         return getattr(type(self.scheduler), method) is not getattr(Scheduler, method)
 
 

@@ -71,7 +71,7 @@ class Track:
         return len(self.request.prompt_ids) + self.num_tokens
 
     def rank(self, policy: str) -> tuple[float, ...]:
-        """The lowest comes first."""
+        """Return the rank of a request in the order of the policy; the lowest comes first."""
         request = self.request
         if policy == "fcfs":
             return (self.sequence,)
@@ -81,7 +81,7 @@ class Track:
 
 
 class Ledger:
-    """Follows every request from `add` to its terminal delta. `policy` names the order to expect, or is ""."""
+    """A record of every request from `add` to its terminal delta. `policy` names the order to expect, or is ""."""
 
     def __init__(self, limits: SchedulerLimits, policy: str = "") -> None:
         self.limits = limits
@@ -109,7 +109,7 @@ class Ledger:
         self.live[request.id] = Track(request, self._sequence, solo, limit)
 
     def cancelled(self, ids: Sequence[str], reason: FinishReason, deltas: Sequence[RequestDelta]) -> None:
-        """I14: each live id of a cancellation ends at once, and no other."""
+        """Check I14: each live id of a cancellation ends at once, and no other."""
         expected = [id for id in dict.fromkeys(ids) if id in self.live]
         require([d.id for d in deltas] == expected, f"I14: cancel of {expected} ended {[d.id for d in deltas]}")
         for delta in deltas:
@@ -117,7 +117,7 @@ class Ledger:
             self._finish(self.live[delta.id], delta)
 
     def pause(self, id: str, paused: bool) -> None:
-        """From now on a request gets no steps, or gets them again."""
+        """Give a request no steps from now on, or give it steps again."""
         track = self.live[id]
         if paused and track.slot >= 0 and not track.gives_back:
             track.gives_back = True
@@ -150,7 +150,7 @@ class Ledger:
         self._may_be_late = False
 
     def _save(self, plan: StepPlan) -> None:
-        """I18: states are saved at borders of blocks, no more of them than there is room for."""
+        """Check I18: states are saved at borders of blocks, no more of them than there is room for."""
         for chunk in plan.chunks:
             if chunk.save:
                 room = self.limits.num_snapshots if self._states else 0
@@ -160,7 +160,7 @@ class Ledger:
                 require(not chunk.drafts, f"I18: {chunk.id} saves its states behind guesses")
 
     def _count_prefills(self, plan: StepPlan) -> None:
-        """I8: no more prompts are in progress than may be. Under a pace one more may wait, while another passes it."""
+        """Check I8: not too many prompts are in progress. Under a pace one more may wait while another passes."""
         found = [track for track in self._slots.values() if track.prefilling]
         long, most_long = self._num_long(found), self.limits.max_long_partial_prefills
         parts, most = sum(self.live[c.id].prefilling for c in plan.chunks), self.limits.max_num_partial_prefills
@@ -211,7 +211,7 @@ class Ledger:
         self._slots[admit.slot] = track
 
     def _overtakes(self, track: Track) -> None:
-        """I11: no waiting request should have come first, except a long prompt that waits for another one."""
+        """Check I11: no waiting request should have come first, except a long prompt that waits for another one."""
         if self._policy not in ("fcfs", "priority", "priority_ageing"):
             return
         most = self.limits.max_long_partial_prefills
@@ -260,7 +260,7 @@ class Ledger:
     # ------------------------------------------------------------------------------------ deltas
 
     def credited(self, deltas: Sequence[RequestDelta], failing: set[str]) -> None:
-        """Deltas of a commit. `failing` are the ids whose rows the device was told to spoil."""
+        """Check the deltas of a commit. `failing` are the ids whose rows the device was told to spoil."""
         self.quiet_steps = 0 if deltas else self.quiet_steps + 1
         for delta in deltas:
             require(delta.id in self.live, f"I13: a delta for {delta.id}, which is not here")
@@ -335,7 +335,7 @@ class Ledger:
         self._last = stats
 
     def progress(self) -> None:
-        """I10: somebody must be heard of before all could have been recomputed as often as is allowed."""
+        """Check I10: some request gets a delta before all could have been recomputed as often as allowed."""
         known = sum(track.limit for track in self.live.values())
         bound = (MAX_PREEMPTIONS + 1) * known + self.limits.num_blocks + self.limits.max_num_seqs + 2
         require(self.quiet_steps <= bound, f"I10: nothing was heard for {self.quiet_steps} steps")

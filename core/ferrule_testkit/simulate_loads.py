@@ -14,7 +14,7 @@ from ferrule_testkit.simulate_ledger import Violation
 
 
 class Loads:
-    """What is being loaded to a device, and `wanting`, the requests that wait for it. The device has 1 to 3 slots."""
+    """Adapters that are being loaded to a device with 1 to 3 slots, and `wanting`, the requests that wait for them."""
 
     def __init__(self, device: FakeDevice, rng: random.Random, preparing_cls: type[Preparing]) -> None:
         self._device = device

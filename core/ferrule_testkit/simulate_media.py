@@ -14,7 +14,7 @@ Text = tuple[tuple[int, ...], tuple[MediaItem, ...]]
 
 
 def encoded(item: MediaItem) -> int:
-    """What stands for the embeddings of an item."""
+    """Return a number that stands for the embeddings of an item."""
     return crc32(repr((item.kind, item.grid, sorted(item.data.items()))).encode())
 
 
@@ -23,7 +23,9 @@ def item_at(media: Sequence[MediaItem], position: int) -> MediaItem | None:
 
 
 class Chance:
-    """Draws from a generator of its own, so that nothing else changes. In a storm prompts stay short, without media."""
+    """A source of prompts and guesses with a generator of its own, so that other draws do not change. In a storm
+    prompts stay short, without media.
+    """
 
     def __init__(self, seed: str, storm: bool, vocab_size: int) -> None:
         self._luck = luck = random.Random(seed)
@@ -39,7 +41,9 @@ class Chance:
         self._texts.append(((*request.prompt_ids, *output), request.media))
 
     def prompt(self, ids: list[int]) -> Text:
-        """A prompt, maybe with media: `ids`, or sometimes one that begins with another request's text, as in a chat."""
+        """Draw a prompt, maybe with media: `ids`, or sometimes one that begins with another request's text, as in a
+        chat.
+        """
         luck, media = self._luck, tuple[MediaItem, ...]()
         if self._texts and not self._storm and luck.random() < 0.4:
             text, before = luck.choice(self._texts)
@@ -52,7 +56,7 @@ class Chance:
         return tuple(ids), media
 
     def guesses(self, right: Sequence[int]) -> tuple[int, ...]:
-        """What a speculator says that knows how a text goes on, and often errs."""
+        """Return guesses of a speculator that knows how a text continues, and often errs."""
         if not self._lucky:
             return ()
         luck, vocab = self._luck, self._vocab_size
@@ -60,7 +64,7 @@ class Chance:
         return tuple(token if luck.random() < self._lucky else luck.randrange(vocab) for token in known)
 
     def _draw_media(self, start: int, end: int) -> tuple[MediaItem, ...]:
-        """Items of few kinds and contents at positions from `start` on."""
+        """Draw items of few kinds and contents at positions from `start` on."""
         found: list[MediaItem] = []
         luck = self._luck
         while start < end and len(found) < 3:
@@ -84,7 +88,7 @@ class MediaLedger:
         self._owners: dict[bytes, tuple[bytes, str | None, str | None]] = {}  # by digest, in plans
 
     def wrong_plan(self, plan: StepPlan) -> str | None:
-        """A step encodes no more than its budget, or one item."""
+        """Return how a step breaks I23, or None: a step encodes no more tokens than its budget, or one item."""
         count = sum(item.count for item in plan.encodes)
         self.encoded += len(plan.encodes)
         if self._whole or len(plan.encodes) < 2 or count <= self._budget:
@@ -92,7 +96,9 @@ class MediaLedger:
         return f"I23: a step encodes {len(plan.encodes)} items of {count} tokens"
 
     def wrong_admission(self, admit: Admit, request: EngineRequest) -> str | None:
-        """A request sees what was encoded for its adapter and salt, at its positions."""
+        """Return how an admission breaks I23, or None: a request sees media that were encoded for its adapter and salt,
+        at its positions.
+        """
         for item, given in zip(admit.media, request.media, strict=True):
             owner = (given.digest, request.adapter.name if request.adapter else None, request.cache_salt)
             other = self._owners.setdefault(item.digest, owner)

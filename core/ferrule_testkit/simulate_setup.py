@@ -14,7 +14,7 @@ POLICIES = ("fcfs", "priority", "chaos", "bully")
 
 @dataclass(frozen=True)
 class Setup:
-    """What an episode runs with."""
+    """The settings of one episode."""
 
     limits: SchedulerLimits
     policy: str
@@ -34,14 +34,14 @@ def draw_groups(rng: random.Random) -> tuple[CacheGroup, ...]:
 
 
 def maybe_recurrent(groups: tuple[CacheGroup, ...], rng: random.Random) -> tuple[CacheGroup, ...]:
-    """Half of the time a group without blocks beside the others, or alone."""
+    """Add a group without blocks beside the others, or use it alone, half of the time."""
     if rng.random() < 0.5:
         return groups
     return rng.choice([groups, groups, groups, ()]) + (CacheGroup("recurrent", groups[0].block_size),)
 
 
 def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Setup:
-    """Small on purpose: corner cases per second go up."""
+    """Draw the settings of an episode, small on purpose, so that more corner cases occur per second."""
     groups = draw_groups(rng)
     storm = rng.random() < 0.25
     chunked = rng.random() < 0.8
@@ -90,7 +90,7 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
 
 
 def maybe_pooling(setup: Setup, rng: random.Random) -> Setup:
-    """Sometimes some requests are pooled; or all, of a model that keeps nothing and whose prompts go whole."""
+    """Let some requests be pooled, sometimes; or all, of a model that keeps nothing and whose prompts go whole."""
     if rng.random() > 0.08:
         return replace(setup, pooling=rng.choice((0.0, 0.0, 0.3)))
     most = max(setup.limits.max_num_batched_tokens, setup.limits.max_model_len)

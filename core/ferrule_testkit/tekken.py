@@ -16,7 +16,7 @@ _SPECIALS = (
 
 
 def write_tekken(folder: Path, version: str = "v11") -> Path:
-    """A tokenizer with 320 entries: 20 special ones, 256 bytes, and 44 pairs of letters."""
+    """Write a tokenizer with 320 entries: 20 special ones, 256 bytes, and 44 pairs of letters."""
     letters = [bytes([byte]) for byte in range(256)]
     letters += [pair.encode() for pair in re.findall("..", "thheineranreonatenndstesorteofedisitalar")]
     letters += [b" " + bytes([byte]) for byte in b"abcdefghijklmnopqrstuvwx"]

@@ -63,7 +63,7 @@ class ByteTokenizers(TokenizerSource):
 
 
 def byte_level() -> Any:
-    """BPE over bytes, as GPT-2, Llama 3 and Qwen have it."""
+    """Train a BPE tokenizer over bytes, as GPT-2, Llama 3 and Qwen have it."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE())
@@ -77,7 +77,7 @@ def byte_level() -> Any:
 
 
 def write_tokenizer(folder: Path, core: Any, **settings: Any) -> Path:
-    """A folder with ``tokenizer.json`` and, with settings, ``tokenizer_config.json``."""
+    """Write a folder with ``tokenizer.json`` and, with settings, ``tokenizer_config.json``."""
     folder.mkdir(parents=True, exist_ok=True)
     core.save(str(folder / "tokenizer.json"))
     if settings:

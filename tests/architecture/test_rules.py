@@ -174,7 +174,7 @@ def test_a_planted_fault_is_found(rule: str, path: str, source: str, line: int) 
 
 
 def test_every_rule_has_a_planted_fault() -> None:
-    elsewhere = {"no-cycles", "no-torch-on-import"}  # these need more than one module
+    elsewhere = {"no-cycles", "package-cycles", "no-torch-on-import"}  # these need more than one module
     assert {rule for rule, *_ in planted()} | elsewhere == set(RULES)
 
 
@@ -194,6 +194,26 @@ def test_a_planted_cycle_is_found(a: str, b: str) -> None:
     ]
     (violation,) = RULES["no-cycles"](modules)
     assert "ferrule.engine.a → ferrule.engine.b → ferrule.engine.a" in violation.what
+
+
+def test_a_planted_cycle_of_packages_is_found() -> None:
+    """No module is in a cycle: the packages are, and so are a module and a package beside it."""
+    modules = [
+        Module("core/ferrule/api/__init__.py", "from ferrule.api.a import x"),
+        Module("core/ferrule/api/a.py", "import ferrule.engine.b"),
+        Module("core/ferrule/api/c.py", "import ferrule.api.deep.d"),
+        Module("core/ferrule/api/deep/d.py", ""),
+        Module("core/ferrule/api/deep/e.py", "import ferrule.api.c"),
+        Module("core/ferrule/engine/b.py", "import ferrule.types"),
+        Module("core/ferrule/engine/f.py", "def f():\n    import ferrule.api.c"),
+        Module("core/ferrule/types.py", ""),
+    ]
+    found = [violation.what for violation in RULES["package-cycles"](modules)]
+    assert RULES["no-cycles"](modules) == []
+    assert found == [
+        "cycle of packages: ferrule.api → ferrule.engine → ferrule.api → …",
+        "cycle of packages: ferrule.api.c → ferrule.api.deep → ferrule.api.c → …",
+    ]
 
 
 def test_torch_through_another_module_is_found() -> None:

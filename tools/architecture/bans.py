@@ -52,7 +52,7 @@ def builtin_names() -> frozenset[str]:
 
 
 def core_names_no_plugin(module: Module) -> Iterator[Violation]:
-    """A built-in plugin has no privilege: what core has to know of one, its class states."""
+    """Check that core names no built-in plugin: a plugin's class states what core has to know of it."""
     if not module.core or module.path.startswith(NAMING):
         return
     texts = (node for node in module.nodes if isinstance(node, ast.Constant) and isinstance(node.value, str))
@@ -62,14 +62,14 @@ def core_names_no_plugin(module: Module) -> Iterator[Violation]:
 
 
 def no_global(module: Module) -> Iterator[Violation]:
-    """State is passed, not found."""
+    """Check that state is passed and not found."""
     for node in module.nodes:
         if isinstance(node, ast.Global):
             yield module.violation(node, f"global {', '.join(node.names)}")
 
 
 def no_module_state(module: Module) -> Iterator[Violation]:
-    """Lists, dicts and sets at module level are constants: named so, and never changed."""
+    """Check that lists, dicts and sets at module level are constants: named so, and never changed."""
     if not module.core:
         return
     constants: set[str] = set()
@@ -87,7 +87,7 @@ def no_module_state(module: Module) -> Iterator[Violation]:
 
 
 def no_pickle_or_eval(module: Module) -> Iterator[Violation]:
-    """Nothing that runs code from data."""
+    """Check that nothing runs code from data."""
     for imported in module.imports:
         top = imported.target.partition(".")[0]
         if top in PICKLERS:
@@ -103,14 +103,14 @@ def no_pickle_or_eval(module: Module) -> Iterator[Violation]:
 
 
 def no_assert(module: Module) -> Iterator[Violation]:
-    """An assert disappears under -O; a check must not."""
+    """Check that product code has no assert: it disappears under -O, and a check must not."""
     for node in module.nodes:
         if module.product and isinstance(node, ast.Assert):
             yield module.violation(node, "assert in product code")
 
 
 def environment_in_one_file(module: Module) -> Iterator[Violation]:
-    """Only one file of what runs in a server reads or writes environment variables."""
+    """Check that only one file of the product reads or writes environment variables."""
     if module.path in (ENVIRONMENT, BUILD) or not module.product:
         return
     banned = {"environ", "environb", "getenv", "putenv", "unsetenv"}
@@ -123,14 +123,14 @@ def environment_in_one_file(module: Module) -> Iterator[Violation]:
 
 
 def no_remote_code(module: Module) -> Iterator[Violation]:
-    """Whether a checkpoint's code may run is the user's to say."""
+    """Check that the product never allows a checkpoint's code to run: the user decides that."""
     for call, _ in calls(module):
         if module.product and _keyword_is(call, "trust_remote_code", True):
             yield module.violation(call, "trust_remote_code=True")
 
 
 def no_wide_bind(module: Module) -> Iterator[Violation]:
-    """Only the HTTP listener may listen on all interfaces."""
+    """Check that only the HTTP listener can listen on all interfaces."""
     if module.path == LISTENER or not module.product:
         return
     for node in module.nodes:
@@ -141,7 +141,9 @@ def no_wide_bind(module: Module) -> Iterator[Violation]:
 
 
 def tasks_have_owners(module: Module) -> Iterator[Violation]:
-    """A task that nobody holds may be collected while it runs, and nobody sees its exception."""
+    """Check that tasks have owners: a task without one may be collected while it runs, and nobody sees its
+    exception.
+    """
     for statement in module.nodes:
         match statement:
             case ast.Expr(value=ast.Call() as call) | ast.Assign(targets=[ast.Name(id="_")], value=ast.Call() as call):
@@ -151,7 +153,7 @@ def tasks_have_owners(module: Module) -> Iterator[Violation]:
 
 
 def bounded_caches(module: Module) -> Iterator[Violation]:
-    """A cache keyed by arguments has a bound. One of a function without parameters holds one value."""
+    """Check that a cache keyed by arguments has a bound. A cache of a function without parameters holds one value."""
     if not module.core:
         return
     for function in functions(module):
@@ -163,7 +165,7 @@ def bounded_caches(module: Module) -> Iterator[Violation]:
 
 
 def exceptions_are_told(module: Module) -> Iterator[Violation]:
-    """No handler takes everything, and none of Exception does nothing."""
+    """Check that no handler catches everything, and that none of Exception does nothing."""
     for node in module.nodes:
         if isinstance(node, ast.ExceptHandler):
             if node.type is None:
@@ -179,8 +181,9 @@ def exceptions_are_told(module: Module) -> Iterator[Violation]:
 
 
 def device_kinds_in_platforms(module: Module) -> Iterator[Violation]:
-    """Which kind of device there is, platforms and kernels know. Whoever else needs to know something of a device asks
-    for its kernels and its features, so that those of others are not forgotten."""
+    """Check that only platforms and kernels know kinds of devices. Other code asks for a device's kernels and features,
+    so that other kinds of devices are not forgotten.
+    """
     if module.package == "ferrule_kernels" or module.path.startswith(PLATFORMS) or not module.product:
         return
     for node in module.nodes:
@@ -223,7 +226,7 @@ BANS: dict[str, Rule] = {
 
 
 def _module_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
-    """Statements that run on import, outside functions and classes."""
+    """Yield the statements that run on import, outside functions and classes."""
     for statement in body:
         yield statement
         if isinstance(statement, ast.If | ast.Try | ast.With | ast.For | ast.While):
@@ -248,7 +251,7 @@ def _mutable(value: ast.expr) -> bool:
 
 
 def _changes(tree: ast.Module) -> Iterator[tuple[ast.AST, str]]:
-    """(node, name) of every change of the value behind a plain name."""
+    """Yield (node, name) of every change of the value behind a plain name."""
     for node in ast.walk(tree):
         match node:
             case ast.Call(func=ast.Attribute(value=ast.Name(id=name), attr=attr)) if attr in MUTATORS:
@@ -277,13 +280,13 @@ def _unbounded(decorator: ast.expr) -> bool:
 
 
 def _is_device(node: ast.expr) -> bool:
-    """What is called a device, or a device's platform, and what makes one."""
+    """Return whether an expression is called a device or a device's platform, or makes one."""
     name = dotted(node.func if isinstance(node, ast.Call) else node).rpartition(".")[2]
     return name in {"device", "get_default_device"} or (name == "platform" and isinstance(node, ast.Attribute))
 
 
 def _names_device(node: ast.expr) -> bool:
-    """A kind of device, several of them, or a device of one kind."""
+    """Return whether an expression names a kind of device, several of them, or makes a device of one kind."""
     if isinstance(node, ast.Tuple | ast.List | ast.Set):
         return any(map(_names_device, node.elts))
     if isinstance(node, ast.Call):

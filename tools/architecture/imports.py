@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import takewhile
 
 from ferrule_testkit.public import may_import
 from tools.architecture.source import Import, Module, Rule, Violation
@@ -51,7 +52,7 @@ HTTP_CLIENTS = ("requests", "httpx", "aiohttp", "urllib.request", "urllib3")
 
 
 def layer_order(modules: Sequence[Module]) -> list[Violation]:
-    """A module of core imports no later layer, not for type hints and not inside functions either."""
+    """Check that a module of core imports no later layer, not for type hints and not inside functions either."""
     known = {module.name for module in modules}
     found = []
     for module in modules:
@@ -70,8 +71,9 @@ def layer_order(modules: Sequence[Module]) -> list[Violation]:
 
 
 def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
-    """Core imports no package beside it, kernels import nothing of Ferrule, no package imports the tools, and none of
-    this distribution imports another distribution."""
+    """Check that core imports no package beside it, kernels nothing of Ferrule, no package the tools, and none of this
+    distribution another distribution.
+    """
     found = []
     for module in modules:
         if module.core:
@@ -87,14 +89,34 @@ def core_stands_alone(modules: Sequence[Module]) -> list[Violation]:
 
 
 def no_cycles(modules: Sequence[Module]) -> list[Violation]:
-    """There is no cycle among imports of any sort. One violation per group of modules that reach each other."""
+    """Check that there is no cycle among imports of any sort. Returns one violation per group of modules that reach
+    each other.
+    """
     known = {module.name for module in modules}
     graph = {m.name: {t for t, _ in _targets(m, known) if t in known and t != m.name} for m in modules}
     return _cycles("import cycle", graph, modules)
 
 
+def package_cycles(modules: Sequence[Module]) -> list[Violation]:
+    """Check that the members of a package, its modules and packages, import each other without a cycle, at every level.
+
+    An import counts for the two members of the smallest package that has both of its ends. Between a package and its
+    own members there is none: a package may lend names of theirs.
+    """
+    known = {module.name for module in modules}
+    levels: dict[str, dict[str, set[str]]] = {}
+    for module in modules:
+        for target, _ in _targets(module, known):
+            if target in known and (ends := _members(module.name, target)):
+                package, importer, imported = ends
+                graph = levels.setdefault(package, {})
+                graph.setdefault(importer, set()).add(imported)
+                graph.setdefault(imported, set())
+    return [violation for graph in levels.values() for violation in _cycles("cycle of packages", graph, modules)]
+
+
 def no_torch(modules: Sequence[Module]) -> list[Violation]:
-    """Layers without torch do not name it at all; interfaces name it for type hints only."""
+    """Check that layers without torch do not name it at all; interfaces name it for type hints only."""
     found = []
     for module in modules:
         if not module.core:
@@ -108,7 +130,7 @@ def no_torch(modules: Sequence[Module]) -> list[Violation]:
 
 
 def no_torch_on_import(modules: Sequence[Module]) -> list[Violation]:
-    """Importing a module of those layers does not import torch through others."""
+    """Check that importing a module of the layers without torch does not import torch through other modules."""
     known = {module.name: module for module in modules}
     edges = {m.name: [(t, i) for t, i in _targets(m, set(known)) if i.when == "import"] for m in modules}
     heavy = {m.name for m in modules if any(i.when == "import" and _is(i, TORCH) for i in m.imports)}
@@ -125,7 +147,7 @@ def no_torch_on_import(modules: Sequence[Module]) -> list[Violation]:
 
 
 def engine_is_pure(modules: Sequence[Module]) -> list[Violation]:
-    """The engine takes clock, randomness and sockets as arguments."""
+    """Check that the engine gets clock, randomness and sockets as arguments."""
     return [
         violation
         for module in modules
@@ -135,7 +157,7 @@ def engine_is_pure(modules: Sequence[Module]) -> list[Violation]:
 
 
 def one_place_each(modules: Sequence[Module]) -> list[Violation]:
-    """Some libraries have one user."""
+    """Check that some libraries have one user."""
     return [
         violation
         for module in modules
@@ -146,10 +168,10 @@ def one_place_each(modules: Sequence[Module]) -> list[Violation]:
 
 
 def public_imports(modules: Sequence[Module]) -> list[Violation]:
-    """Plugins import nothing of the core, and of the SDKs, that strangers may not.
+    """Check that plugins import nothing of the core and of the SDKs that plugins of others may not.
 
-    `ferrule_kernels` and `ferrule_plugins` belong to the built-in ones, as a stranger's distribution has modules of its
-    own; our other distributions are strangers to them.
+    `ferrule_kernels` and `ferrule_plugins` belong to the built-in ones, as another distribution has modules of its
+    own; the other distributions of this repository are strangers to them.
     """
     own = {**dict.fromkeys(("ferrule_plugins", "ferrule_contrib"), ()), **dict.fromkeys(_DISTRIBUTIONS, _BUILT_IN)}
     return [
@@ -168,7 +190,7 @@ def _is_inside(module: Module, imported: Import) -> bool:
 
 
 def no_http_client_in_core(modules: Sequence[Module]) -> list[Violation]:
-    """Core fetches nothing by itself; downloads go through huggingface_hub."""
+    """Check that core downloads nothing by itself; downloads go through huggingface_hub."""
     return [v for m in modules if m.core for v in _banned(m, HTTP_CLIENTS, "core must not import")]
 
 
@@ -176,6 +198,7 @@ IMPORT_RULES: dict[str, Rule] = {
     "layer-order": layer_order,
     "core-stands-alone": core_stands_alone,
     "no-cycles": no_cycles,
+    "package-cycles": package_cycles,
     "no-torch": no_torch,
     "no-torch-on-import": no_torch_on_import,
     "engine-is-pure": engine_is_pure,
@@ -194,18 +217,30 @@ def _layer(name: str) -> int | None:
 
 
 def _only_version(target: str, imported: Import, known: set[str]) -> bool:
-    """``from ferrule import __version__, log``: of the package itself it takes its version alone."""
+    """Return whether an import such as ``from ferrule import __version__, log`` gets only the version, besides modules,
+    from the package itself.
+    """
     return target == "ferrule" and all(n == "__version__" or f"ferrule.{n}" in known for n in imported.names or ("",))
 
 
 def _targets(module: Module, known: set[str]) -> Iterator[tuple[str, Import]]:
-    """Modules that an import reaches: of ``from a import b``, a.b where that is a module, else a."""
+    """Yield the modules that an import reaches: of ``from a import b``, a.b where that is a module, else a."""
     for imported in module.imports:
         inner = [f"{imported.target}.{name}" for name in imported.names if f"{imported.target}.{name}" in known]
         for target in inner:
             yield target, imported
         if not imported.names or len(inner) < len(imported.names):
             yield imported.target, imported
+
+
+def _members(importer: str, imported: str) -> tuple[str, str, str] | None:
+    """Return the smallest package that has both modules, and its members on either side; None if one has the other."""
+    ends = importer.split("."), imported.split(".")
+    shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], zip(*ends, strict=False)))
+    if shared in map(len, ends):
+        return None
+    first, second = (".".join(end[: shared + 1]) for end in ends)
+    return ".".join(ends[0][:shared]), first, second
 
 
 def _cycles(what: str, graph: Mapping[str, set[str]], modules: Sequence[Module]) -> list[Violation]:
@@ -231,7 +266,7 @@ def _banned(module: Module, libraries: Sequence[str], sentence: str) -> list[Vio
 
 
 def _path_to(start: str, goals: set[str], edges: Mapping[str, list[tuple[str, Import]]]) -> list[str]:
-    """A chain of import-time imports from `start` to one of `goals`, or an empty list."""
+    """Return a chain of import-time imports from `start` to one of `goals`, or an empty list."""
     chains, seen = [[start]], {start}
     for chain in chains:
         if chain[-1] in goals:
@@ -244,7 +279,7 @@ def _path_to(start: str, goals: set[str], edges: Mapping[str, list[tuple[str, Im
 
 
 def _components(graph: Mapping[str, set[str]]) -> list[list[str]]:
-    """Strongly connected components (Tarjan 1972), written with a stack of its own."""
+    """Return the strongly connected components of a graph (Tarjan 1972), with an explicit stack."""
     index: dict[str, int] = {}
     low: dict[str, int] = {}
     stack: list[str] = []
@@ -275,7 +310,7 @@ def _components(graph: Mapping[str, set[str]]) -> list[list[str]]:
 
 
 def _round_trip(graph: Mapping[str, set[str]], group: list[str]) -> list[str]:
-    """A shortest cycle through the first module of the group."""
+    """Return a shortest cycle through the first module of the group."""
     first = group[0]
     chains = [[first]]
     seen: set[str] = set()

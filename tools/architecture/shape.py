@@ -19,9 +19,7 @@ MAX_PARAMETERS = 7  # without self and cls
 # together; every other layer has room for today's content and a third. A budget shows a good shape: when one is met,
 # look for the room that is missing, and raise it with a reason rather than bend code to fit.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = (
-    6_700  # with adapters, guesses, media and vectors in the engine and the runner, none of them a room of its own
-)
+MAX_SERVING = 6_500  # with adapters, guesses, media and vectors in engine and runner, none of them a room of its own
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 100,
@@ -104,7 +102,7 @@ def parameters(modules: Sequence[Module]) -> list[Violation]:
 
 
 def budgets(modules: Sequence[Module]) -> list[Violation]:
-    """Each layer of core, and each package beside it, keeps its budget."""
+    """Check that each layer of core, and each package beside it, keeps its budget."""
     sizes = sizes_of_parts(modules)
     found = [
         Violation(f"core/{name.replace('.', '/')}", 1, f"{size} lines of code, more than its budget of {BUDGETS[name]}")
@@ -119,7 +117,7 @@ def budgets(modules: Sequence[Module]) -> list[Violation]:
 
 
 def sizes_of_parts(modules: Sequence[Module]) -> dict[str, int]:
-    """Lines of code by layer of core ("ferrule.engine") and by package beside it ("ferrule_nn")."""
+    """Return lines of code by layer of core ("ferrule.engine") and by package beside it ("ferrule_nn")."""
     sizes: dict[str, int] = {}
     for module in modules:
         part = ".".join(module.name.split(".")[: 2 if module.core else 1])
@@ -146,7 +144,7 @@ SHAPE_RULES: dict[str, Rule] = {
 
 
 def code_lines(module: Module) -> int:
-    """Lines that hold code: no blank lines, comments and docstrings."""
+    """Count the lines that hold code: no blank lines, comments and docstrings."""
     silent = {
         tokenize.COMMENT,
         tokenize.NL,

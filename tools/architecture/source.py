@@ -67,7 +67,7 @@ class Module:
 
     @property
     def product(self) -> bool:
-        """What runs at a user's; the test kit and the tools do not."""
+        """True for code that users run, which the test kit and the tools are not."""
         return self.package not in ("ferrule_testkit", "tools")
 
     @cached_property
@@ -95,7 +95,7 @@ Rule = Callable[[Sequence[Module]], list[Violation]]
 
 
 def read_modules(repository: Path) -> list[Module]:
-    """Every Python file below the folders of ROOTS."""
+    """Read every Python file below the folders of ROOTS."""
     return [
         Module(file.relative_to(repository).as_posix(), file.read_text(encoding="utf-8"))
         for root in ROOTS
@@ -110,14 +110,16 @@ def functions(module: Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def calls(module: Module) -> Iterator[tuple[ast.Call, str]]:
-    """Every call, with the dotted text of what is called ("asyncio.create_task"), empty when it is not a plain name."""
+    """Yield every call, with the dotted text of the called function ("asyncio.create_task"), empty when it is not a
+    plain name.
+    """
     for node in module.nodes:
         if isinstance(node, ast.Call):
             yield node, dotted(node.func)
 
 
 def dotted(node: ast.AST) -> str:
-    """ "a.b.c" of names and attributes; "" of anything else, ".c" of an attribute of something else."""
+    """Return "a.b.c" for names and attributes; "" for anything else, ".c" for an attribute of something else."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):

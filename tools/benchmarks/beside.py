@@ -231,7 +231,7 @@ def _summary(pairs: Sequence[tuple[float, float]]) -> str:
 
 @contextmanager
 def opened(model: str, streams: int, room: int, quantization: str | None = None) -> Iterator[Bench]:
-    """Ferrule with a cache for so many streams of `room` tokens."""
+    """Run Ferrule for the length of a block, with a cache for so many streams of `room` tokens."""
     config = Config(
         model=ModelConfig(model=model, max_model_len=room, quantization=quantization),
         load=LoadConfig(use_tqdm_on_load=False),

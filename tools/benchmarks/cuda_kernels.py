@@ -40,7 +40,7 @@ class Result:
 
 
 def modules() -> list[str]:
-    """Names of the modules that may have cases."""
+    """Return the names of the modules that may have cases."""
     return sorted(found.name for found in pkgutil.iter_modules(package.__path__) if found.name not in _APART)
 
 
@@ -65,7 +65,7 @@ def _cases(module: str, device: torch.device) -> Iterator[Case]:
 
 
 def _measured(module: str, case: Case, device: torch.device, limits: Limits) -> Result:
-    """The case as `run` gives it. Any Exception is its result, as there."""
+    """Measure a case. An Exception becomes its result, as in `run`."""
     try:
         took = seconds(case.run, device)
     except Exception as error:
@@ -76,7 +76,7 @@ def _measured(module: str, case: Case, device: torch.device, limits: Limits) -> 
 
 
 def line(result: Result) -> str:
-    """A row of the table."""
+    """Format a result as a row of the table."""
     if result.error is not None:
         return f"{result.module + '/' + result.name:58} failed: {result.error.splitlines()[0]}"
     return (

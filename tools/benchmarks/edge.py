@@ -60,7 +60,7 @@ class Server:
 
 @contextlib.contextmanager
 def serving(python: str) -> Iterator[Server]:
-    """A server that is healthy. Raises SystemExit when it does not start."""
+    """Run a healthy server for the length of a block. Raises SystemExit when it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
     command = [python, "-m", "ferrule", "serve", "--host", "127.0.0.1", "--port", str(port)]
@@ -117,7 +117,9 @@ class _Connection:
 
 
 def drive(port: int, request: bytes, clients: int, count: int) -> tuple[list[float], int]:
-    """Seconds of each of `count` requests that `clients` connections send one after the other, and the last status."""
+    """Return the seconds of each of `count` requests that `clients` connections send one after the other, and the last
+    status.
+    """
     with selectors.DefaultSelector() as selector, contextlib.ExitStack() as stack:
         for _ in range(clients):
             opened = stack.enter_context(socket.create_connection(("127.0.0.1", port)))
@@ -142,7 +144,7 @@ def drive(port: int, request: bytes, clients: int, count: int) -> tuple[list[flo
 
 
 def chat(server: Server, clients: int, count: int) -> dict[str, float]:
-    """Of a chat of one token: p50 and p99 in ms, and µs of the API process's processor time."""
+    """Measure a chat of one token: p50 and p99 in ms, and µs of the API process's CPU time."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}).encode()
     used = server.cpu_seconds
     seconds, status = drive(server.port, request_bytes(CHAT, body), clients, count)
@@ -158,7 +160,7 @@ def chat(server: Server, clients: int, count: int) -> dict[str, float]:
 
 
 def bodies() -> Mapping[str, tuple[str, dict[str, Any]]]:
-    """By name: path and body. The server refuses each of them with status 400."""
+    """Return paths and bodies by name. The server refuses each of them with status 400."""
     turn: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 1}
     prompt: dict[str, Any] = {"prompt": "Hello", "max_tokens": 1}
     nested: Any = "x"
@@ -182,7 +184,7 @@ def bodies() -> Mapping[str, tuple[str, dict[str, Any]]]:
 
 
 def refusal(server: Server, path: str, body: bytes) -> dict[str, float]:
-    """Milliseconds until a body is refused, and those of the API process's processor time."""
+    """Return the milliseconds until a body is refused, and those of the API process's CPU time."""
     count, used = 5, server.cpu_seconds
     seconds, status = drive(server.port, request_bytes(path, body), 1, count)
     if status != 400:
@@ -194,7 +196,7 @@ Measure = Callable[[Server], dict[str, float]]
 
 
 def in_turns(servers: Sequence[Server], measure: Measure, rounds: int) -> list[dict[str, float]]:
-    """For each server the medians of its rounds."""
+    """Measure the servers in turns; return the medians of each server's rounds."""
     found: list[list[dict[str, float]]] = [[] for _ in servers]
     for number in range(rounds):
         order = range(len(servers)) if number % 2 else reversed(range(len(servers)))
@@ -204,7 +206,7 @@ def in_turns(servers: Sequence[Server], measure: Measure, rounds: int) -> list[d
 
 
 def show(name: str, rows: Sequence[Mapping[str, float]]) -> None:
-    """A line for each figure: every server's, and the last one's ratio to the first one's."""
+    """Print a line for each figure: every server's value, and the ratio of the last one's to the first one's."""
     for figure in rows[0]:
         values = [row[figure] for row in rows]
         text = "  ".join(f"{value:9.2f}" for value in values)
@@ -212,7 +214,9 @@ def show(name: str, rows: Sequence[Mapping[str, float]]) -> None:
 
 
 def starts(pythons: Sequence[str], rounds: int) -> list[dict[str, float]]:
-    """For each checkout, one after the other in each round, what a start takes and how large it makes the API."""
+    """Measure, for each checkout, one after the other in each round, the seconds of a start and the memory of the API
+    process.
+    """
     found: list[list[dict[str, float]]] = [[] for _ in pythons]
     for _ in range(rounds):
         for index, python in enumerate(pythons):

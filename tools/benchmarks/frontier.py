@@ -62,9 +62,8 @@ def scheduler(pace: type[Pace] | None = None, **more: Any) -> DefaultScheduler:
 
 
 def workloads(rate: float = 0.8) -> dict[str, list[Client]]:
-    """32 clients in a closed loop; four long prompts at once; arrivals; a long document among chats.
-
-    So many requests arrive in a second. The default is 70 % load for Qwen3-0.6B on two cores with AVX-512.
+    """Return 32 clients in a closed loop, four long prompts at once, random arrivals, and a long document among chats.
+    `rate` is the number of arrivals per second. Its default is 70 % load for Qwen3-0.6B on two cores with AVX-512.
     """
     rng = random.Random(1)
     times, now = [], 0.0
@@ -80,7 +79,7 @@ def workloads(rate: float = 0.8) -> dict[str, list[Client]]:
 
 
 def rules() -> dict[str, Callable[[], DefaultScheduler]]:
-    """By the name of a table's row."""
+    """Return the schedulers by the names of the table's rows."""
     found: dict[str, Callable[[], DefaultScheduler]] = {}
     for size in (256, 512, 2048):
         found[f"steps of {size}"] = partial(scheduler, max_num_batched_tokens=size)
@@ -93,7 +92,7 @@ def rules() -> dict[str, Callable[[], DefaultScheduler]]:
 
 
 def line(name: str, waits: Waits) -> str:
-    """A row of the table: first tokens in seconds, gaps in milliseconds."""
+    """Format a row of the table: first tokens in seconds, gaps in milliseconds."""
     firsts = waits.firsts
     seconds = (sum(firsts) / len(firsts), percentile(firsts, 50), percentile(firsts, 99))
     gaps = (percentile(waits.gaps, 50), percentile(waits.gaps, 99), max(waits.gaps))
@@ -102,9 +101,8 @@ def line(name: str, waits: Waits) -> str:
 
 
 async def measure(base: str, clients: Sequence[Client], seed: str) -> Waits:
-    """What the clients wait for at a server. Raises RuntimeError for a request that fails.
-
-    Prompts are drawn by `seed`: one that the server has seen finds them in its cache.
+    """Measure how long the clients wait at a server. Raises RuntimeError for a request that fails. Prompts are drawn by
+    `seed`: the server finds prompts of a seed that it has seen in its cache.
     """
     waits, rng = Waits(), random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=None)

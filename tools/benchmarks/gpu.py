@@ -50,7 +50,9 @@ def _of(model: str, field: str) -> Callable[[Mapping[str, Any]], float | None]:
 
 
 def _kernel(report: Mapping[str, Any]) -> float | None:
-    """The attention of a decode step, 64 requests with 4096 tokens each in bfloat16; the least of several models'."""
+    """Return the share of the limit of a decode step's attention, 64 requests with 4096 tokens each in bfloat16; the
+    least of several models.
+    """
     ran = [r for r in report["kernels"] if r["module"].startswith("attention") and not r["error"]]
     shares = [r["limit_share"] for r in ran if _DECODE.search(r["name"]) and "8 bits" not in r["name"]]
     return min(shares, default=None)
@@ -69,7 +71,7 @@ GOALS = (
 
 
 def empty(name: str, *, dry: bool) -> dict[str, Any]:
-    """A report without figures."""
+    """Return a report without figures."""
     return {
         "schema": SCHEMA,
         "name": name,
@@ -87,7 +89,7 @@ def empty(name: str, *, dry: bool) -> dict[str, Any]:
 
 
 def plan(parts: Sequence[str], models: Sequence[str]) -> Iterator[tuple[str, str | None]]:
-    """(part, model) in the order in which they are measured: what is Ferrule's own comes first."""
+    """Yield (part, model) in the order of measurement: Ferrule's own parts come first."""
     yield from ((part, None) for part in ("limits", "kernels") if part in parts)
     yield from ((part, model) for part in ("ferrule", "transformers") if part in parts for model in models)
 
@@ -118,7 +120,7 @@ def measure(
 
 
 def run_part(asked: Mapping[str, Any], seconds: float) -> Any:
-    """What a part answers, from a process of its own. Raises RuntimeError with the end of what it printed."""
+    """Run a part in a separate process and return its result. Raises RuntimeError with the end of its output."""
     if seconds <= 0:
         raise RuntimeError("there was no time left")
     with tempfile.TemporaryDirectory() as folder:
@@ -154,7 +156,7 @@ def _version(package: str) -> str | None:
 
 
 def table(report: Mapping[str, Any]) -> str:
-    """The figures that matter, as Markdown."""
+    """Format the figures that matter as Markdown."""
     lines = ["| model | tokens/s | transformers | limit | one stream | long prompt | idle | start |"]
     lines.append("|---|--:|--:|--:|--:|--:|--:|--:|")
     for model, found in report["models"].items():

@@ -32,7 +32,7 @@ class Shape:
     config: Mapping[str, Any]
 
     def write(self, folder: Path) -> None:
-        """A checkpoint's folder without weights."""
+        """Write a checkpoint's folder without weights."""
         from transformers import AutoConfig
 
         named = {"architectures": [_ARCHITECTURES[self.model_type]], "dtype": "bfloat16"}
@@ -61,7 +61,9 @@ class Shape:
         return int(2 * c["num_hidden_layers"] * c["num_key_value_heads"] * c["head_dim"] * ITEM)
 
     def attention_flops(self, pairs: int) -> int:
-        """Of so many pairs of a query and a key: scores and weighted values of every head and layer."""
+        """Return the operations for `pairs` pairs of a query and a key: scores and weighted values of every head and
+        layer.
+        """
         c = self.config
         return int(4 * c["num_hidden_layers"] * c["num_attention_heads"] * c["head_dim"] * pairs)
 
@@ -131,7 +133,7 @@ TINY = Shape(
 
 @dataclass(frozen=True)
 class Scale:
-    """How much is measured, in tokens and runs."""
+    """The size of a measurement, in tokens and runs."""
 
     requests: int
     least: int  # tokens of a request, in and out each
@@ -170,20 +172,19 @@ def requests(scale: Scale, vocab_size: int, seed: int = 0) -> list[Request]:
 
 
 def decode_seconds(shape: Shape, context: float, copy_bytes: float) -> float:
-    """The least time of one token of a single stream: every weight and the context's cache are read once."""
+    """Return the least time of one token of a single stream: every weight and the context's cache are read once."""
     return ((shape.body + shape.head) * ITEM + context * shape.kv_bytes) / copy_bytes
 
 
 def prefill_seconds(shape: Shape, tokens: int, flops: float) -> float:
-    """The least time of a prompt: its products and causal attention at the rate of matrix products."""
+    """Return the least time of a prompt: its products and causal attention at the rate of matrix products."""
     return (2 * shape.body * tokens + 2 * shape.head + shape.attention_flops(tokens * (tokens + 1) // 2)) / flops
 
 
 def batch_seconds(shape: Shape, work: Sequence[Request], copy_bytes: float, flops: float) -> float:
-    """A time that no engine goes below: all products at the machine's rate, or all bytes at its bandwidth.
-
-    The weights are read in every step, of which there are as many as the longest answer has tokens; each answer's
-    token reads its own context. Prompts' attention reads are left out, and nothing is taken twice.
+    """Return a time that no engine can beat: all products at the machine's rate, or all bytes at its bandwidth. The
+    weights are read in every step, of which there are as many as the longest answer has tokens; each answer's token
+    reads its own context. Prompts' attention reads are left out, and nothing is counted twice.
     """
     products = reads = 0
     for request in work:

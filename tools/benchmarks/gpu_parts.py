@@ -38,7 +38,7 @@ Asked = Mapping[str, Any]
 
 
 def limits(asked: Asked) -> dict[str, Any]:
-    """What the machine can do."""
+    """Measure the limits of the machine."""
     import torch
 
     from ferrule_kernels.cuda.machine import measure
@@ -48,7 +48,7 @@ def limits(asked: Asked) -> dict[str, Any]:
 
 
 def kernels(asked: Asked) -> list[dict[str, Any]]:
-    """Every kernel beside the machine's limits."""
+    """Measure every kernel against the machine's limits."""
     import torch
 
     from ferrule_kernels.cuda import KernelsUnavailableError, available
@@ -63,9 +63,8 @@ def kernels(asked: Asked) -> list[dict[str, Any]]:
 
 
 def ferrule(asked: Asked) -> dict[str, Any]:
-    """One model in Ferrule: how long the start takes, one stream, a long prompt, many requests, the device's idleness.
-
-    The weights are random, and made rather than read: the seconds of the start say both.
+    """Measure one model in Ferrule: the time of a start, one stream, a long prompt, many requests, the device's idle
+    share. The weights are random, and made rather than read: the seconds of the start contain both.
     """
     from ferrule import LLM
 
@@ -104,7 +103,7 @@ def ferrule(asked: Asked) -> dict[str, Any]:
 
 
 def transformers(asked: Asked) -> dict[str, Any]:
-    """The same requests in transformers' continuous batching, on random weights of the same shape."""
+    """Measure the same requests in transformers' continuous batching, on random weights of the same shape."""
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig
 
@@ -146,7 +145,7 @@ def _asked(asked: Asked) -> tuple[Shape, Scale]:
 
 
 def _generate(llm: Any, work: Sequence[Request], most: int | None = None, temperature: float = _TEMPERATURE) -> float:
-    """Seconds until all answers are there. Raises RuntimeError where one has another length than it must."""
+    """Return the seconds until all answers are there. Raises RuntimeError for an answer of the wrong length."""
     from ferrule import SamplingParams
 
     params = [
@@ -163,7 +162,7 @@ def _generate(llm: Any, work: Sequence[Request], most: int | None = None, temper
 
 
 def _single_stream(llm: Any, shape: Shape, scale: Scale, limits: Asked) -> dict[str, float]:
-    """A token's time is the difference of a long and a short answer, over the tokens between."""
+    """Measure a token's time as the difference of a long and a short answer, over the tokens between."""
     one = [requests(scale, shape.config["vocab_size"], seed=1)[0]]
     one = [Request((one[0].prompt * scale.prompt)[: scale.prompt], 1)]
     times = []
@@ -203,9 +202,8 @@ def _traced_work(scale: Scale, work: Sequence[Request]) -> list[Request]:
 
 
 def _idle(run: Callable[[], float]) -> float | None:
-    """The idle share of the device while `run` decodes; None where nothing runs on one.
-
-    What runs is taken from a trace, and the time from a run without it: a trace makes launches several times as long.
+    """Return the idle share of the device while `run` decodes; None where nothing runs on a device. The device's work
+    is taken from a trace, and the time from a run without one: a trace makes launches several times as long.
     """
     import torch
 
@@ -224,7 +222,7 @@ def _idle(run: Callable[[], float]) -> float | None:
 
 
 def busy_seconds(events: Iterable[Mapping[str, Any]]) -> float:
-    """Of a trace's events: how long something ran on the device. Launches that overlap count once."""
+    """Return how long something ran on the device, from a trace's events. Launches that overlap count once."""
     busy = reached = 0.0
     for begin, end in sorted(
         (e["ts"], e["ts"] + e["dur"]) for e in events if e.get("cat") in _ON_DEVICE and "dur" in e

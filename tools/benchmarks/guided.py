@@ -85,7 +85,7 @@ _VALUES: tuple[tuple[dict[str, Any], Any], ...] = (
 
 
 def vocabulary() -> Vocabulary:
-    """Every byte, pieces of JSON, and words; the last two ids end a text."""
+    """Return a vocabulary of every byte, pieces of JSON, and words; the last two ids end a text."""
     source = random.Random(0)
     tokens = {bytes([byte]) for byte in range(256)} | {piece.encode() for piece in _JSON}
     while len(tokens) < SIZE - 1_000:
@@ -96,7 +96,7 @@ def vocabulary() -> Vocabulary:
 
 
 def example(fields: int = 20) -> tuple[dict[str, Any], str]:
-    """A schema, and a value of it as JSON text."""
+    """Return a schema, and a value of it as JSON text."""
     chosen = {f"field_{number}": _VALUES[number % len(_VALUES)] for number in range(fields)}
     properties = {name: schema for name, (schema, _) in chosen.items()}
     schema = {"type": "object", "properties": properties, "required": list(chosen), "additionalProperties": False}
@@ -104,7 +104,7 @@ def example(fields: int = 20) -> tuple[dict[str, Any], str]:
 
 
 def tokenize(text: str, words: Vocabulary) -> list[int]:
-    """The longest token at each place."""
+    """Split a text into the longest token at each place."""
     known = {token: number for number, token in enumerate(words.tokens) if token}
     data, at, ids = text.encode(), 0, []
     while at < len(data):
@@ -115,7 +115,7 @@ def tokenize(text: str, words: Vocabulary) -> list[int]:
 
 
 def measure(backend: GrammarBackend, schema: dict[str, Any], ids: Sequence[int], rounds: int = 5) -> str:
-    """One line of figures; `ids` are a value of the schema."""
+    """Return one line of figures; `ids` are a value of the schema."""
     began = time.perf_counter()
     data = backend.compile(GrammarSpec(form=Json(schema)))
     compiled = time.perf_counter()
@@ -140,7 +140,7 @@ def measure(backend: GrammarBackend, schema: dict[str, Any], ids: Sequence[int],
 
 
 def forced(backend: GrammarBackend, spec: GrammarSpec, text: str) -> float:
-    """The share of a text's bytes that what precedes them determines: all allowed tokens begin with them."""
+    """Return the share of a text's bytes that the bytes before them determine: all allowed tokens begin with them."""
     tokens = backend.vocabulary.tokens
     firsts = np.array([token[0] if token else 256 for token in tokens])  # 256: the text may end
     ids = {token: number for number, token in enumerate(tokens)}
@@ -156,7 +156,9 @@ def forced(backend: GrammarBackend, spec: GrammarSpec, text: str) -> float:
 
 
 def memory(backend: GrammarBackend, name: str, count: int) -> None:
-    """Resident memory while `count` requests, each with another schema, follow a value of it: ten lines of figures."""
+    """Print the resident memory while `count` requests, each with another schema, follow a value of it: ten lines of
+    figures.
+    """
     grammars = Grammars(lambda _: backend)
     print(f"{name}: {_resident_mib():.0f} MiB before the first request", flush=True)
     for number in range(1, count + 1):

@@ -43,7 +43,7 @@ _SAMPLES = 20
 
 
 def cases(folder: Path) -> Iterator[tuple[str, Any, Any, list[dict[str, Any]]]]:
-    """(name, validator, schema, instances with "data" and "valid") of the required tests."""
+    """Yield (name, validator, schema, instances with "data" and "valid") of the required tests."""
     for draft, validator in DRAFTS.items():
         for file in sorted((folder / "tests" / draft).glob("*.json")):
             for case in json.loads(file.read_text()):
@@ -52,7 +52,7 @@ def cases(folder: Path) -> Iterator[tuple[str, Any, Any, list[dict[str, Any]]]]:
 
 
 def run(backend: GrammarBackend, validator: Any, schema: Any, tests: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
-    """(column, what was seen) for one schema."""
+    """Yield (column, observation) for one schema."""
     yield "schemas", ""
     spec = GrammarSpec(form=Json(schema))
     try:
@@ -92,7 +92,7 @@ def _valid(validator: Any, text: bytes) -> bool:
 
 
 def _exact(schema: Any) -> Any:
-    """Numbers that are not rounded: 1.2121 is a multiple of 0.0001."""
+    """Return a schema whose numbers are not rounded: 1.2121 is a multiple of 0.0001."""
     return json.loads(json.dumps(schema), parse_float=Decimal)
 
 

@@ -60,7 +60,7 @@ def _to_memory(files: Sequence[Path]) -> list[Any]:
 
 
 def _status(key: str) -> int:
-    """A number of this process's status, in bytes."""
+    """Return a number of this process's status, in bytes."""
     line = next(line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith(f"{key}:"))
     return int(line.split()[1]) * 1024
 

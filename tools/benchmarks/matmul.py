@@ -53,7 +53,7 @@ class Contender:
     best: float = float("inf")
 
     def run(self, x: dict[int, torch.Tensor], count: int) -> None:
-        """`best` becomes the least seconds of one product, in the mean of the first `count`."""
+        """Time the first `count` products; `best` becomes the least seconds of one product, in their mean."""
         began = time.perf_counter()
         for product, width in zip(self.products[:count], self.inputs, strict=False):
             product(x[width])
@@ -61,7 +61,9 @@ class Contender:
 
 
 def _makers(names: Sequence[str]) -> Iterator[tuple[str, Callable[[torch.Tensor], tuple[Product, int]]]]:
-    """For each form that there is here: how a weight becomes a product, and its bytes."""
+    """Yield, for each format that can be used here, its name and a function that makes a product of a weight, and
+    returns its bytes.
+    """
     workspace, kernels = Workspace(), library.load()
 
     def plain_read(weight: torch.Tensor) -> tuple[Product, int]:
@@ -99,7 +101,9 @@ def _makers(names: Sequence[str]) -> Iterator[tuple[str, Callable[[torch.Tensor]
 
 
 def contenders(shapes: Sequence[tuple[int, int]], names: Sequence[str] = tuple(FORMS)) -> list[Contender]:
-    """`shapes`: outputs and inputs of the products of each. `names`: which of `FORMS` beside bfloat16."""
+    """Make the contenders. `shapes`: outputs and inputs of the products of each. `names`: which of `FORMS` beside
+    bfloat16.
+    """
     weights = {shape: (torch.randn(shape) * 0.05).bfloat16() for shape in set(shapes)}
     inputs, numbers, found = [shape[1] for shape in shapes], sum(out * width for out, width in shapes), []
     for name, make in _makers(names):
@@ -119,7 +123,7 @@ def race(all_of_them: Sequence[Contender], rows: int, count: int, repeats: int) 
 
 
 def lines(all_of_them: Sequence[Contender], rows: int, limits: Limits) -> Iterator[str]:
-    """What `race` has found, a line for each."""
+    """Yield a line for each contender of a `race`."""
     named, products = {one.name: one for one in all_of_them}, len(all_of_them[0].products)
     readable = named[READ].nbytes / products / named[READ].best
     for one in all_of_them:

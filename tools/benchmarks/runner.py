@@ -35,7 +35,7 @@ class Bench:
     step: int = 0
 
     def blocks(self, row: int, tokens: int) -> tuple[tuple[int, ...], ...]:
-        """One paged group after the other, in a row's own range of ids."""
+        """Return block ids of one paged group after the other, in a row's own range."""
         groups = sum(group.paged for group in self.info.groups)
         each = -(-tokens // self.info.groups[0].block_size)
         first = 1 + row * each * groups
@@ -71,7 +71,7 @@ class Bench:
         return took
 
     def decode(self, rows: int, context: int, steps: int) -> float:
-        """Median seconds of a decode step."""
+        """Return the median seconds of a decode step."""
         times = []
         for n in range(steps):
             chunks = [
@@ -81,9 +81,9 @@ class Bench:
         return sorted(times)[len(times) // 2]
 
     def mixed(self, rows: int, context: int, beside: int, spare: int) -> float:
-        """Median seconds of a step in which the rows decode and one more computes `beside` tokens of its prompt.
-
-        There are at most 8, which is as many as the prompt has pieces; it is no longer than context + spare.
+        """Return the median seconds of a step in which the rows decode and one more computes `beside` tokens of its
+        prompt. Runs at most 8 steps, and no more than the prompt has pieces; the prompt is no longer than context +
+        spare.
         """
         times, steps = [], max(1, min(8, spare, (context + spare - 1) // beside))
         prompt = (3,) * (beside * steps + 1)
@@ -163,7 +163,7 @@ def clocks(parts: dict[str, list[tuple[type, str]]]) -> Iterator[dict[str, Clock
 
 
 def methods(info: ModelInfo, config: Config, plugins: Plugins) -> dict[str, list[tuple[type, str]]]:
-    """What is timed as which part; `step` is all of it."""
+    """Return the methods that are timed for each part; `step` is all of it."""
     import ferrule_nn
     from ferrule.execution.worker import Worker
     from ferrule_kernels.cpu import elementwise
@@ -181,7 +181,7 @@ def methods(info: ModelInfo, config: Config, plugins: Plugins) -> dict[str, list
 
 
 def table(found: dict[str, Clock], steps: int) -> str:
-    """One line per part: milliseconds of a step, share, calls. What no clock saw is the host's."""
+    """Format one line per part: milliseconds of a step, share, calls. Time that no clock counted is the host's."""
     whole = found["step"].seconds
     seen = {part: clock for part, clock in found.items() if part != "step"}
     seen["host"] = Clock(whole - sum(clock.seconds for clock in seen.values()), steps)

@@ -53,7 +53,7 @@ CLIENT = b"api-1"
 
 
 def configured(running: int, **sections: Any) -> Resolved:
-    """The embedded model's shape and tokenizer, on the simulated executor."""
+    """Return a configuration with the embedded model's shape and tokenizer, on the simulated executor."""
     config = Config(
         model=ModelConfig(
             model=str(tiny.path()),
@@ -100,7 +100,7 @@ def request(number: int, prompt: int, max_tokens: int) -> EngineRequest:
 
 
 def crowded(running: int, waiting: int, policy: str, plugins: Plugins) -> tuple[Engine, Wire]:
-    """An engine with that many requests, the running ones past their prompts."""
+    """Return an engine with this many requests, the running ones past their prompts."""
     config = configured(running)
     wire = Wire()
     config = replace(config, scheduler=replace(config.scheduler, scheduling_policy=policy))
@@ -121,7 +121,7 @@ def bench_engine(running: int, waiting: int, policy: str, plugins: Plugins, step
 
 
 def bench_long(tokens: int, plugins: Plugins, steps: int = STEPS) -> str:
-    """Steps of 256 running requests while one long prompt arrives and is computed in pieces."""
+    """Time steps of 256 running requests while one long prompt arrives and is computed in pieces."""
     engine, wire = crowded(256, 0, "fcfs", plugins)
     before = timed(engine, steps)
     wire.post(Submit(request(10**6, tokens, 16)))
@@ -131,7 +131,7 @@ def bench_long(tokens: int, plugins: Plugins, steps: int = STEPS) -> str:
 
 
 def timed(engine: Engine, count: int) -> list[float]:
-    """Seconds of the processor for each step, sorted, without the executor's: its time is the device's."""
+    """Return the CPU seconds of each step, sorted, without the executor's: its time is the device's."""
     seconds, devices = [], []
     submit = engine.executor.submit
 
@@ -235,7 +235,7 @@ async def _admitted(service: FrontendService, calls: Sequence[asyncio.Task[None]
 
 
 async def _call(app: Callable[..., Any], path: str, body: dict[str, Any], sent: list[int]) -> None:
-    """One ASGI exchange, up to its last byte."""
+    """Run one ASGI exchange, up to its last byte."""
     data, done = json.dumps(body).encode(), asyncio.Event()
     arrives = iter([{"type": "http.request", "body": data, "more_body": False}])
 

@@ -33,9 +33,8 @@ class Device:
 
 @dataclass(frozen=True)
 class Client:
-    """Sends requests of `prompt` tokens for `output` tokens, `count` of them: each at its time, or when the last ended.
-
-    A closed loop has no `times`, and begins at `begin`.
+    """A client with `count` requests of `prompt` tokens for `output` tokens: each at its time, or when the last one
+    ended. A closed loop has no `times`, and begins at `begin`.
     """
 
     prompt: int
@@ -60,7 +59,7 @@ class Waits:
 
 
 def percentile(values: Iterable[float], percent: float) -> float:
-    """The nearest-rank one; 0 of nothing."""
+    """Return the nearest-rank percentile; 0 without values."""
     ranked = sorted(values)
     return ranked[min(len(ranked) - 1, int(len(ranked) * percent / 100))] if ranked else 0.0
 

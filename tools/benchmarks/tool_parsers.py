@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
 
 
 def _texts(kind: Any) -> Iterator[str]:
-    """The calls of the sample that are shortest, and all calls of all samples."""
+    """Yield the shortest calls of a sample, and all calls of all samples."""
     module, _, constant = kind.conformance.partition(":")
     samples = getattr(import_module(module), constant)["samples"]
     calls = [[part.text for part in sample if isinstance(part, CallText)] for sample in samples]
@@ -53,7 +53,7 @@ def _repeated(text: str, characters: int) -> str:
 
 
 def _best(kind: type[ToolParser], text: str, step: int, rounds: int) -> tuple[float, int]:
-    """Seconds of the fastest round, and how many calls were read."""
+    """Return the seconds of the fastest round, and how many calls were read."""
     found = [_read(kind, text, step) for _ in range(rounds)]
     return min(seconds for seconds, _ in found), found[0][1]
 

@@ -42,8 +42,8 @@ time between two pieces of an answer in seconds, on the machine that the attacke
 
 
 class Proof(msgspec.Struct, frozen=True):
-    """What the commands of a goal came to. `figure` is the last line of each; `gap` the longest of a victim beside
-    them, in seconds, None where there was none.
+    """The result of a goal's commands. `figure` is the last line of each; `gap` the longest of a victim beside them, in
+    seconds, None without a victim.
     """
 
     holds: bool
@@ -97,7 +97,7 @@ def _run(words: Command) -> tuple[bool, str, float | None]:
 
 
 def table(proofs: Mapping[str, Proof]) -> str:
-    """The page of the documentation."""
+    """Format the page of the documentation."""
     proved = sum(proof.holds for proof in proofs.values())
     smaller = sum(proof.holds and proof.quick for proof in proofs.values())
     waiting = sum(bool(goal.waits_for) for goals in GROUPS.values() for goal in goals)

@@ -45,13 +45,13 @@ _SHORT = {**_LONG, "max_tokens": 4}
 
 
 def stream(body: object, request_id: str = "") -> bytes:
-    """The bytes of a request, with an external id."""
+    """Return the bytes of a request, with an external id."""
     head, _, rest = request(COMPLETIONS, json.dumps(body).encode()).partition(b"\r\n")
     return head + b"\r\n" + (f"x-request-id: {request_id}\r\n".encode() if request_id else b"") + rest
 
 
 async def burst(server: Target, count: int) -> Figures:
-    """`count` streams that are reset together."""
+    """Open `count` streams and reset them together."""
     port, problems = server.port, []
     watched = await Stream.open(port, stream(_LONG))
     await watched.read(1)
@@ -79,7 +79,7 @@ async def burst(server: Target, count: int) -> Figures:
 
 
 async def races(port: int, count: int) -> Figures:
-    """Requests with one id, of which each is aborted after some of its events, often while it ends."""
+    """Send requests with one id, and abort each after some of its events, often while it ends."""
     expected = await Stream.open(port, stream(_SHORT))
     await expected.read()
     rng, seen, problems = random.Random(3), Counter[str](), list[str]()

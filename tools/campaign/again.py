@@ -29,7 +29,7 @@ _LONG = {"prompt": "one two three", "max_tokens": 400, "ignore_eos": True, "stre
 
 
 def start(port: int, log: Path, env: Mapping[str, str]) -> servers.Server:
-    """`ferrule serve` on this port."""
+    """Start `ferrule serve` on this port."""
     command = [sys.executable, "-m", "ferrule", "serve", *QUIET, "--host", "127.0.0.1", "--port", str(port)]
     with log.open("wb") as sink:
         process = subprocess.Popen(
@@ -39,7 +39,7 @@ def start(port: int, log: Path, env: Mapping[str, str]) -> servers.Server:
 
 
 def kill(server: servers.Server) -> None:
-    """All of its processes, at once."""
+    """Kill all of a server's processes, at once."""
     for pid in (server.process.pid, *servers.descendants(server.process.pid)):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -48,7 +48,7 @@ def kill(server: servers.Server) -> None:
 
 @contextlib.contextmanager
 def ended(server: servers.Server) -> Iterator[servers.Server]:
-    """Nothing of it is left behind the block."""
+    """Kill a server at the end of the block, so that no process of it is left."""
     try:
         yield server
     finally:
@@ -57,7 +57,7 @@ def ended(server: servers.Server) -> Iterator[servers.Server]:
 
 
 async def _load(port: int) -> None:
-    """Streams that are in the middle when this returns."""
+    """Start streams that have not ended when this function returns."""
     works = [asyncio.create_task(post(port, _LONG, patience=1.0)) for _ in range(8)]
     await asyncio.sleep(0.3)
     for work in works:
@@ -69,7 +69,7 @@ def names(*folders: Path) -> set[Path]:
 
 
 def second(port: int, log: Path, env: Mapping[str, str]) -> tuple[float, list[str]]:
-    """Seconds until a second server on a taken port ended, and what is wrong."""
+    """Return the seconds until a second server on a taken port ended, and its problems."""
     began = time.monotonic()
     with ended(start(port, log, env)) as server:
         try:

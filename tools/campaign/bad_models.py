@@ -17,7 +17,7 @@ from tools.campaign.case import Case
 
 
 def changed(**values: Any) -> Callable[[Path], Sequence[str]]:
-    """The embedded model with other values in its configuration, without its weights: sizes are judged alone."""
+    """Prepare the embedded model with other values in its configuration, without its weights: only sizes are judged."""
 
     def prepare(folder: Path) -> Sequence[str]:
         return [str(_copy(folder, values))]
@@ -26,7 +26,9 @@ def changed(**values: Any) -> Callable[[Path], Sequence[str]]:
 
 
 def unweighted(**values: Any) -> Callable[[Path], Sequence[str]]:
-    """The same with made-up weights, so that no file contradicts the sizes."""
+    """Prepare the embedded model with other values in its configuration and made-up weights, so that no file
+    contradicts the sizes.
+    """
 
     def prepare(folder: Path) -> Sequence[str]:
         return [str(_copy(folder, values)), "--load-format", "dummy"]
@@ -35,7 +37,7 @@ def unweighted(**values: Any) -> Callable[[Path], Sequence[str]]:
 
 
 def poisoned(name: str, value: float) -> Callable[[Path], Sequence[str]]:
-    """The embedded model with one number of the tensor `name` replaced."""
+    """Prepare the embedded model with one number of the tensor `name` replaced."""
 
     def prepare(folder: Path) -> Sequence[str]:
         model = _copy(folder, {})
@@ -49,7 +51,7 @@ def poisoned(name: str, value: float) -> Callable[[Path], Sequence[str]]:
 
 
 def growing_texts(folder: Path) -> Sequence[str]:
-    """The embedded model with a tokenizer that makes a thousand million letters of one."""
+    """Prepare the embedded model with a tokenizer that makes a thousand million letters of one."""
     model = _copy(folder, {})
     file = model / "tokenizer.json"
     tenfold = {"type": "Replace", "pattern": {"String": "o"}, "content": "o" * 10}

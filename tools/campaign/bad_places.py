@@ -18,7 +18,7 @@ raise RuntimeError("not today")
 
 
 def plugin(text: str, timeout: str = "300") -> Callable[[Path], Sequence[str]]:
-    """A policy plugin from a file with this text, whose import may take `timeout` seconds."""
+    """Prepare a policy plugin from a file with this text, whose import may take `timeout` seconds."""
 
     def prepare(folder: Path) -> Sequence[str]:
         file = folder / "odd.py"
@@ -29,7 +29,7 @@ def plugin(text: str, timeout: str = "300") -> Callable[[Path], Sequence[str]]:
 
 
 def origins(count: int) -> Callable[[Path], Sequence[str]]:
-    """So many allowed origins, in a file."""
+    """Prepare a configuration file with this many allowed origins."""
 
     def prepare(folder: Path) -> Sequence[str]:
         file = folder / "serve.yaml"
@@ -41,7 +41,9 @@ def origins(count: int) -> Callable[[Path], Sequence[str]]:
 
 
 def entry_points(count: int) -> Callable[[Path], Sequence[str]]:
-    """An installed distribution with so many plugins. Its folder is in ``site`` beside the log; see `SITE`."""
+    """Prepare an installed distribution with this many plugins. Its folder is in ``site`` beside the log; see
+    `SITE`.
+    """
 
     def prepare(folder: Path) -> Sequence[str]:
         info = folder / "site" / "many-1.0.dist-info"

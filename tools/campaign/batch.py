@@ -29,7 +29,7 @@ _TWICE = 20  # every so many rows have the id of another one
 
 
 def row(number: int) -> bytes:
-    """One line of the input; some have an id twice, some are torn, some ask for what is refused."""
+    """Return one line of the input; some have an id twice, some are torn, some ask for what is refused."""
     custom_id = f"row-{number - 1}" if number % _TWICE == 7 else f"row-{number}"
     body: dict[str, Any] = {"prompt": f"Count to {number}:", "max_tokens": 8 + number % 9, "seed": number}
     if number % 50 == 13:
@@ -46,13 +46,13 @@ def command(source: Path, target: Path, step_seconds: float) -> list[str]:
 
 
 def finished(source: Path, target: Path, limit: Callable[[], None] | None = None) -> subprocess.CompletedProcess[str]:
-    """A run to its end."""
+    """Run a batch to its end."""
     words = command(source, target, 0.0)
     return subprocess.run(words, capture_output=True, text=True, timeout=_SECONDS, check=False, preexec_fn=limit)
 
 
 def journalled(target: Path) -> int:
-    """Whole rows in the journal; its first line is about the run."""
+    """Count the whole rows in the journal; its first line is about the run."""
     journal = target.with_name(f"{target.name}.journal")
     return max(journal.read_bytes().count(b"\n") - 1, 0) if journal.exists() else 0
 
@@ -70,7 +70,7 @@ def killed(source: Path, target: Path, rows: int) -> bool:
 
 
 def gists(target: Path) -> list[tuple[Any, ...]]:
-    """What two runs have in common: not ids and times."""
+    """Return what two runs have in common: everything but ids and times."""
     found = []
     for line in target.read_bytes().splitlines():
         said = json.loads(line)
@@ -81,7 +81,7 @@ def gists(target: Path) -> list[tuple[Any, ...]]:
 
 
 def interrupted(source: Path, target: Path, kills: int, expected: Sequence[tuple[Any, ...]]) -> tuple[int, list[str]]:
-    """How often it was killed, and what is wrong with the results behind that."""
+    """Return how often the run was killed, and the problems of the results afterwards."""
     rng, number, problems, count = random.Random(5), 0, [], len(expected)
     while number < kills and killed(source, target, rng.randrange(1, max(2, count // (2 * kills)))):
         number += 1
@@ -94,7 +94,9 @@ def interrupted(source: Path, target: Path, kills: int, expected: Sequence[tuple
 
 
 def full_disk(source: Path, target: Path, expected: Sequence[tuple[Any, ...]], size: int) -> tuple[int, list[str]]:
-    """Rows that were kept when a file could not grow beyond `size` bytes, and what is wrong then and behind it."""
+    """Return how many rows were kept when a file could not grow beyond `size` bytes, and the problems then and
+    afterwards.
+    """
     done = finished(source, target, functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (size, size)))
     kept, problems = journalled(target), []
     if done.returncode != 1 or "Cannot write" not in done.stderr or "Traceback" in done.stderr or target.exists():
@@ -107,7 +109,7 @@ def full_disk(source: Path, target: Path, expected: Sequence[tuple[Any, ...]], s
 def compared(
     name: str, done: subprocess.CompletedProcess[str], target: Path, expected: Sequence[tuple[Any, ...]]
 ) -> list[str]:
-    """What the last run's results lack."""
+    """Return the problems of the last run's results."""
     if done.returncode or not target.exists():
         return [f"{name}: the last run ended with status {done.returncode}: {done.stderr[-300:]}"]
     problems, found = [], gists(target)

@@ -121,7 +121,7 @@ def _ended(case: Case, status: int, text: str) -> str:
 
 
 def _status(url: str, body: bytes | None = None) -> int:
-    """Of the answer; 0 without one."""
+    """Return the status of the answer; 0 without one."""
     request = urllib.request.Request(url, body, {"Content-Type": "application/json"})
     try:
         with urllib.request.urlopen(request, timeout=30) as response:

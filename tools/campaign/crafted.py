@@ -42,12 +42,12 @@ class Case:
 
 
 def post(body: Mapping[str, Any]) -> bytes:
-    """A request with the key."""
+    """Return the bytes of a request with the key."""
     return request(COMPLETIONS, json.dumps(body).encode()).replace(b"host:", _AUTHORISED + b"host:", 1)
 
 
 def chunked(trailers: bytes, authorised: bool) -> bytes:
-    """A request in chunks, with trailers, to be sent at once."""
+    """Return the bytes of a request in chunks, with trailers, to be sent at once."""
     body = b'{"prompt": "a", "max_tokens": 2}'
     head = f"POST {COMPLETIONS} HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-type: application/json\r\n".encode()
     head += b"connection: close\r\ntransfer-encoding: chunked\r\n" + (_AUTHORISED if authorised else b"")
@@ -55,7 +55,7 @@ def chunked(trailers: bytes, authorised: bool) -> bytes:
 
 
 def nested(levels: int) -> Mapping[str, Any]:
-    """A schema of lists in lists: as deep as JSON of a request may be."""
+    """Return a schema of lists in lists: as deep as JSON of a request may be."""
     schema: Mapping[str, Any] = {"type": "integer"}
     for _ in range(levels):
         schema = {"type": "array", "items": schema}
@@ -72,7 +72,7 @@ BACKENDS = ("guidance", "xgrammar", "outlines", "lm-format-enforcer")
 
 
 def constraints() -> Iterator[Case]:
-    """Each by each library alone, whole and as a stream."""
+    """Yield each constraint for each library alone, whole and as a stream."""
     asked = {"prompt": "a", "max_tokens": 64, "temperature": 1, "seed": 7}
     for name, constraint in CONSTRAINTS.items():
         for backend in BACKENDS:
@@ -82,7 +82,7 @@ def constraints() -> Iterator[Case]:
 
 
 def logprobs() -> Iterator[Case]:
-    """Of so much that memory or time would go."""
+    """Yield requests for so many logprobs that memory or time would run out."""
     prompts = {"prompt": [[65] * 2040] * 98, "max_tokens": 1, "n": 10, "prompt_logprobs": 20, "logprobs": 20}
     answers = {"prompt": "a", "n": 128, "best_of": 128, "logprobs": 20, "max_tokens": 1500, "temperature": 1}
     for name, body in {"prompts": prompts, "answers": answers}.items():
@@ -92,7 +92,7 @@ def logprobs() -> Iterator[Case]:
 
 
 def trailers() -> Iterator[Case]:
-    """In one packet with the head. They must not act."""
+    """Yield requests with trailers in one packet with the head. The trailers must have no effect."""
     yield Case("trailers: authorization", chunked(_AUTHORISED, authorised=False), (401,))
     for line in (b"content-type: text/plain", b"content-encoding: gzip", b"x-request-id: from-a-trailer"):
         name = f"trailers: {line.decode().partition(':')[0]}"
@@ -103,7 +103,7 @@ CASES = (*constraints(), *logprobs(), *trailers())
 
 
 def problem_of(case: Case, answer: bytes) -> str:
-    """What is wrong with the answer to a case; empty where nothing is."""
+    """Return what is wrong with the answer to a case; empty where nothing is."""
     status = int(answer[9:12]) if answer[9:12].isdigit() else 0
     if not status:
         return "no answer"
@@ -114,7 +114,7 @@ def problem_of(case: Case, answer: bytes) -> str:
 
 
 async def measure(target: Target, cases: Sequence[Case]) -> Figures:
-    """One case after the other."""
+    """Send one case after the other."""
     problems, slowest = [], 0.0
     for case in cases:
         began = time.monotonic()

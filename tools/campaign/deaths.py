@@ -36,7 +36,7 @@ _WHOLE = "whole"
 
 @dataclass
 class Seen:
-    """What happened after the blow, in seconds from it."""
+    """The events after a process was killed, in seconds from that moment."""
 
     ends: Counter[str] = field(default_factory=Counter)
     last_error: float = 0.0
@@ -107,7 +107,7 @@ CASES = {
 
 
 async def _ask(http: aiohttp.ClientSession, url: str, stream: bool) -> tuple[str, str]:
-    """(how it ended, text)."""
+    """Return (how a request ended, its text)."""
     body = {**BODY, "stream": stream}
     try:
         async with asyncio.timeout(_DEADLINE), http.post(f"{url}/v1/completions", json=body) as response:
@@ -174,7 +174,7 @@ async def _under_load(server: servers.Server, gate: servers.Gate, case: Case, co
 
 
 def run(name: str, model: str, count: int) -> Seen:
-    """One case."""
+    """Run one case."""
     case = CASES[name]
     with tempfile.TemporaryDirectory() as folder:
         gate = servers.Gate(Path(folder))

@@ -46,7 +46,7 @@ _FIELDS = tuple(f"field{number}" for number in range(60))
 
 
 def body_of(phase: str, number: int) -> Mapping[str, Any]:
-    """What a client asks for; `number` makes it unlike any other where that matters."""
+    """Return a client's request; `number` makes it unlike any other where that matters."""
     if phase == "stream":
         return {**_LONG, "stream": True}
     if phase == "prefill":
@@ -73,7 +73,7 @@ class Seen:
 
 
 async def leave(port: int, number: int, rng: random.Random, seen: Seen) -> None:
-    """One client; after the half-close it waits for the server's end of the connection."""
+    """Run one client; after the half-close it waits for the server's end of the connection."""
     phase, way = PHASES[number % len(PHASES)], WAYS[number // len(PHASES) % len(WAYS)]
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     try:

@@ -25,7 +25,9 @@ class Goal:
 
 
 def _tests(*nodes: str, slow: bool = False) -> Command:
-    """pytest with these files or tests, with what they print of victims; with `slow` also those of `make test-slow`."""
+    """Return a pytest command for these files or tests that shows what they print of victims; with `slow` also the
+    tests of `make test-slow`.
+    """
     return ("pytest", "-rfEP", *(("-m", "slow or not slow") if slow else ()), *nodes)
 
 
@@ -194,8 +196,11 @@ OVERLOAD = (
         "G-O7",
         "2,000 requests that are aborted at once; ids that are used again while they end",
         "no wrong text, no hang, no gap of another stream over 1 s",
-        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_link.py"), _driver("aborts", "--quick")),
-        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_link.py"), _driver("aborts")),
+        (
+            _tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"),
+            _driver("aborts", "--quick"),
+        ),
+        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"), _driver("aborts")),
     ),
     Goal(
         "G-O8",

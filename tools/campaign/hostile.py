@@ -59,7 +59,7 @@ class Route:
 
 
 def routes_of(document: Mapping[str, Any]) -> tuple[Route, ...]:
-    """The routes of an OpenAPI document."""
+    """Return the routes of an OpenAPI document."""
     found = []
     for path, methods in document["paths"].items():
         for method, operation in methods.items():
@@ -71,7 +71,7 @@ def routes_of(document: Mapping[str, Any]) -> tuple[Route, ...]:
 
 
 def _parts(schema: Mapping[str, Any], document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """A schema without references, as its alternatives."""
+    """Return a schema without references, as its alternatives."""
     if "$ref" in schema:
         name = schema["$ref"].rsplit("/", 1)[1]
         return _parts(document["components"]["schemas"][name], document)
@@ -80,7 +80,7 @@ def _parts(schema: Mapping[str, Any], document: Mapping[str, Any]) -> list[Mappi
 
 
 class Grammar:
-    """Makes requests; the same seed makes the same ones."""
+    """A generator of requests; the same seed makes the same ones."""
 
     def __init__(self, routes: Sequence[Route], seed: int) -> None:
         self._routes = routes
@@ -92,7 +92,7 @@ class Grammar:
         )
 
     def one(self) -> tuple[str, bytes]:
-        """What it is, and its bytes."""
+        """Return a request's kind, and its bytes."""
         kind = self._rng.choice(self._kinds)
         return kind.__name__.strip("_"), kind()
 
@@ -194,7 +194,9 @@ class Seen:
 
 
 async def attack(port: int, grammar: Grammar, count: int, seen: Seen) -> None:
-    """As many requests, or those of the time that a run has. 501 and 505 are refusals of codings and versions."""
+    """Send `count` requests, or as many as the time of a run allows. 501 and 505 are refusals of codings and
+    versions.
+    """
     left, end = iter(range(count)), time.monotonic() + _SECONDS
 
     async def client() -> None:

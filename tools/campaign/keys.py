@@ -57,7 +57,7 @@ class Reply:
 
 @dataclass
 class Running:
-    """How many streams of a key had begun and not ended."""
+    """The number of a key's streams that have begun and not ended, now and at most."""
 
     now: int = 0
     most: int = 0
@@ -73,7 +73,7 @@ class Running:
 
 
 async def ask(port: int, key: str, body: Mapping[str, Any], running: Running | None = None) -> Reply:
-    """A stream with a key. It counts as running from its first event to the one with its end."""
+    """Send a stream with a key. It counts as running from its first event to the one with its end."""
     began, reply = time.monotonic(), Reply()
     asked = json.dumps({**body, "stream": True, "stream_options": {"include_usage": True}}).encode()
     message = request(COMPLETIONS, asked).replace(b"host:", f"authorization: Bearer {key}\r\nhost:".encode(), 1)
@@ -121,7 +121,7 @@ class Seen:
 
 
 async def shorts(port: int, count: int, seen: Seen) -> float:
-    """Short requests, one after the other; the median of seconds to the first token."""
+    """Send short requests, one after the other; return the median of seconds to the first token."""
     firsts = []
     for _ in range(count):
         reply = await ask(port, _KEYS["short"], _SHORT)
@@ -132,7 +132,7 @@ async def shorts(port: int, count: int, seen: Seen) -> float:
 
 
 async def flood(port: int, count: int, seen: Seen) -> str:
-    """One key floods, while another one asks; the figures."""
+    """Flood with one key, while another one asks; return the figures."""
     alone, running, over = await shorts(port, count, seen), Running(), asyncio.Event()
 
     async def client() -> None:
@@ -158,7 +158,7 @@ async def flood(port: int, count: int, seen: Seen) -> str:
 
 
 async def budget(port: int, seconds: float, seen: Seen) -> str:
-    """Several clients spend a key's tokens; the figures."""
+    """Spend a key's tokens with several clients; return the figures."""
     began, spent, largest = time.monotonic(), 0, 0  # by this clock, the server's minutes are counted, too
     end = began + seconds
 
@@ -180,7 +180,7 @@ async def budget(port: int, seconds: float, seen: Seen) -> str:
 
 
 async def caches(port: int, count: int, seen: Seen) -> str:
-    """The same prompts with two keys, in a mixed order; the figures."""
+    """Send the same prompts with two keys, in a mixed order; return the figures."""
     rng, others, own = random.Random(5), 0, 0
     asks = [(number, key) for number in range(count) for key in ("flood", "short") for _ in range(2)]
     rng.shuffle(asks)

@@ -51,7 +51,7 @@ Figures = dict[str, list[float]]  # seconds of the answers, by what they are
 
 
 def request(path: str, body: bytes | None = None) -> bytes:
-    """One request, after which the connection closes."""
+    """Return the bytes of one request, after which the connection closes."""
     method = "GET" if body is None else "POST"
     head = f"{method} {path} HTTP/1.1\r\nhost: 127.0.0.1\r\nconnection: close\r\n"
     if body is not None:
@@ -60,7 +60,7 @@ def request(path: str, body: bytes | None = None) -> bytes:
 
 
 async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) -> tuple[str, float]:
-    """Status and seconds from before the connection to the answer's end; "lost" where there is none."""
+    """Return status and seconds from before the connection to the answer's end; "lost" without an answer."""
     began, status = time.perf_counter(), "lost"
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_PATIENCE):
@@ -76,7 +76,7 @@ async def ask(port: int, message: bytes, context: ssl.SSLContext | None = None) 
 
 
 async def read(port: int, path: str) -> str:
-    """The body of a GET."""
+    """Return the body of a GET."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(request(path))
     try:
@@ -146,25 +146,25 @@ def sampling(main: int, probe: int) -> Iterator[Figures]:
 
 
 async def burst(port: int, count: int = 2600) -> Figures:
-    """`count` chats at once."""
+    """Send `count` chats at once."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 4}).encode()
     return await _together(port, [request(CHAT, body)] * count)
 
 
 async def bodies(port: int, count: int = 10) -> Figures:
-    """`count` bodies of 31 MiB: nearly as many token ids as a body may have."""
+    """Send `count` bodies of 31 MiB: nearly as many token ids as a body may have."""
     body = b'{"max_tokens":1,"prompt":[' + b",".join([b"1000000"] * 4_060_000) + b"]}"
     return await _together(port, [request(COMPLETIONS, body)] * count)
 
 
 async def prompts(port: int, count: int = 4) -> Figures:
-    """`count` prompts of 27 MB."""
+    """Send `count` prompts of 27 MB."""
     body = json.dumps({"max_tokens": 1, "prompt": "The quick brown fox jumps. " * 1_000_000}).encode()
     return await _together(port, [request(COMPLETIONS, body)] * count)
 
 
 async def overload(port: int, seconds: float = 10.0, clients: int = 10 * QUEUE) -> Figures:
-    """`clients` connections that ask again as soon as they are answered."""
+    """Open `clients` connections that ask again as soon as they are answered."""
     body = json.dumps({"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 64}).encode()
     found: Figures = defaultdict(list)
     end = time.perf_counter() + seconds
@@ -197,8 +197,7 @@ LOADS: Mapping[str, Callable[[int], Awaitable[Figures]]] = {
 
 @contextlib.contextmanager
 def serving(python: str, *options: str) -> Iterator[tuple[int, int]]:
-    """Start a server; its port and its `--probe-port` are there once it is healthy. Raises SystemExit when it does not
-    start."""
+    """Run a healthy server for the length of a block, and yield its port. Raises SystemExit when it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as first, socket.create_server(("127.0.0.1", 0)) as second:
         port, probe = (each.getsockname()[1] for each in (first, second))
     words = ["serve", "--host", "127.0.0.1", "--port", str(port), "--probe-port", str(probe), *options]
@@ -219,8 +218,8 @@ def serving(python: str, *options: str) -> Iterator[tuple[int, int]]:
 
 
 def measure(python: str, load: str) -> tuple[Figures, Figures, str, list[str]]:
-    """Seconds of the probes, and of the answers to the load, of a new server; its metrics after the load; and what a
-    victim beside the load met.
+    """Return the seconds of the probes, and of the answers to the load, of a new server; its metrics after the load;
+    and the problems of a victim beside the load.
     """
     options = ("--max-waiting-requests", str(QUEUE)) if load == "overload" else ()
     with serving(python, *options) as (port, probe):
@@ -231,7 +230,7 @@ def measure(python: str, load: str) -> tuple[Figures, Figures, str, list[str]]:
 
 
 def stalls(metrics: str) -> str:
-    """How often the server saw its event loop stall for more than 50 ms, and how long at most."""
+    """Describe how often the server saw its event loop stall for more than 50 ms, and how long at most."""
     counts = {float(le): float(n) for le, n in _STALLS.findall(metrics)}
     late = counts.get(float("inf"), 0.0) - counts.get(0.05, 0.0)
     most = min((le for le, count in counts.items() if count == counts[float("inf")]), default=0.0)
@@ -243,21 +242,22 @@ async def _awaited(work: Awaitable[Figures]) -> Figures:
 
 
 def ranked_ms(seconds: Sequence[float]) -> tuple[float, float, float]:
-    """Median, 99th percentile and maximum, in ms; infinite where nothing was answered."""
+    """Return median, 99th percentile and maximum, in ms; infinite where nothing was answered."""
     ranked = sorted(seconds) or [float("inf")]
     return 1e3 * ranked[len(ranked) // 2], 1e3 * ranked[len(ranked) * 99 // 100], 1e3 * ranked[-1]
 
 
 def show(title: str, figures: Figures) -> None:
-    """A line for each kind of answer: how many, and median, 99th percentile and maximum in ms."""
+    """Print a line for each kind of answer: how many, and median, 99th percentile and maximum in ms."""
     for name, seconds in sorted(figures.items()):
         median, high, most = ranked_ms(seconds)
         print(f"{title:28} {name:20} {len(seconds):6}   {median:9.1f} {high:9.1f} {most:9.1f}", flush=True)
 
 
 def problems(probes: Figures) -> list[str]:
-    """Return what a server did not keep: every probe is answered 200, and 99 of 100 within the limit and what a bare
-    server takes."""
+    """Return the broken promises of a server: every probe is answered 200, and 99 of 100 for `/health` within the limit
+    and the time of a bare server.
+    """
     known = (*LIMITS_MS, BARE)
     found = [f"{len(seconds)} probes were answered {name}" for name, seconds in probes.items() if name not in known]
     bare = ranked_ms(probes.get(BARE, [0.0]))[1]

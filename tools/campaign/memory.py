@@ -57,25 +57,25 @@ class Attack:
         self.statuses: Statuses = Counter()
 
     async def held(self) -> None:
-        """Bodies of which all but the last byte comes."""
+        """Send bodies of which all but the last byte comes."""
         await self._all(lambda: self._upload(self.size - 1, pause=0.0))
 
     async def slow(self) -> None:
-        """Bodies that come at 64 KiB a second."""
+        """Send bodies at 64 KiB a second."""
         await self._all(lambda: self._upload(self.size, pause=1.0))
 
     async def aborted(self) -> None:
-        """Bodies whose client leaves in the middle."""
+        """Send bodies whose client leaves in the middle."""
         await self._all(lambda: self._upload(self.size // 2, pause=0.0, stay=False))
 
     async def ids(self) -> None:
-        """Bodies of token ids, whole."""
+        """Send whole bodies of token ids."""
         number = b"123456,"
         body = b'{"prompt":[' + number * (self.size // len(number)) + b"1]}"
         await self._all(lambda: self._post(body))
 
     async def unread(self) -> None:
-        """Streams of eight choices with logprobs, of which nothing is read."""
+        """Open streams of eight choices with logprobs, and read nothing of them."""
         asked = {"prompt": "a b c", "n": 8, "logprobs": 20, "max_tokens": 4000, "ignore_eos": True, "stream": True}
         body = json.dumps(asked).encode()
         await self._all(lambda: self._post(body, read=False))
@@ -133,12 +133,12 @@ def status(line: bytes) -> str:
 
 
 def resident(pid: int) -> int:
-    """Bytes of memory that a process has."""
+    """Return the resident memory of a process, in bytes."""
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096
 
 
 async def health(port: int) -> float:
-    """Seconds until `/health` is answered."""
+    """Return the seconds until `/health` is answered."""
     start = time.monotonic()
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     writer.write(b"GET /health HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n")
@@ -166,7 +166,7 @@ async def watched(attack: Attack, name: str, pid: int) -> Cost:
 
 
 async def measure(target: Target, names: Sequence[str], quick: bool) -> Figures:
-    """One attack after the other."""
+    """Run one attack after the other."""
     said, problems = [], []
     for name in names:
         count, mib, seconds, bound = ATTACKS[name]

@@ -57,7 +57,7 @@ _ENV = {
 
 @dataclass
 class Row:
-    """What the tries of one kind of call came to. `notes` are of those that a reader wants to see."""
+    """The results of the tries of one kind of call. `notes` are of those that a reader wants to see."""
 
     phase: str
     cell: Cell
@@ -83,13 +83,13 @@ class Row:
 
 
 def spread(hits: int, tries: int) -> list[int]:
-    """At most `tries` numbers from 1 to `hits`, evenly spaced."""
+    """Return at most `tries` numbers from 1 to `hits`, evenly spaced."""
     tries = min(hits, tries)
     return [1 + (2 * number + 1) * hits // (2 * tries) for number in range(tries)]
 
 
 def error_of(cell: Cell, number: int) -> int:
-    """The error of a cell's try by its number."""
+    """Return the error of a cell's try by its number."""
     errors = ERRORS[cell.kind]
     return errors[number % len(errors)]
 
@@ -104,7 +104,9 @@ class Run:
 
     @contextlib.contextmanager
     def started(self, args: Sequence[str] = ()) -> Iterator[None]:
-        """From its first moment on. In the end it is stopped, and killed if it is not well."""
+        """Run the server for the length of a block, from its first moment on. At the end it is stopped, and killed if
+        it is not well.
+        """
         with servers.started([*_ARGS, *args], self.log, {**_ENV, **self.shim.env}) as self.server:
             try:
                 yield
@@ -115,7 +117,7 @@ class Run:
         self.kill()
 
     def pids(self) -> list[int]:
-        """Of all its processes that run, whoever their parents are."""
+        """Return the ids of all its processes that run, whoever their parents are."""
         found = []
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
@@ -137,7 +139,7 @@ class Run:
         return servers.until(lambda: self.ended or self.server.health() == 200, _START_SECONDS)
 
     def exit(self) -> str:
-        """What the end of a server that has ended is."""
+        """Return the outcome of a server that has ended."""
         if not servers.until(lambda: not self.pids(), _EXIT_SECONDS):
             return SURVIVES
         return EXIT if self.server.process.returncode else EXIT_0
@@ -149,7 +151,7 @@ class Run:
         return MISSED if outcome == OK and cell is not None and not self.shim.failed else outcome
 
     def serves(self, scenario: Scenario) -> str:
-        """What the requests come to, and the server after them."""
+        """Run the requests, and return the outcome of them and of the server after them."""
         ends = scenario.run(self.server.url)
         for name in FORBIDDEN:
             if ends[name]:
@@ -176,7 +178,7 @@ class Campaign:
         self._scenarios: dict[tuple[str, ...], Scenario] = {}
 
     def _enter(self, place: contextlib.ExitStack, args: tuple[str, ...], count: bool = False) -> Run:
-        """A server that is healthy and nothing has happened to. With `count` the calls of its start are counted."""
+        """Start a healthy server without a fault. With `count` the calls of its start are counted."""
         run = Run(self._library, Path(place.enter_context(tempfile.TemporaryDirectory(prefix="nth-"))))
         if count:
             run.shim.arm()
@@ -191,7 +193,7 @@ class Campaign:
         return run
 
     def serve(self, args: tuple[str, ...] = ()) -> Iterator[Row]:
-        """A row for each cell that is hit during requests. `args` are added to the server's."""
+        """Yield a row for each cell that is hit during requests. `args` are added to the server's."""
         with contextlib.ExitStack() as live:
             run, scenario = self._enter(live, args), self._scenarios[args]
             run.strike(scenario)
@@ -211,7 +213,7 @@ class Campaign:
                     yield row
 
     def start(self) -> Iterator[Row]:
-        """A row for each cell that is hit by a start."""
+        """Yield a row for each cell that is hit by a start."""
         counted: dict[tuple[str, ...], dict[Cell, int]] = {}
         for cell in self._cells:
             args = () if cell.role == "engine" else servers.WITHOUT_MODEL

@@ -46,7 +46,7 @@ REQUESTS: Sequence[Ask] = [
 
 
 async def _ask(http: aiohttp.ClientSession, url: str, ask: Ask) -> tuple[str, str]:
-    """(how it ended, what it said)."""
+    """Return (how a request ended, its text)."""
     path, body = ask
     try:
         async with asyncio.timeout(_PATIENCE), http.post(url + path, json=body) as response:
@@ -104,7 +104,7 @@ class Scenario:
         return self._ends(asyncio.run(_all(url, REQUESTS)), self.expected[:-1])
 
     def probe(self, url: str) -> str:
-        """How the probe ends."""
+        """Return how the probe ends."""
         return next(iter(self._ends(asyncio.run(_all(url, [PROBE])), self.expected[-1:])))
 
     def _ends(self, found: Sequence[tuple[str, str]], expected: Sequence[tuple[str, str]]) -> Counter[str]:

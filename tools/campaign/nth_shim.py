@@ -29,7 +29,7 @@ _SIZE = _HEAD.size + _HITS.size + _WHERE
 
 @dataclass(frozen=True, order=True)
 class Cell:
-    """Calls of a class in the processes of a role."""
+    """One class of calls in the processes of one role."""
 
     role: str
     kind: str
@@ -80,7 +80,7 @@ class Shim:
 
 
 def compiler() -> str | None:
-    """The C compiler, if there is one."""
+    """Return the C compiler, if there is one."""
     return shutil.which("cc")
 
 

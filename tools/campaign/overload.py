@@ -49,7 +49,7 @@ class Answered:
 
 
 async def ask(port: int) -> Answered:
-    """One stream, read to its end."""
+    """Send one stream, and read it to its end."""
     began = time.perf_counter()
     with contextlib.suppress(OSError, TimeoutError, asyncio.IncompleteReadError):
         async with asyncio.timeout(_PATIENCE):
@@ -68,12 +68,12 @@ async def ask(port: int) -> Answered:
 
 
 async def at_rest(port: int) -> float:
-    """The longest time to a first token, in seconds, of requests that are alone."""
+    """Return the longest time to a first token, in seconds, of requests that are alone."""
     return max([(await ask(port)).first for _ in range(_AT_REST)])
 
 
 async def closed(port: int, seconds: float) -> list[Answered]:
-    """Answers to as many clients as have room, each of which asks again."""
+    """Return the answers to as many clients as have room, each of which asks again."""
     end, found = time.perf_counter() + seconds, list[Answered]()
 
     async def client() -> None:
@@ -94,7 +94,7 @@ async def offer(port: int, rate: float, seconds: float) -> list[asyncio.Task[Ans
 
 
 async def recovery(port: int, bound: float) -> float:
-    """Seconds until a first token takes at most `bound` seconds; infinite when that is too late."""
+    """Return the seconds until a first token takes at most `bound` seconds; infinite when that is too late."""
     began = time.perf_counter()
     while (now := time.perf_counter()) < began + _RECOVERS:
         answer = await ask(port)

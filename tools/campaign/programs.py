@@ -125,7 +125,7 @@ class Case(NamedTuple):
 
 
 def cases(quick: bool) -> Iterator[Case]:
-    """All of them; or each kind, state and end at least once."""
+    """Yield all cases; or each kind, state and end at least once."""
     if not quick:
         yield from itertools.starmap(Case, itertools.product(_OPEN, _STATES, _ENDS, (False, True)))
         return
@@ -135,7 +135,7 @@ def cases(quick: bool) -> Iterator[Case]:
 
 
 def run(case: Case) -> tuple[float, list[str]]:
-    """Seconds from the last line of a program to its exit, and what is wrong."""
+    """Return the seconds from the last line of a program to its exit, and its problems."""
     env = {**os.environ, "OMP_NUM_THREADS": "1", "FERRULE_ENABLE_V1_MULTIPROCESSING": str(int(case.own_process))}
     command = [sys.executable, "-c", case.source()]
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:

@@ -65,19 +65,21 @@ async def _awaited(work: Awaitable[Figures]) -> Figures:
 
 
 def simulated(step_seconds: float = 0.0) -> tuple[str, ...]:
-    """Options of a server without a model, each of whose steps takes a time."""
+    """Return the options of a server without a model, whose steps take `step_seconds` each."""
     extra = json.dumps({"step_seconds": step_seconds})
     return (*servers.WITHOUT_MODEL, "--model-loader-extra-config", extra, *QUIET)
 
 
 def strict_limits() -> dict[str, str]:
-    """The environment of a server with the limits that it has by default; the test kit's are for busy machines."""
+    """Return the environment of a server with its default limits; the test kit's are for busy machines."""
     limits = {"FERRULE_HEADER_TIMEOUT": "10", "FERRULE_BODY_TIMEOUT": "30", "FERRULE_KEEP_ALIVE_TIMEOUT": "5"}
     return {**limits, "FERRULE_TEMPLATE_TIMEOUT": "10", "FERRULE_SHUTDOWN_TIMEOUT": "20", "OMP_NUM_THREADS": "1"}
 
 
 def options(name: str, doc: str | None, argv: Sequence[str]) -> bool:
-    """Whether a quick run is asked for. Raises the limit on open files, since drivers hold thousands of connections."""
+    """Return whether a quick run is asked for. Raises the limit on open files, since drivers hold thousands of
+    connections.
+    """
     parser = argparse.ArgumentParser(prog=f"python -m tools.campaign.{name}", description=doc)
     parser.add_argument("--quick", action="store_true", help="a smaller version, of a minute")
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
@@ -87,7 +89,7 @@ def options(name: str, doc: str | None, argv: Sequence[str]) -> bool:
 
 @contextlib.contextmanager
 def few_files(count: int) -> Iterator[None]:
-    """Processes that are started in the block may open `count` files at once."""
+    """Limit processes that are started in the block to `count` open files."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (count, hard))
     try:
@@ -105,7 +107,7 @@ def verdict(figures: str, problems: Sequence[str]) -> int:
 
 
 def tracebacks(server: servers.Server) -> list[str]:
-    """What is wrong with the log; its first traceback is printed."""
+    """Return the problems of the log; print its first traceback."""
     before, found, after = server.text().partition("Traceback")
     if found:
         print("".join(f"    | {line}\n" for line in (*before.splitlines()[-3:], found, *after.splitlines()[1:40])))
@@ -119,7 +121,7 @@ async def say(port: int, message: bytes, patience: float = _PATIENCE) -> Answer:
 
 
 async def exchange(port: int, message: bytes, patience: float = _PATIENCE) -> bytes:
-    """All that comes back, with its head; empty without an answer."""
+    """Return the whole response, with its head; empty without an answer."""
     answer = b""
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(patience):
@@ -138,7 +140,7 @@ async def post(port: int, body: Mapping[str, Any], path: str = COMPLETIONS, pati
 
 
 async def reference(port: int) -> str:
-    """The text of a fixed request. Raises RuntimeError where it is not answered."""
+    """Return the text of a fixed request. Raises RuntimeError where it is not answered."""
     status, body = await post(port, _REFERENCE)
     if status != 200:
         raise RuntimeError(f"the reference request is answered {status}: {body[:200]!r}")
@@ -146,14 +148,14 @@ async def reference(port: int) -> str:
 
 
 async def metric(port: int, name: str, *labels: str) -> float:
-    """The sum of a metric's values, of those that have all the labels, such as `key="alice"`."""
+    """Return the sum of a metric's values that have all the labels, such as `key="alice"`."""
     _, body = await say(port, request("/metrics"))
     lines = [line for line in body.decode().splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if all(label in line for label in labels))
 
 
 def sizes(server: servers.Server) -> dict[str, Size]:
-    """By role."""
+    """Return the sizes of a server's processes by role."""
     found = {}
     for role, pid in {"launcher": server.process.pid, **server.children()}.items():
         with contextlib.suppress(OSError):
@@ -162,7 +164,7 @@ def sizes(server: servers.Server) -> dict[str, Size]:
 
 
 def growths(before: Mapping[str, Size], after: Mapping[str, Size]) -> tuple[str, list[str]]:
-    """What to show of the growth of processes, and what is wrong with it: memory over 5 % + 64 MiB, files, threads."""
+    """Return a text about the growth of processes, and its problems: memory over 5 % + 64 MiB, files, threads."""
     shown, problems = [], []
     for role, old in before.items():
         if (new := after.get(role)) is None:
@@ -180,7 +182,9 @@ def growths(before: Mapping[str, Size], after: Mapping[str, Size]) -> tuple[str,
 
 
 async def quiet(target: Target) -> tuple[float, str]:
-    """Seconds until nothing runs, waits or has blocks, the victim apart; and what is left after the longest wait."""
+    """Return the seconds until nothing runs, waits or has blocks, the victim apart; and what is left after the longest
+    wait.
+    """
     await asyncio.to_thread(target.victim.pause)
     try:
         began = time.monotonic()

@@ -40,7 +40,9 @@ _SECONDS = 520.0  # after which a run stops, however many there were
 
 
 def constraint(number: int) -> Mapping[str, Any]:
-    """A constraint unlike that of any other number: small and large schemas, with patterns, and regular expressions."""
+    """Return a constraint unlike that of any other number: small and large schemas, with patterns, and regular
+    expressions.
+    """
     if number % 4 == 0:
         return {"guided_regex": f"[a-f]{{1,{number % 7 + 1}}}-{number}-(x|y|z)[0-9]?"}
     names = [f"name-{number}-{place}" for place in range(1 + number % 12)]
@@ -61,7 +63,7 @@ class Seen:
 
 
 async def ask(port: int, numbers: range, seen: Seen, end: float) -> None:
-    """An answer for each, as far as the time goes."""
+    """Get an answer for each number, until the time ends."""
     left = iter(numbers)
 
     async def client() -> None:
@@ -78,7 +80,9 @@ async def ask(port: int, numbers: range, seen: Seen, end: float) -> None:
 
 
 async def measure(server: Target, folder: Path, count: int) -> Figures:
-    """The first half fills the caches. Nothing may be written to the folder."""
+    """Measure the growth of a server: the first half of the requests fills the caches. Nothing may be written to the
+    folder.
+    """
     seen, began = Seen(), time.monotonic()
     files = listing(folder)
     await ask(server.port, range(8), seen, began + _SECONDS)
@@ -101,12 +105,12 @@ async def measure(server: Target, folder: Path, count: int) -> Figures:
 
 
 def written(folder: Path, since: Mapping[Path, int]) -> list[Path]:
-    """Files below a folder that are new or larger."""
+    """Return the files below a folder that are new or larger."""
     return [path for path, size in listing(folder).items() if size > since.get(path, -1)]
 
 
 def listing(folder: Path) -> dict[Path, int]:
-    """Regular files with their sizes."""
+    """Return the regular files below a folder with their sizes."""
     found = {}
     for path in folder.rglob("*"):
         with contextlib.suppress(OSError):

@@ -39,7 +39,7 @@ _GAUGES = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_ca
 
 @dataclass(frozen=True)
 class Size:
-    """What a process takes."""
+    """The resources that a process uses."""
 
     memory: int  # bytes, resident
     files: int
@@ -56,7 +56,7 @@ class Seen:
 
 
 def size_of(pid: int) -> Size:
-    """Raises OSError for a process that has ended."""
+    """Return the resources that a process uses. Raises OSError for a process that has ended."""
     place = Path(f"/proc/{pid}")
     fields = dict(line.split(":", 1) for line in (place / "status").read_text(encoding="ascii").splitlines())
     memory = int(fields["VmRSS"].split()[0]) << 10
@@ -64,8 +64,9 @@ def size_of(pid: int) -> Size:
 
 
 def growth(points: Sequence[tuple[float, int]], warm: float) -> tuple[int, float]:
-    """Bytes from the largest size before `warm` seconds to the largest after it, and the slope of the last half in
-    bytes an hour (least squares)."""
+    """Return the bytes from the largest size before `warm` seconds to the largest after it, and the slope of the last
+    half in bytes an hour (least squares).
+    """
     before = [size for when, size in points if when <= warm] or [points[0][1]]
     after = [size for when, size in points if when > warm] or before
     half = [(when, size) for when, size in points if when > points[-1][0] / 2]
@@ -131,7 +132,7 @@ class Load:
             return "right" if response.status == status else f"status {response.status}"
 
     async def _chat(self, session: aiohttp.ClientSession, question: str, leave_after: int | None) -> str | None:
-        """The text; None for a client that left."""
+        """Return the text of a chat; None for a client that left."""
         body = {"messages": [{"role": "user", "content": question}], "temperature": 0, "max_tokens": 40, "stream": True}
         text, events = "", 0
         async with session.post(f"{self._server.url}/v1/chat/completions", json=body) as response:
@@ -169,7 +170,7 @@ async def watch(server: servers.Server, seen: Seen, began: float, deadline: floa
 
 
 async def settled(url: str) -> str:
-    """An empty text once nothing runs, waits or has blocks; else what does."""
+    """Return an empty text once nothing runs, waits or has blocks; else what does."""
     end = time.monotonic() + _SETTLES
     async with aiohttp.ClientSession() as session:
         while True:
@@ -182,7 +183,7 @@ async def settled(url: str) -> str:
 
 
 def judge(seen: Seen, before: Mapping[str, Size], after: Mapping[str, Size], faults: bool, warm: float) -> list[str]:
-    """What is wrong with the sizes; prints them."""
+    """Return the problems of the sizes; print the sizes."""
     problems = []
     for role, sizes in sorted(seen.sizes.items()):
         points = [(when, size.memory) for when, size in sizes]

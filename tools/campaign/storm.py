@@ -45,7 +45,7 @@ _LORIS = b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\nx-slow: " + b"x" 
 
 @dataclass
 class Seen:
-    """Of one phase. `closed`: seconds until each connection was closed; infinite for never."""
+    """Observations of one phase. `closed`: seconds until each connection was closed; infinite for never."""
 
     answers: Counter[int] = field(default_factory=Counter)
     closed: list[float] = field(default_factory=list)
@@ -54,7 +54,7 @@ class Seen:
 
 
 async def _hold(port: int, seen: Seen, slow: bool) -> None:
-    """A connection that sends a byte a second, or nothing."""
+    """Hold a connection that sends a byte a second, or nothing."""
     began, took = time.monotonic(), float("inf")
     with contextlib.suppress(OSError, TimeoutError):
         async with asyncio.timeout(4 * _CLOSED):
@@ -94,7 +94,7 @@ async def _healthy(port: int, seen: Seen, until: float) -> None:
 
 
 async def storm(target: Target, idle: int, active: int, seconds: float) -> Figures:
-    """What active clients see alone, and beside the storm. `idle`: connections of each kind."""
+    """Measure what active clients see alone, and beside the storm. `idle`: connections of each kind."""
     port, alone, beside = target.port, Seen(), Seen()
     await reference(port)
     until = time.monotonic() + seconds
@@ -112,7 +112,7 @@ async def storm(target: Target, idle: int, active: int, seconds: float) -> Figur
 
 
 def problems_of(alone: Seen, beside: Seen) -> list[str]:
-    """What a server under the storm did not keep."""
+    """Return the broken promises of a server under the storm."""
     found = [f"active clients: {count} answers {status}" for status, count in beside.answers.items() if status != 200]
     if beside.answers[200] < _RATE * alone.answers[200]:
         found.append(f"{beside.answers[200]} answers, alone {alone.answers[200]}")
@@ -124,7 +124,7 @@ def problems_of(alone: Seen, beside: Seen) -> list[str]:
 
 
 async def crowd(target: Target, count: int, name: str, healthy: bool) -> Figures:
-    """`count` silent connections at a server that has no room for them. `healthy`: /health must be answered."""
+    """Open `count` silent connections at a server that has no room for them. `healthy`: /health must be answered."""
     port, seen = target.port, Seen()
     with few_files(count + 100):  # of this process, whose own may be as few as the server's
         expected, pids = await reference(port), target.children()

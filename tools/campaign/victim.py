@@ -54,7 +54,7 @@ class Seen(msgspec.Struct):
 
 
 def longest_gap(lines: Sequence[str]) -> float | None:
-    """The longest gap in seconds of all victims that a program printed something of; None without a victim."""
+    """Return the longest gap in seconds of all victims that a program's output tells of; None without a victim."""
     gaps = [float(line.removeprefix(SAID).partition(" ")[0]) for line in lines if line.startswith(SAID)]
     return max(gaps, default=None)
 
@@ -99,11 +99,11 @@ class Streams:
             seen.problems.append(f"victim: {text[:80]!r}, alone {self._expected[:80]!r}")
 
     def close(self) -> None:
-        """The next stream gets a new connection."""
+        """Close the connection; the next stream gets a new one."""
         self._connection.close()
 
     def _read(self, seen: Seen) -> str | None:
-        """The text of a stream; None where it is refused because there is no room now."""
+        """Return the text of a stream; None where it is refused because there is no room now."""
         self._connection.request("POST", _COMPLETIONS, self._body, self._headers)
         answer = self._connection.getresponse()
         if answer.status != 200:
@@ -157,7 +157,7 @@ class Victim:
 
     @contextlib.contextmanager
     def resting(self) -> Iterator[Seen]:
-        """The victim asks for nothing during the block."""
+        """Let the victim ask for nothing during the block."""
         said = self.pause()
         try:
             yield said
@@ -174,9 +174,8 @@ class Victim:
 
 @contextlib.contextmanager
 def beside(port: int, key: str = "") -> Iterator[Victim]:
-    """A victim of the server on a port for the length of a block; prints what it saw. It has had one answer before.
-
-    The problems are complete behind the block.
+    """Run a victim of the server on a port for the length of a block; print what it saw. It has had one answer before.
+    Its problems are complete after the block.
     """
     command = [sys.executable, "-m", "tools.campaign.victim", str(port), *([key] if key else [])]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:

@@ -50,13 +50,13 @@ class Proof:
 
 
 def rows(root: Path = ROOT) -> list[Row]:
-    """The table, in its order."""
+    """Return the rows of the table, in its order."""
     content = tomllib.loads((root / TABLE).read_text(encoding="utf-8"))
     return [Row(**{**entry, "ids": tuple(entry["ids"])}) for entry in content["advisory"]]
 
 
 def proofs(root: Path = ROOT) -> list[Proof]:
-    """Every marked test, in the order of files and lines."""
+    """Return every marked test, in the order of files and lines."""
     found: list[Proof] = []
     for file in sorted((root / "tests").rglob("test_*.py")):
         text = file.read_text(encoding="utf-8")
@@ -82,7 +82,7 @@ def _marks(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[ast.Call]:
 
 
 def proven(table: Sequence[Row], marked: Sequence[Proof]) -> Mapping[Row, list[Proof]]:
-    """The tests of each row. Raises KeyError for a mark with an id that no row has."""
+    """Return the tests of each row. Raises KeyError for a mark with an id that no row has."""
     row_of = {id: row for row in table for id in row.ids}
     found: dict[Row, list[Proof]] = {row: [] for row in table}
     for proof in marked:
@@ -92,7 +92,7 @@ def proven(table: Sequence[Row], marked: Sequence[Proof]) -> Mapping[Row, list[P
 
 
 def page(root: Path = ROOT) -> str:
-    """The whole page."""
+    """Return the text of the page."""
     lines, section = [_HEAD], ""
     for row, tests in proven(rows(root), proofs(root)).items():
         if row.section != section:

@@ -30,7 +30,7 @@ _CONSTANTS = ("Q_SCALE_CONSTANT", "K_SCALE_CONSTANT", "V_SCALE_CONSTANT")
 
 
 def page() -> str:
-    """The page as Markdown."""
+    """Return the page as Markdown."""
     return "\n".join(_lines()) + "\n"
 
 
@@ -117,5 +117,5 @@ def _option(spec: Spec) -> Iterator[str]:
 
 
 def _escaped(text: str) -> str:
-    """Text whose stars, bars and angle brackets are not markup."""
+    """Escape stars, bars and angle brackets, so that they are not markup."""
     return "".join("\\" + c if c in "*_<>|" else c for c in text)

@@ -55,7 +55,7 @@ class World:
             file.chmod(0o755)
 
     def run(self, command: str) -> str:
-        """What a command prints, on both streams, with nothing in it that another run would print otherwise."""
+        """Return what a command prints, on both streams, without anything that another run would print otherwise."""
         if command.startswith("cd "):
             self.cwd = (self.cwd / command.removeprefix("cd ")).resolve()
             return ""
@@ -103,7 +103,7 @@ class World:
 
 
 def renewed(page: str, world: World) -> str:
-    """The page, with what its commands print now."""
+    """Return the page, with what its commands print now."""
 
     def block(found: re.Match[str]) -> str:
         language, title, body = found.groups()
@@ -151,7 +151,7 @@ def _policy(
 
 
 def _broken(world: World) -> None:
-    """One distribution for each way to be broken."""
+    """Install one distribution for each way to be broken."""
     local = world.site.parent / "local"
     world.path.append(local)
     install(_policy("good-policies", "short", version="2.1"), world.site)
@@ -185,7 +185,7 @@ WORLDS: Mapping[str, Callable[[World], None]] = {
 
 
 def renew(page: Path) -> str:
-    """What the page should be. Raises KeyError for a page that is none of WORLDS."""
+    """Return the page as it should be. Raises KeyError for a page that is none of WORLDS."""
     with tempfile.TemporaryDirectory() as folder:
         world = World(Path(folder).resolve())
         WORLDS[page.name](world)

@@ -33,7 +33,7 @@ _KINDS = Path("docs/reference/plugins")  # written as a whole: a page that does 
 
 
 def texts(root: Path, *, console: bool = True) -> Iterator[tuple[Path, str]]:
-    """Each file and what it should hold. Without `console`, the pages that must run commands are left out."""
+    """Yield each file and its correct content. Without `console`, the pages that must run commands are left out."""
     for name, made in FILES.items():
         yield root / name, made()
     for kind, text in kind_pages.pages(root / "templates" / "plugin").items():
@@ -44,7 +44,7 @@ def texts(root: Path, *, console: bool = True) -> Iterator[tuple[Path, str]]:
 
 
 def stale(root: Path, *, console: bool = True) -> dict[Path, str | None]:
-    """The files that are not what they should be, with what that is; None for one that should not be there."""
+    """Return the files with wrong content, each with its correct content; None for a file that should not exist."""
     found: dict[Path, str | None] = dict(texts(root, console=console))
     found |= {file: None for file in (root / _KINDS).glob("*.md") if file not in found}
     return {file: text for file, text in found.items() if text is None or not file.is_file() or _read(file) != text}

@@ -27,7 +27,9 @@ _NEEDS = {"key": "key", "adminKey": "admin key, dev mode"}
 
 
 def spec() -> Mapping[str, Any]:
-    """The document of a server with all built-in routers, with the routes for administration and of flags."""
+    """Return the OpenAPI document of a server with all built-in routers, with the routes for administration and of
+    flags.
+    """
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = resolve(Config(env=Environment(server_dev_mode=True), frontend=frontend))
     plugins = discover()
@@ -38,7 +40,7 @@ def spec() -> Mapping[str, Any]:
 
 
 def page(document: Mapping[str, Any]) -> str:
-    """The whole page."""
+    """Return the text of the page."""
     rows, parts = [], []
     order = {tag["name"]: place for place, tag in enumerate(document["tags"])}
     operations = [
@@ -78,7 +80,7 @@ def _operation(operation: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _name(schema: Mapping[str, Any]) -> str:
-    """A link for a type of ours, else words."""
+    """Return a link for a type of Ferrule, else words."""
     if "$ref" in schema:
         name = str(schema["$ref"]).rpartition("/")[2]
         return f"[{name}](#{name.lower()})"
@@ -100,7 +102,9 @@ def _fields(schema: Mapping[str, Any]) -> list[str]:
 
 
 def type_text(kind: Mapping[str, Any]) -> str:
-    """A schema in words, such as ``integer ≥ 0 or list of strings``. null is left out: it means an absent field."""
+    """Describe a schema in words, such as ``integer ≥ 0 or list of strings``. null is left out: it means an absent
+    field.
+    """
     if "$ref" in kind:
         return str(kind["$ref"]).rpartition("/")[2]
     if union := kind.get("anyOf", kind.get("oneOf")):
@@ -117,7 +121,7 @@ def type_text(kind: Mapping[str, Any]) -> str:
 
 
 def _bounds(kind: Mapping[str, Any]) -> str:
-    """Bounds that say more than that integers have 64 bits."""
+    """Describe the bounds that say more than that integers have 64 bits."""
     signs = {"minimum": "≥", "exclusiveMinimum": ">", "maximum": "≤", "exclusiveMaximum": "<"}
     found = [f" {sign} {kind[name]}" for name, sign in signs.items() if abs(kind.get(name, 1 << 63)) < (1 << 63) - 1]
     return " and".join(found)

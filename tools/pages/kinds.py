@@ -41,14 +41,14 @@ class Definition:
 
     @property
     def source(self) -> str:
-        """As it is written, comments and decorators included."""
+        """The source text, comments and decorators included."""
         decorators = self.node.decorator_list if isinstance(self.node, ast.ClassDef) else []
         first = min([self.node.lineno, *(decorator.lineno for decorator in decorators)])
         return "\n".join(self.lines[first - 1 : self.node.end_lineno])
 
 
 def pages(templates: Path) -> dict[str, str]:
-    """The text of each page, by its name: the kind, or the package of parts."""
+    """Return the text of each page, by its name: the kind, or the package of parts."""
     known = dict(_definitions())
     kinds = {kind.name: "\n".join(_page(kind, known, templates)) + "\n" for kind in KINDS.values()}
     parts = {module.__name__.replace(".", "_"): "\n".join(_part(module)) for module in shown(Shown.PARTS)}
@@ -79,7 +79,7 @@ def _page(kind: Kind, known: Mapping[str, Definition], templates: Path) -> Itera
 
 
 def _base(base: Definition) -> Iterator[str]:
-    """The base class: its words, its attributes, and each method with what it promises."""
+    """Describe the base class: its docstring, its attributes, and each method with what it promises."""
     if not isinstance(base.node, ast.ClassDef):
         raise TypeError(f"{base.module} has no class for this kind")
     yield f"## {base.node.name}\n"
@@ -96,7 +96,7 @@ def _base(base: Definition) -> Iterator[str]:
 
 
 def _told(node: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Private methods are nobody's business, and neither is a constructor that takes nothing."""
+    """Return whether a page describes a method: not a private one, nor a constructor without parameters."""
     if node.name == "__init__":
         return len(node.args.args) > 1 or ast.get_docstring(node) is not None
     return not node.name.startswith("_")
@@ -116,7 +116,7 @@ def _method(node: ast.FunctionDef | ast.AsyncFunctionDef, lines: Sequence[str], 
 
 
 def _part(package: ModuleType) -> Iterator[str]:
-    """A package of parts to build from: what its `__all__` names."""
+    """Describe a package of parts to build from: what its `__all__` names."""
     yield f"# `{package.__name__}`\n\n```text\n{inspect.getdoc(package)}\n```\n"
     names = set(package.__all__)
     for file in homes(package):
@@ -148,7 +148,9 @@ def _definitions() -> Iterator[tuple[str, Definition]]:
 
 
 def _used(base: Definition, known: Mapping[str, Definition]) -> list[str]:
-    """What the base class derives from and mentions in its types, and so on; not the base classes of other kinds."""
+    """Return what the base class derives from and mentions in its types, and so on; not the base classes of other
+    kinds.
+    """
     bases = {kind.base.partition(":")[2] for kind in KINDS.values()}
     found: dict[str, None] = {}
     todo = [base]

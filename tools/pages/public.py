@@ -10,7 +10,7 @@ _BEFORE = "and of them the names without an underscore (where a module has `__al
 
 
 def renewed(page: Path) -> str:
-    """The page with the list as it should be. Raises ValueError where the sentence before it is not there."""
+    """Return the page with the current list. Raises ValueError where the sentence before it is missing."""
     head, sentence, rest = page.read_text(encoding="utf-8").partition(_BEFORE)
     if not sentence:
         raise ValueError(f"{page} has no sentence {_BEFORE.strip()!r}")

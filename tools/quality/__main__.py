@@ -43,7 +43,7 @@ def layers() -> Iterator[str]:
 
 
 def checkpoints(tests: list[Test]) -> Iterator[Row]:
-    """The embedded model in formats of checkpoints."""
+    """Measure the embedded model in formats of checkpoints."""
     for name in CHECKPOINTS:
         with tempfile.TemporaryDirectory() as folder:
             made = Path(folder) / "model"

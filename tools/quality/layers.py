@@ -21,12 +21,14 @@ class Measured(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Not above the bound, and not so far below it that the weights cannot have so few bits."""
+        """True if the error is not above the bound, and not so far below it that the weights cannot have so few
+        bits.
+        """
         return self.bound / ABOVE / BELOW < self.error < self.bound
 
 
 def measure(scheme: Scheme, plugins: Plugins, outliers: bool = False) -> Measured:
-    """Of normally distributed weights; with `outliers` those of some inputs are far larger."""
+    """Measure a scheme on normally distributed weights; with `outliers` those of some inputs are far larger."""
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(OUTPUTS, INPUTS, generator=draw) * 0.05
     if outliers:

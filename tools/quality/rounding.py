@@ -36,7 +36,7 @@ class Rounding:
     factors: tuple[float, ...] = (1.0,)
 
     def __call__(self, values: torch.Tensor) -> torch.Tensor:
-        """The nearest numbers of a matrix [rows, inputs]."""
+        """Return the nearest numbers of a matrix [rows, inputs]."""
         factors = torch.tensor(self.factors).repeat(values.shape[1])[: values.shape[1]]
         return self._nearest(values / factors) * factors
 
@@ -61,13 +61,13 @@ def integers(bits: int, group: int = 0) -> Rounding:
 
 
 def ranged(bits: int, group: int = 0) -> Rounding:
-    """With zero points or offsets."""
+    """Return a rounding to integers with zero points or offsets."""
     last = (1 << bits) - 1
     return Rounding(tuple(2 * number / last - 1 for number in range(last + 1)), group, ranged=True)
 
 
 def floats(fraction: int, least: int, most: float, group: int = 0) -> Rounding:
-    """Floats with so many bits of fraction and this least exponent, up to `most`."""
+    """Return a rounding to floats with so many bits of fraction and this least exponent, up to `most`."""
     steps = [number * 2.0 ** (least - fraction) for number in range(1 << fraction)]
     exponent = least
     while 2.0**exponent <= most:
@@ -86,18 +86,22 @@ def e2m1(group: int, power: bool = False) -> Rounding:
 
 
 def table(numbers: Sequence[float], group: int) -> Rounding:
-    """Of numbers in any order, of which the one of the largest size stands for the group's largest."""
+    """Return a rounding to numbers in any order, of which the one of the largest size stands for the group's
+    largest.
+    """
     most = max(abs(number) for number in numbers)
     return Rounding(tuple(sorted(number / most for number in numbers)), group)
 
 
 def coded(kind: str, group: int = 64) -> Rounding:
-    """nf4 and fp4 of bitsandbytes."""
+    """Return the rounding of nf4 or fp4 of bitsandbytes."""
     return table(TABLES[kind], group)
 
 
 def implied(weights: Sequence[Rounding], activations: Rounding | None, weight: torch.Tensor, x: torch.Tensor) -> float:
-    """The relative error of products of `x` [rows, inputs] and `weight` [outputs, inputs], as their bits imply it."""
+    """Return the relative error of products of `x` [rows, inputs] and `weight` [outputs, inputs], as their bits imply
+    it.
+    """
     rounded = weight
     for each in weights:
         rounded = each(rounded)

@@ -48,7 +48,7 @@ class Scheme:
     name: str = _NAME
 
     def layer(self, plugins: Plugins, weight: torch.Tensor) -> Linear:
-        """Loaded and packed. `weight` [outputs, inputs] is bfloat16."""
+        """Load and pack a layer. `weight` [outputs, inputs] is bfloat16."""
         method: QuantizationMethod = plugins.load("quantization", self.plugin)(self.config or {})
         n, k = weight.shape
         holder = torch.nn.Module()
@@ -128,7 +128,7 @@ _WRITTEN = frozenset({"Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q6_K"})
 
 
 def schemes() -> Iterator[tuple[str, Scheme]]:
-    """All of them by title. Raises KeyError for a format that has no entry here."""
+    """Yield all schemes by title. Raises KeyError for a format that has no entry here."""
     yield from FROM_FLOATS.items()
     for name, form in FORMATS.items():
         activations = None if form.wide else BYTE if name in _BYTES_OF_ROWS else BYTES_OF_32
@@ -172,6 +172,6 @@ def _gguf(kind: str) -> Scheme:
 
 
 def _levels(name: str, levels: Levels) -> dict[str, torch.Tensor]:
-    """Parameters of a layer."""
+    """Return the parameters of a layer."""
     steps = {} if levels.steps is None else {f"{name}_steps": levels.steps}
     return {f"{name}s": levels.floats, **steps}

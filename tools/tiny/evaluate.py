@@ -23,7 +23,7 @@ Answer = Callable[[list[Dialogue]], Iterator[tuple[Dialogue, str]]]
 
 
 def with_transformers(folder: Path, batch_size: int, dtype: str) -> Answer:
-    """Greedy decoding by ``transformers``, batched, padded on the left."""
+    """Decode greedily with ``transformers``, batched, padded on the left."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -96,7 +96,7 @@ def _written(message: Any) -> str:
 
 
 def with_server(url: str, model: str | None, concurrency: int) -> Answer:
-    """Greedy decoding by the server at ``url`` (the part before ``/chat/completions``)."""
+    """Decode greedily with the server at ``url`` (the part before ``/chat/completions``)."""
     import openai
 
     client = openai.OpenAI(base_url=url, api_key="none")

@@ -33,7 +33,7 @@ class ResolvedModel(ModelConfig):
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedScheduler(SchedulerConfig):
-    """How much runs in a step."""
+    """The limits of a step, resolved."""
 
     max_num_seqs: int = field()
     max_num_batched_tokens: int = field()  # see `step_tokens` for the number once the model is loaded

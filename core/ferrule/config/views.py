@@ -26,7 +26,7 @@ from ferrule.plugin import Plugins
 
 @dataclass(frozen=True, kw_only=True)
 class DeviceSettings:
-    """What a platform is given: the sections on its device, the cache and the steps, and options of the model."""
+    """The settings of a platform: the sections on its device, the cache and the steps, and options of the model."""
 
     device: DeviceConfig
     cache: CacheConfig
@@ -51,7 +51,9 @@ class DeviceSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class ServerSettings:
-    """What hooks are given: the names under which the model answers, the first for responses, and the log's section."""
+    """The settings of hooks: the names under which the model answers, the first for responses, and the log's
+    section.
+    """
 
     model_names: tuple[str, ...]
     observability: ObservabilityConfig
@@ -65,7 +67,7 @@ class ServerSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class StatSettings(ServerSettings):
-    """What a stat logger is given: the same, and the cache's section."""
+    """The settings of a stat logger: those of hooks, and the cache's section."""
 
     cache: CacheConfig
 

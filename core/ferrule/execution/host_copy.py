@@ -8,10 +8,9 @@ import torch
 
 
 class HostCopy:
-    """Copies of tensors' storages in the host's memory; the storages themselves are empty until `restore`.
-
-    Tensors keep their identity: views and tied weights share the same memory again afterwards. A storage that torch's
-    allocator did not make, such as that of weights which are in the host's memory anyway, is left as it is.
+    """A copy of tensors' storages in the host's memory; the storages themselves are empty until `restore`. Tensors keep
+    their identity: views and tied weights share the same memory again afterwards. A storage that torch's allocator did
+    not make, such as that of weights which are in the host's memory anyway, is left as it is.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
@@ -25,10 +24,6 @@ class HostCopy:
                 self._copies.append((storage, _bytes(storage).to("cpu", copy=True).untyped_storage()))
         for storage, _ in self._copies:
             storage.resize_(0)
-
-    @property
-    def nbytes(self) -> int:
-        return sum(copy.nbytes() for _, copy in self._copies)
 
     def restore(self) -> None:
         """Copy everything back and drop the copies. After an out-of-memory error it can be called again."""

@@ -61,10 +61,9 @@ class InspectedWorker(Worker):
     def collective_rpc(
         self, method: str | Mapping[str, str] | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
-        """What a method of the extension returns, or (offline) a function of this worker: plain data only.
-
-        A function comes as itself, or as {"function": import path}, which no client can send. Raises RequestError, also
-        for whatever goes wrong in it: the fault is the caller's.
+        """Call a method of the extension, or (offline) a function with this worker, and return its result: plain data
+        only. A function is given directly, or as {"function": import path}, which no client can send. Raises
+        RequestError, also for any error inside the function: the fault is the caller's.
         """
         if isinstance(method, Mapping):
             name = method["function"]

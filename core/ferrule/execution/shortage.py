@@ -28,9 +28,8 @@ class Shortage:
         self._last: float | None = None
 
     def begin(self, plan: StepPlan) -> Step:
-        """A step for all chunks of the plan. Those that no memory was found for have an error.
-
-        Raises StepTooLarge for a second shortage within a minute.
+        """Begin a step for all chunks of the plan. Chunks that do not fit into memory get an error. Raises StepTooLarge
+        for a second shortage within a minute.
         """
         with self._memory.guard("step"):
             self._runner.apply(plan)
@@ -51,7 +50,9 @@ class Shortage:
         return _Fewer(plan, found, frozenset(chunk.id for chunk in kept))
 
     def _try(self, plan: StepPlan) -> Step | StepTooLarge:
-        """The error comes without the frames that it was raised in: they hold the memory of what was computed."""
+        """Compute the plan; return the error, if memory is short, without the frames that raised it: they hold the
+        memory of what was computed.
+        """
         try:
             with self._memory.guard("step"):
                 return self._runner.compute(plan)
@@ -61,7 +62,7 @@ class Shortage:
 
 
 def _lightest(chunks: Sequence[Chunk], count: int) -> Sequence[Chunk]:
-    """`count` of the chunks, in their order: those with the fewest tokens, and of equal ones the older."""
+    """Return `count` of the chunks, in their order: those with the fewest tokens, and of equal ones the older."""
     order = sorted(range(len(chunks)), key=lambda place: (chunks[place].count, place))
     return [chunks[place] for place in sorted(order[: max(0, count)])]
 

@@ -45,7 +45,7 @@ def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
 
 
 def open_parsers(config: Resolved, plugins: Plugins) -> Parsers:
-    """Return the parsers that the options name; each is made once, to see that it can be. Raises PluginError."""
+    """Return the parsers that the options name; make each once, to see that it can be made. Raises PluginError."""
     reasoning, tools = config.frontend.reasoning_parser, config.frontend.tool_call_parser
     parsers = Parsers(
         reasoning=plugins.factory("reasoning_parser", reasoning) if reasoning else None,

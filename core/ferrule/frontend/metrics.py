@@ -33,7 +33,7 @@ class Loggers:
                 faults.add(event)
 
     def exposition(self) -> tuple[str, str]:
-        """Return the media type and the metrics of all loggers that use the first logger's type, and of hooks."""
+        """Return the metrics of all loggers that use the first one's media type, and those of hooks."""
         found: list[tuple[str, str]] = []
 
         def ask(logger: StatLogger) -> None:

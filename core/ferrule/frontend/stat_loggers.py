@@ -19,7 +19,7 @@ _logger = log.get("plugin")
 
 
 def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:
-    """Open all installed loggers, and return them with their titles. Raises PluginError, ConfigError: see
+    """Open all stat loggers that are installed; return them with their titles. Raises PluginError, ConfigError: see
     `_optional`.
     """
     loggers: list[tuple[str, StatLogger]] = []
@@ -34,9 +34,8 @@ def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> li
 
 
 def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: Path) -> Loggers | None:
-    """Open loggers that show the figures of the loggers that share `folder`; None when a logger that shows any cannot.
-
-    Raises PluginError, ConfigError: see `_optional`.
+    """Open loggers that show what the processes that share `folder` were told; None when one that shows something
+    cannot. Raises PluginError, ConfigError: see `_optional`.
     """
     shown: list[str] = []
     for name in plugins.defaults("stat_logger"):
@@ -59,9 +58,8 @@ def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: 
 
 @contextmanager
 def _optional(plugins: Plugins, name: str) -> Iterator[None]:
-    """Guard the start of a stat logger: a broken one that is only installed is left out, with a warning.
-
-    Errors of one that is built in, or that the user has named, are raised.
+    """Guard the start of a stat logger. A broken one that is only installed is left out, with a warning; errors of one
+    that is built in, or that the user has named, are raised.
     """
     try:
         yield

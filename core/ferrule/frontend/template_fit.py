@@ -68,10 +68,9 @@ async def warn_of_misfit(frontend: FrontendConfig, reader: PromptReader, parsers
 
 
 async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer | None) -> str | None:
-    """What is wrong between the default template and the tool parser; None where they fit.
-
-    An answer with a call is rendered as a part of the history, and what the model would have generated of it is parsed.
-    Raises OverloadedError and UnavailableError.
+    """Return how the default template and the tool parser do not fit together; None where they fit. An answer with a
+    call is rendered as a part of the history, and what the model would have generated of it is parsed. Raises
+    OverloadedError and UnavailableError.
     """
     asked = ChatPrompt(messages=(_QUESTION,), tools=(_TOOL,))
     closed = replace(asked, add_generation_prompt=False)
@@ -95,10 +94,9 @@ async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer
 
 
 def generated(prompt: str, history: str, whole: str, end: str) -> tuple[str, ...]:
-    """What a model may have generated of the last message of `whole`; the likeliest text comes first.
-
+    """Return texts that a model may have generated for the last message of `whole`; the likeliest text comes first.
     `prompt` and `history` are the conversation before that message, with and without the beginning of an answer; `end`
-    is what stands behind an answer. A template may begin an answer in another way than it shows an earlier one.
+    is the text after an answer. A template may begin an answer in another way than it shows an earlier one.
     """
     if whole.startswith(prompt):
         texts = [whole[len(prompt) :]]
@@ -111,7 +109,7 @@ def generated(prompt: str, history: str, whole: str, end: str) -> tuple[str, ...
 
 
 def _reads(parsers: Parsers, text: str, prompt: str, tokenizer: Tokenizer | None) -> bool:
-    """Whether the parsers find the call, and no other, in a text that comes from the engine."""
+    """Return whether the parsers find the call, and no other, in a text that comes from the engine."""
     context = ChoiceContext(prompt=prompt, tools=(_TOOL,), tool_choice="auto", streamed=False, tokenizer=tokenizer)
     try:
         chain = ParseChain(parsers, (_TOOL,), context)

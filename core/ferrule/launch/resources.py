@@ -19,7 +19,7 @@ _DISK = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT})
 
 
 def check_limits() -> None:
-    """Raise StartupError where the limit on open files is too low for any server to start."""
+    """Check the limits on open files. Raises StartupError where a server could not even start."""
     files, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     if files != resource.RLIM_INFINITY and files < MIN_FILES:
         raise StartupError(
@@ -30,7 +30,7 @@ def check_limits() -> None:
 
 
 def check_memory() -> None:
-    """Raise StartupError where a limit on memory is too low for any engine to start, whatever the model."""
+    """Check the limits on memory. Raises StartupError where an engine could not even start, whatever the model."""
     for option, (number, least) in _MIN_MEMORY.items():
         limit, most = resource.getrlimit(number)
         if limit != resource.RLIM_INFINITY and limit < least:
@@ -43,14 +43,14 @@ def check_memory() -> None:
 
 
 def memory_limits() -> str:
-    """Return a sentence with the limits on memory of this process and its children; without limits, an empty string."""
+    """Return a sentence with the limits on memory of this process and its children; an empty one without limits."""
     limits = {option: resource.getrlimit(number)[0] for option, (number, _) in _MIN_MEMORY.items()}
     named = [f"ulimit {key} is {value // _KIB}" for key, value in limits.items() if value != resource.RLIM_INFINITY]
     return f"A limit on memory may be the reason: {', '.join(named)}." if named else ""
 
 
 def as_startup_error(error: BaseException) -> StartupError | None:
-    """Return the error as one block, if its cause is a lack of a system resource; None for any other."""
+    """Return the error as one block, if it says that the system lacks something; None for any other."""
     if any(map(_lacks_memory, _causes(error))):
         what = f" {error.message}" if isinstance(error, StartupError) else ""
         return StartupError(

@@ -25,10 +25,9 @@ from ferrule.interfaces.plugins import Plugins
 
 
 def described(what: str, place: Path, load_format: str, plugins: Plugins) -> Path:
-    """A folder with a ``config.json`` for the model or tokenizer at `place`: itself, unless its files describe it.
-
-    A folder's own ``config.json`` is what counts, unless `load_format` names the format that describes. Raises
-    CheckpointError for a file of no such format, and what `WeightSource.describe` raises.
+    """Return a folder with a ``config.json`` for the model or tokenizer at `place`: `place` itself, unless its files
+    describe the model. A folder's own ``config.json`` takes precedence, unless `load_format` names the format that
+    describes. Raises CheckpointError for a file that no format describes, and what `WeightSource.describe` raises.
     """
     if place.is_dir() and load_format == "auto" and (place / "config.json").is_file():
         return place
@@ -62,7 +61,7 @@ def _takes(cls: type[WeightSource], place: Path) -> bool:
 
 
 def _written(place: Path, found: Description) -> Path:
-    """Raises CheckpointError where the folder cannot be written."""
+    """Write a description to a folder of the cache. Raises CheckpointError where the folder cannot be written."""
     weights = [file.resolve() for file in found.weights]
     digest = hashlib.sha256()
     for part in (
@@ -87,7 +86,9 @@ def _written(place: Path, found: Description) -> Path:
 
 
 def _write(folder: Path, found: Description, weights: list[Path]) -> None:
-    """Beside the folder, and renamed: one that was cut off, or two at a time, leave no half folder. Raises OSError."""
+    """Write beside the folder, and rename: one process that is cut off, or two at a time, leave no half folder. Raises
+    OSError.
+    """
     folder.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
     scratch = Path(tempfile.mkdtemp(dir=folder.parent))
     try:

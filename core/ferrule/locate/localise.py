@@ -25,10 +25,9 @@ _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 
 def localise(config: Resolved, plugins: Plugins) -> Resolved:
-    """The configuration with what the model section names replaced by folders on this machine; fetches what is missing.
-
-    Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has, and
-    PluginError when the hub cannot be used.
+    """Return the configuration with folders on this machine instead of the names in the model section; download what is
+    missing. Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has,
+    and PluginError when the hub cannot be used.
     """
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
@@ -52,7 +51,9 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
 
 
 def find_settings(config: Resolved, plugins: Plugins) -> Path:
-    """The folder with the model's configuration, of which nothing else is fetched. Raises as `localise` does."""
+    """Return the folder with the model's configuration; download nothing else of the model. Raises as `localise`
+    does.
+    """
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
     files = ("config.json", *other_files(plugins).values())
@@ -91,7 +92,9 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
 
 
 def _check_listing(repository: Repository, files: Sequence[str], config: Resolved, plugins: Plugins) -> None:
-    """Raises CheckpointError for a repository that is not a model that can be loaded."""
+    """Check a repository's list of files. Raises CheckpointError for a repository without a model that can be
+    loaded.
+    """
     others, form = other_files(plugins), config.model.config_format
     configs = {"hf": ("config.json",), "auto": ("config.json", *others.values())}.get(form) or (others[form],)
     weights, kept = WeightFiles.of(config.load, plugins), without(files, repository.ignore)
@@ -108,7 +111,7 @@ def _check_listing(repository: Repository, files: Sequence[str], config: Resolve
 
 
 def is_path(name: str) -> bool:
-    """Whether a name is, or can only be, a folder or file on this machine: no hub would be asked for it."""
+    """Return whether a name is, or can only be, a folder or file on this machine: no hub would be asked for it."""
     return name.startswith(_PATHS) or Path(name).expanduser().exists()
 
 
@@ -130,7 +133,9 @@ def _find(config: Resolved, plugins: Plugins, what: str, name: str, revision: st
 
 
 def _local(what: str, name: str) -> Path | None:
-    """The folder or file of that name; None where a hub must be asked. Raises CheckpointError for a missing path."""
+    """Return the folder or file of that name; None where a hub must be asked. Raises CheckpointError for a missing
+    path.
+    """
     path = Path(name).expanduser()
     if path.is_dir() or path.is_file():
         return path.absolute() if path.is_file() else path.resolve()
@@ -142,8 +147,7 @@ def _local(what: str, name: str) -> Path | None:
 def _remote(
     config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None
 ) -> tuple[ModelHub, Repository, str]:
-    """The hub, what it is asked for, and of which kind the model is to be, see `variants`; "" for the only one.
-
+    """Return the hub, the repository to ask it for, and the kind of the model, see `variants`; "" for the only kind.
     Raises CheckpointError for a name that the hub cannot have.
     """
     scheme, sign, _ = name.partition("://")  # of an address: the hub of that name is asked, if there is one
@@ -166,7 +170,7 @@ def _missing(what: str, name: str) -> str:
 
 @contextmanager
 def _paths_meant(name: str) -> Iterator[None]:
-    """Errors of a hub also name similar folders: a hub id looks like a relative path."""
+    """Add the names of similar folders to errors of a hub: a hub id looks like a relative path."""
     try:
         yield
     except CheckpointError as error:
@@ -195,7 +199,7 @@ def _folders(parent: Path) -> list[str]:
 
 
 def _meant(path: Path) -> str:
-    """Folders beside a missing one whose names are close to its own."""
+    """Suggest the folders beside a missing one whose names are close to its own."""
     close = alike(path.name, _folders(path.parent))
     return "Did you mean " + " or ".join(str(path.parent / name) for name in close) + "?" if close else ""
 

@@ -18,13 +18,13 @@ SKIPPED = ("*mmproj*.gguf", "imatrix*.gguf", "*/imatrix*.gguf", "*imatrix.gguf")
 
 
 def split(name: str) -> tuple[str, str]:
-    """Repository and kind of a name with both; the name and "" of any other."""
+    """Split a name into repository and kind; a name without a kind is returned with ""."""
     repository, colon, kind = name.rpartition(":")
     return (repository, kind) if colon and _KIND.fullmatch(kind) else (name, "")
 
 
 def patterns(kind: str) -> tuple[str, ...]:
-    """Of the files of that kind: hubs write kinds as they like, in large or small letters."""
+    """Return the patterns of the files of a kind: hubs write kinds as they like, in large or small letters."""
     forms = dict.fromkeys((kind, kind.upper(), kind.lower()))
     ends = (_ENDING, f"-?????-of-?????{_ENDING}")
     named = [f"{start}{form}{end}" for form in forms for end in ends for start in ("", "*[-._/]")]
@@ -32,13 +32,15 @@ def patterns(kind: str) -> tuple[str, ...]:
 
 
 def kinds(names: Sequence[str]) -> list[str]:
-    """The kinds of which a repository has a model: what files' names end in."""
+    """Return the kinds of which a repository has a model: the endings of the files' names."""
     stems = [PurePosixPath(name).stem for name in names if _is_model(name)]
     return sorted({re.split(r"[-.]", _SHARD.sub("", stem))[-1] for stem in stems})
 
 
 def only(names: Sequence[str]) -> tuple[str, ...]:
-    """The files of the only model of a repository; none where it has none. Raises CheckpointError for several."""
+    """Return the files of the only model of a repository; none where it has none. Raises CheckpointError for
+    several.
+    """
     models = [name for name in names if _is_model(name)]
     if len({_SHARD.sub("", PurePosixPath(name).stem) for name in models}) > 1:
         listed = ", ".join(kinds(names))
@@ -49,7 +51,9 @@ def only(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def file_of(folder: Path, repository: str, kind: str, names: Sequence[str]) -> Path:
-    """The first file of the model of that kind in a downloaded folder. Raises CheckpointError for none, or several."""
+    """Return the first file of the model of that kind in a downloaded folder. Raises CheckpointError for none, or
+    several.
+    """
     wanted = patterns(kind)
     files = folder.rglob(f"*{_ENDING}")
     found = sorted(file for file in files if _matches(file.relative_to(folder).as_posix(), wanted))
@@ -69,7 +73,7 @@ def missing(repository: str, kind: str, names: Sequence[str]) -> CheckpointError
 
 
 def has(kind: str, names: Sequence[str]) -> bool:
-    """Whether one of the files is a model of that kind."""
+    """Return whether one of the files is a model of that kind."""
     return any(_matches(name, patterns(kind)) for name in names)
 
 

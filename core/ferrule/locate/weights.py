@@ -27,7 +27,7 @@ class Form:
     describes: bool
 
     def found(self, names: Sequence[str]) -> bool:
-        """Whether one of the files has this form. Adapters are weights, but not a model's."""
+        """Return whether one of the files has this form. Adapters are weights, but not a model's."""
         skipped = (each for each in (*_OTHER_LAYOUTS, *_TRAINING, *_ADAPTERS) if each not in self.patterns)
         candidates = without(names, (*skipped, *self.left_out))
         return len(without(candidates, self.patterns)) < len(candidates)
@@ -71,12 +71,14 @@ class WeightFiles:
         return cls(tuple(dict.fromkeys(forms)), (*section.ignore_patterns, *skipped), left, streamed)
 
     def describes(self, names: Sequence[str]) -> bool:
-        """Whether the weights that are chosen among `names` may say what a ``config.json`` says."""
+        """Return whether the weights that are chosen among `names` may say what a ``config.json`` says."""
         form = self._first(without(names, self.ignored))
         return form is not None and form.describes
 
     def patterns(self, names: Sequence[str]) -> tuple[str, ...]:
-        """Of the weight files to fetch among `names`. Raises CheckpointError for a repository with several models."""
+        """Return the patterns of the weight files to fetch among `names`. Raises CheckpointError for a repository with
+        several models.
+        """
         names = without(names, self.ignored)
         form = self._first(names)
         if form is not None:
@@ -84,10 +86,9 @@ class WeightFiles:
         return tuple(dict.fromkeys(pattern for each in self._candidates(names) for pattern in each.patterns))
 
     def beside(self, others: Sequence[str], model: str, names: Sequence[str]) -> tuple[str, ...]:
-        """Patterns of the weights and `others`, without files that a format reserves which is not the chosen one.
-
-        A pattern cannot leave out what another one matches: where a repository has such files, names take its place.
-        Weights that are read from the store where `model` is are not fetched.
+        """Return patterns of the weights and `others`, without files that a format reserves which is not the chosen
+        one. A pattern cannot leave out what another one matches: where a repository has such files, names take its
+        place. Weights that are read from the store where `model` is are not fetched.
         """
         wanted = () if model.startswith(self.streams_from) else self.patterns(names)
         form = self._first(without(names, self.ignored))
@@ -108,12 +109,12 @@ class WeightFiles:
 
 
 def without(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that match none of the patterns."""
+    """Return the names that match none of the patterns."""
     return [name for name in names if not any(fnmatch(name, pattern) for pattern in patterns)]
 
 
 def _texts(stated: Any) -> tuple[str, ...]:
-    """A pattern, or a tuple of them, as a tuple; nothing where a class states neither."""
+    """Return a pattern, or a tuple of them, as a tuple; nothing where a class states neither."""
     if isinstance(stated, str):
         return (stated,)
     return tuple(each for each in stated if isinstance(each, str)) if isinstance(stated, tuple | list) else ()

@@ -100,7 +100,7 @@ __all__ = [
 
 
 def kit_of(kind: str) -> type[Kit]:
-    """The kit of a kind of plugin. Raises LookupError where there is none."""
+    """Return the kit of a kind of plugin. Raises LookupError for a kind without a kit."""
     if kind not in KINDS:
         raise LookupError(f"there is no kit for the kind {kind!r}")
     kit: type[Kit] = load_object(KINDS[kind].kit)

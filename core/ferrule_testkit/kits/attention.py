@@ -64,13 +64,13 @@ class AttentionKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_equals_the_definition(self) -> None:
-        """Decoding rows, whole prompts and chunks of prompts, in one step, equal float64 attention."""
+        """Equal float64 attention for decoding rows, whole prompts and chunks of prompts in one step."""
         for block_size in self.block_sizes:
             for name, step in STEPS.items():
                 self.check({}, step, self._shape(block_size=block_size), f"{name}, block size {block_size}")
 
     def test_windows_soft_caps_slopes_and_sinks(self) -> None:
-        """Each option equals its definition, for whole prompts, chunks and single tokens."""
+        """Compute each option by its definition, for whole prompts, chunks and single tokens."""
         for (name, options), (kind, step) in itertools.product(list(OPTIONS.items())[1:], STEPS.items()):
             for block_size in self.block_sizes[-2:]:
                 self.check(
@@ -78,18 +78,18 @@ class AttentionKit(Kit):
                 )
 
     def test_groups_of_heads(self) -> None:
-        """Query heads share key heads in groups of every size, one key head for all included."""
+        """Share key heads among query heads in groups of every size, one key head for all included."""
         for heads, kv_heads in ((1, 1), (4, 4), (4, 1), (6, 2), (6, 3)):
             shape = self._shape(heads=heads, kv_heads=kv_heads)
             self.check({}, STEPS["chunks"], shape, f"{heads} heads and {kv_heads} key heads")
 
     def test_sizes_of_heads(self) -> None:
-        """Heads of each size that the backend supports."""
+        """Compute heads of each size that the backend supports."""
         for dim in self.head_dims:
             self.check({}, STEPS["chunks"], self._shape(dim=dim), f"heads of {dim}")
 
     def test_values_that_are_a_part_of_the_keys(self) -> None:
-        """Latent attention, of a backend with that feature: one key head, and nothing but keys is written."""
+        """Compute latent attention, in a backend with that feature: one key head, and nothing but keys is written."""
         if "latent" not in self.plugin.features:
             does_not_apply("the backend has no latent attention")
         for dim, dtype in itertools.product(self.head_dims, self.dtypes):
@@ -98,18 +98,18 @@ class AttentionKit(Kit):
                 self.check({}, step, shape, f"latents of {shape.value_dim} in {dim}, {dtype}, {name}")
 
     def test_types(self) -> None:
-        """Each type is as exact as its width allows."""
+        """Compute in each type as exactly as its width allows."""
         for dtype in self.dtypes:
             for options in ({}, {"window": 6}, {"soft_cap": 2.0}):
                 self.check(options, STEPS["chunks"], self._shape(dtype=dtype), f"{dtype}, {options}")
 
     def test_long_rows(self) -> None:
-        """Rows of hundreds of tokens beside short ones."""
+        """Compute rows of hundreds of tokens beside short ones."""
         for options in ({}, {"window": 70}, {"soft_cap": 2.0}):
             self.check(options, LONG, self._shape(block_size=16), f"long rows, {options}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
-        """A row's result does not depend on its neighbours in the step, or on which blocks it has."""
+        """Compute a row independently of its neighbours in the step, and of the blocks that it has."""
         shape = self._shape()
         together = self.compute({}, STEPS["chunks"], shape)
         start = 0
@@ -120,7 +120,9 @@ class AttentionKit(Kit):
             start += row[0]
 
     def test_keys_and_values_go_where_they_belong(self) -> None:
-        """What a step writes is what later steps read: token by token, in chunks and whole give the same."""
+        """Read in later steps the keys and values that a step wrote: token by token, in chunks and whole give the same
+        result.
+        """
         shape = self._shape()
         whole = self.compute({}, [(21, 21)], shape)
         for size in (1, 4, 5):
@@ -129,7 +131,9 @@ class AttentionKit(Kit):
             promise(bool(error < _same(shape)), f"chunks of {size} differ by {error:.1e} from the whole")
 
     def test_rows_without_a_cache(self) -> None:
-        """Bidirectional attention, of a backend with that feature: a token sees all of its row, and no other row."""
+        """Compute bidirectional attention, in a backend with that feature: a token sees all of its row, and no other
+        row.
+        """
         if "bidirectional" not in self.plugin.features:
             does_not_apply("the backend has no bidirectional attention")
         lengths = (5, 1, 33, 1, 12)
@@ -149,14 +153,14 @@ class AttentionKit(Kit):
             promise(bool(error <= 2 * _same(shape)), f"{dtype}, {options}: differs by {error:.1e} from the definition")
 
     def test_the_null_block_stays_zero(self) -> None:
-        """Block 0 is never written."""
+        """Never write block 0."""
         backend, shape = self.backend(), self._shape()
         world = _World(backend, self, shape, {})
         world.compute(STEPS["chunks"])
         promise(not bool(world.cache[0].count_nonzero()), "block 0 was written")
 
     def test_refusal_is_an_answer(self) -> None:
-        """`refuses` gives a reason or None for every option, type and device, and never raises."""
+        """Return a reason or None from `refuses` for every option, type and device, and never raise."""
         for (_, options), dtype, platform in itertools.product(
             OPTIONS.items(), ("float32", "float16", "bfloat16", "float64"), ("cpu", "cuda", "abacus")
         ):
@@ -197,7 +201,9 @@ class AttentionKit(Kit):
         return _World(self.backend(), self, shape, options).compute(step, which, chunk)
 
     def _shape(self, **changes: Any) -> Shape:
-        """The smallest heads and largest blocks that the backend takes, then `changes`, which it may decline."""
+        """Return the smallest heads and largest blocks that the backend accepts, with `changes`, which it may
+        refuse.
+        """
         sizes = itertools.product(self.head_dims, reversed(self.block_sizes))
         shapes = [Shape(dim=dim, block_size=block_size, dtype=self.dtypes[0]) for dim, block_size in sizes]
         reasons = [self._refuses({}, shape, self.platform) for shape in shapes]
@@ -229,7 +235,7 @@ class _World:
         self.cache = cache
 
     def tokens(self, row: int, start: int, stop: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """q, k, v of a row's positions [start, stop)."""
+        """Return q, k, v of a row's positions [start, stop)."""
         shape = self.shape
         draw = torch.Generator().manual_seed(1000 + row)
         heads = (shape.heads, shape.kv_heads, shape.kv_heads)
@@ -245,7 +251,9 @@ class _World:
             yield self.tokens(row, length - count, length)[0], k, v
 
     def compute(self, step: Step, which: Sequence[int] | None = None, chunk: int | None = None) -> torch.Tensor:
-        """[tokens, heads, dim] float64 on the CPU. `which` are the rows' numbers; `chunk` cuts the step itself."""
+        """Return a step's result [tokens, heads, dim], float64 on the CPU. `which` are the rows' numbers; `chunk` cuts
+        the step into chunks of this size.
+        """
         names = list(range(len(step))) if which is None else list(which)
         table = _tables(step, self.shape.block_size)
         past = [length - count for count, length in step]
@@ -273,7 +281,9 @@ class _World:
 
 
 def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
-    """One row by the definition: q [queries, heads, dim], the last ones of k and v [keys, kv_heads, dim]; float64."""
+    """Compute one row by the definition: q [queries, heads, dim] belong to the last positions of k and v [keys,
+    kv_heads, dim]; float64.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
     at = torch.arange(k.shape[0] - q.shape[0], k.shape[0]).unsqueeze(1)
@@ -297,12 +307,14 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Attent
 
 
 def layout_of(step: Step, block_size: int, window: int = 0) -> AttentionLayout:
-    """Where a step's tokens are on the CPU, in blocks of their own from 2 on; dead entries name block 0 or 1."""
+    """Return the layout of a step's tokens on the CPU, in blocks of their own from 2 on; dead entries name block 0 or
+    1.
+    """
     return _layout(step, _tables(step, block_size), block_size, window, torch.device("cpu"))
 
 
 def alone(layout: AttentionLayout, row: int) -> tuple[slice, AttentionLayout]:
-    """Where a row's tokens are among those of a step on the CPU, and the step of this row and no other."""
+    """Return a row's slice of the tokens of a step on the CPU, and the layout of a step with this row only."""
     counts = layout.query_lens_host
     part = slice(sum(counts[:row]), sum(counts[: row + 1]))
     return part, replace(
@@ -317,7 +329,7 @@ def alone(layout: AttentionLayout, row: int) -> tuple[slice, AttentionLayout]:
 
 
 def _same(shape: Shape) -> float:
-    """How far apart two results may be that are the same but for the order of sums."""
+    """Return how far apart two results may be that differ only in the order of sums."""
     return {"float32": 1e-5, "float16": 2e-3}.get(shape.dtype, 1e-2)
 
 

@@ -48,13 +48,13 @@ def does_not_apply(reason: str) -> None:
 
 
 def shown(value: object, width: int = 120) -> str:
-    """A value for a message, cut in the middle."""
+    """Return a value's `repr` for a message, shortened in the middle."""
     text = repr(value)
     return text if len(text) <= width else f"{text[: width - 40]}…{text[-38:]}"
 
 
 def installed_plugins() -> Plugins:
-    """What is installed, looked for once: a kit makes hundreds of what it tests."""
+    """Return the installed plugins, discovered once, because a kit makes hundreds of instances."""
     return _installed(tuple(sys.path))
 
 
@@ -76,7 +76,7 @@ class Kit:
     plugin_options: Mapping[str, Any] = MappingProxyType({})
 
     def setup_method(self) -> None:
-        """Called before each test, by pytest and by the runner alike."""
+        """Prepare one test; pytest and the kits' runner call this before each."""
         self._folders: list[Path] = []
         promise(isinstance(self.plugin, type), f"{type(self).__name__}.plugin must be the plugin's class")
         for name, value in conformance(self.plugin).items():
@@ -89,19 +89,19 @@ class Kit:
             shutil.rmtree(folder, ignore_errors=True)
 
     def new(self, *args: Any, **kwargs: Any) -> Any:
-        """An instance of the plugin, made as a server would, with its options."""
+        """Make an instance of the plugin as a server would, with its options."""
         declared = declared_options(self.plugin)
         options = None if declared is None else read_options(declared, self.plugin_options)
         return KINDS[self.kind].make(self.plugin, options, *args, **kwargs)
 
     def folder(self) -> Path:
-        """A new empty folder that is removed after the test."""
+        """Make a new empty folder that is removed after the test."""
         self._folders.append(Path(tempfile.mkdtemp(prefix="ferrule-kit-")))
         return self._folders[-1]
 
     @classmethod
     def settings(cls) -> dict[str, Any]:
-        """What may be set, with the defaults."""
+        """Return the settings of this kit, with their defaults."""
         names = [name for base in reversed(cls.__mro__) for name in vars(base).get("__annotations__", {})]
         return {name: getattr(cls, name) for name in names if name not in ("kind", "plugin", "name")}
 
@@ -110,7 +110,7 @@ class Kit:
 
 
 def conformance(plugin: type) -> Mapping[str, Any]:
-    """The settings that a plugin's class names for its kit."""
+    """Return the settings that a plugin's class names for its kit."""
     found = getattr(plugin, "conformance", {})
     if isinstance(found, str):
         module, _, name = found.partition(":")
@@ -120,7 +120,7 @@ def conformance(plugin: type) -> Mapping[str, Any]:
 
 
 def promises(kit: type[Kit]) -> Iterator[tuple[str, str]]:
-    """(method, sentence) of each promise, in the order of the source, base classes first."""
+    """Yield (method, sentence) of each promise, in the order of the source, base classes first."""
     names = dict.fromkeys(name for base in reversed(kit.__mro__) for name in vars(base) if name.startswith("test_"))
     for name in names:
         method = getattr(kit, name)

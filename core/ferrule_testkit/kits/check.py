@@ -33,7 +33,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True):
 
 
 class Loaded(msgspec.Struct, frozen=True, tag=True):
-    """What the import came to; `error` is None for a class that fits its kind."""
+    """The result of importing a plugin; `error` is None for a class that fits its kind."""
 
     error: str | None
     seconds: float
@@ -68,7 +68,7 @@ def main() -> None:
 
 
 def _calm() -> None:
-    """One thread of torch, where the kit brought torch: the work is tiny."""
+    """Limit torch to one thread, if the kit imported torch: the work is tiny."""
     if torch := sys.modules.get("torch"):
         torch.set_num_threads(1)
 

@@ -81,20 +81,20 @@ class CommandKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_it_says_what_it_does(self) -> None:
-        """`summary` is one line of plain text, for `ferrule --help`."""
+        """Have a `summary` of one line of plain text, for `ferrule --help`."""
         summary = self.plugin.summary
         line = isinstance(summary, str) and bool(summary.strip()) and len(summary.splitlines()) == 1
         promise(line and len(summary) <= 100, f"the summary is {shown(summary)}")
 
     def test_help_is_an_answer(self) -> None:
-        """--help and -h print to standard output, nothing to standard error, and end with 0."""
+        """Print --help and -h to standard output, nothing to standard error, and exit with 0."""
         for flag in ("-h", "--help"):
             ran = self.ran(flag)
             fine = ran.status == 0 and bool(ran.out.strip()) and not ran.err
             promise(fine, f"{flag} ends with {ran.status}: {shown(ran.out)} {shown(ran.err)}")
 
     def test_help_is_quick(self) -> None:
-        """--help imports nothing heavy."""
+        """Import nothing heavy for --help."""
         ran = self.ran("--help")
         if ran.modules is None:
             promise(False, f"--help ends the process with {ran.status}, so what it imports is not known")
@@ -103,21 +103,25 @@ class CommandKit(Kit):
         promise(not heavy, f"--help imports {', '.join(heavy)}")
 
     def test_an_unknown_flag_is_one_block(self) -> None:
-        """A flag that it does not know ends with 2 and one block of text, without a traceback or output."""
+        """Exit with 2 for an unknown flag, with one block of text on standard error, no traceback, and nothing on
+        standard output.
+        """
         ran = self.ran(*self.arguments, _ODD_FLAG)
         promise(ran.status == 2, f"an unknown flag ends with {ran.status}: {shown(ran.err or ran.out)}")
         promise(bool(ran.err.strip()), "nothing is said of an unknown flag")
         promise("Traceback" not in ran.err and not ran.out, f"more than one block: {shown(ran.out)} {shown(ran.err)}")
 
     def test_an_unknown_flag_is_named(self) -> None:
-        """That block names the flag. Without `arguments` it may be about others that are required."""
+        """Name the unknown flag in that block. Without `arguments` the block may be about arguments that are
+        required.
+        """
         ran = self.ran(*self.arguments, _ODD_FLAG)
         if _ODD_FLAG not in ran.err and not self.arguments and "required" in ran.err:
             does_not_apply(f"a call needs arguments, give `arguments`: {shown(ran.err.splitlines()[-1])}")
         promise(_ODD_FLAG in ran.err, f"the unknown flag is not named: {shown(ran.err)}")
 
     def test_the_exit_status_is_a_number(self) -> None:
-        """`run` returns a whole number, or raises SystemExit."""
+        """Return a whole number from `run`, or raise SystemExit."""
         ran = self.ran("--help")
         promise(ran.kind == "int", f"run returns {ran.kind}")
 

@@ -20,7 +20,7 @@ _PARSERS = {"json.decoder": {"raw_decode"}, "ast": {"parse", "literal_eval"}}
 
 
 def work(function: Callable[[], Any]) -> int:
-    """How much `function` does."""
+    """Return how much work `function` does, counted as the module describes."""
     count = _Count()
     tracing, profiling = sys.gettrace(), sys.getprofile()
     sys.setprofile(count.profile)
@@ -54,7 +54,9 @@ class _Count:
                 self.total += _longest(frame)
 
     def _arguments(self, frame: FrameType) -> int:
-        """How many arguments the call that the frame is at has; 1 where its instruction does not say."""
+        """Return how many arguments the call at the frame's current instruction has; 1 where the instruction does not
+        say.
+        """
         code = self._bytecode.get(frame.f_code)
         if code is None:
             code = self._bytecode[frame.f_code] = frame.f_code.co_code
@@ -63,7 +65,7 @@ class _Count:
 
 
 def _longest(frame: FrameType) -> int:
-    """Length of the longest string among a frame's variables and the attributes of its object."""
+    """Return the length of the longest string among a frame's variables and the attributes of its object."""
     values = list(frame.f_locals.values())
     owner = frame.f_locals.get("self")
     values += getattr(owner, "__dict__", {}).values()

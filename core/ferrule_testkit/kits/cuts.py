@@ -10,7 +10,9 @@ SHORT = 10  # characters up to which every cut is tried
 
 
 def cuts(text: str, seed: int = 0, randoms: int = 12) -> Iterator[list[str]]:
-    """Every cut of a short text. Of others: character by character, every cut in two, even pieces, random ones."""
+    """Yield every cut of a short text; of a longer one single characters, every cut in two, even pieces, and random
+    cuts.
+    """
     if len(text) <= SHORT:
         for bits in range(1 << max(0, len(text) - 1)):
             yield _at(text, [at for at in range(1, len(text)) if bits >> (at - 1) & 1])

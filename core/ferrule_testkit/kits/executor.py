@@ -40,8 +40,9 @@ class ExecutorKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_plans_run_in_the_order_of_submission(self) -> None:
-        """Plans that are submitted ahead are answered as when each waits for the one before, and while another thread
-        asks for the executor's health, which is good."""
+        """Give plans that are submitted ahead the results of plans submitted one by one, also while another thread asks
+        for the executor's health, which is good.
+        """
         with self.running() as executor, _asked(executor):
             ahead = [handle.result() for handle in [executor.submit(plan) for plan in _story()]]
             promise([result.step for result in ahead] == list(range(len(ahead))), "results carry other steps")
@@ -50,7 +51,7 @@ class ExecutorKit(Kit):
         promise(ahead == waited, f"steps submitted ahead give {shown(ahead)}, one by one {shown(waited)}")
 
     def test_handles_tell_when_a_step_is_done(self) -> None:
-        """`done` is true once the result was given, and `result` may be asked for again, in any order."""
+        """Report `done` once the result was given, and return `result` again as often as asked, in any order."""
         with self.running() as executor:
             handles = [executor.submit(plan) for plan in _story()]
             results = [handle.result() for handle in reversed(handles)]
@@ -58,7 +59,9 @@ class ExecutorKit(Kit):
             promise([handle.result() for handle in reversed(handles)] == results, "a second result differs")
 
     def test_what_it_tells_of_the_model(self) -> None:
-        """`start` describes the model: positive sizes, at least one cache group or state, at least one step."""
+        """Describe the model in the result of `start`: positive sizes, at least one cache group or state, at least one
+        step.
+        """
         with self.running() as executor:
             info = self._info(executor)
             sizes = (info.vocab_size, info.max_model_len, info.max_blocks, info.num_parameters, info.depth)
@@ -66,7 +69,7 @@ class ExecutorKit(Kit):
             promise(bool(info.groups) and bool(info.architecture) and bool(info.dtype), f"too little is told: {info}")
 
     def test_a_failed_step_is_fatal_and_told(self) -> None:
-        """A plan that cannot run raises from its handle; the executor is unhealthy then, and runs nothing more."""
+        """Raise from the handle of a plan that cannot run; be unhealthy afterwards, and run nothing more."""
         with self.running() as executor:
             handle = executor.submit(_impossible())
             self._raises(handle.result, Exception, "a plan without a block has a result")
@@ -76,7 +79,7 @@ class ExecutorKit(Kit):
             )
 
     def test_a_lost_worker_is_told_in_time(self) -> None:
-        """When a worker is killed, no result is waited for in vain, and `check_health` raises EngineDead in seconds."""
+        """Notice a killed worker: no result is waited for in vain, and `check_health` raises EngineDead in seconds."""
         before = _children()
         with self.running() as executor:
             executor.check_health()
@@ -93,7 +96,9 @@ class ExecutorKit(Kit):
             self._raises(lambda: executor.submit(_story()[0]).result(), EngineDead, "a plan runs without the worker")
 
     def test_shutdown_is_idempotent_and_bounded(self) -> None:
-        """`shutdown` returns in seconds, also twice, unstarted, or after a fault, and leaves no process or thread."""
+        """Return from `shutdown` within seconds, also twice, unstarted, or after a fault, and leave no process or
+        thread.
+        """
         before = (_children(), threading.active_count())
         unstarted: Executor = self.new()
         self._in_time(unstarted.shutdown)
@@ -111,7 +116,7 @@ class ExecutorKit(Kit):
         promise(left <= before, f"processes or threads are left: {left[0]}, {left[1]} threads")
 
     def test_a_start_that_fails_leaves_nothing(self) -> None:
-        """A model that cannot be loaded is a StartupError, and no process or thread stays."""
+        """Raise StartupError for a model that cannot be loaded, and leave no process or thread."""
         children = _children()
         executor: Executor = self.new()
         config = self.config()
@@ -123,7 +128,7 @@ class ExecutorKit(Kit):
         promise(_children() <= children, "processes are left of a start that failed")
 
     def test_a_check_leaves_nothing(self) -> None:
-        """`check` of a model that can be loaded raises nothing, and leaves no process or thread."""
+        """Raise nothing from `check` of a model that can be loaded, and leave no process or thread."""
         before = (_children(), threading.active_count())
         executor: Executor = self.plugin()
         executor.check(self.config(), self.plugins())
@@ -132,7 +137,7 @@ class ExecutorKit(Kit):
         promise(left <= before, f"processes or threads are left: {left[0]}, {left[1]} threads")
 
     def test_before_the_start_nothing_runs(self) -> None:
-        """A plan before `start` raises EngineDead and does not hang."""
+        """Raise EngineDead for a plan before `start`, and do not hang."""
         executor: Executor = self.new()
         self._raises(
             lambda: self._in_time(lambda: executor.submit(StepPlan(step=0, chunks=()))),
@@ -141,7 +146,7 @@ class ExecutorKit(Kit):
         )
 
     def test_administrative_calls(self) -> None:
-        """An unknown method is a ValueError that names it, after which steps run on."""
+        """Raise ValueError that names an unknown method, and keep running steps afterwards."""
         with self.running() as executor:
             self._raises(lambda: executor.call("no_such_method"), ValueError, "an unknown method is called")
             executor.check_health()
@@ -177,7 +182,7 @@ class ExecutorKit(Kit):
         return self._started
 
     def _outcome(self, executor: Executor) -> str:
-        """What becomes of a plan just after the loss: it may run, fail or be refused, but it must not hang."""
+        """Return what becomes of a plan just after the loss: it may run, fail or be refused, but it must not hang."""
         try:
             executor.submit(_story()[0]).result()
         except Exception as error:
@@ -246,7 +251,7 @@ def _asked(executor: Executor) -> Iterator[None]:
 
 
 def _story() -> list[StepPlan]:
-    """A prompt, then one token after another that only the device has seen."""
+    """Return plans for a prompt, and then for one token after another that only the device has seen."""
     admit = Admit(slot=0, id="a", epoch=0, known_ids=_PROMPT, num_prompt=len(_PROMPT), work=_GREEDY)
     plans = [
         StepPlan(
@@ -263,7 +268,7 @@ def _story() -> list[StepPlan]:
 
 
 def _impossible() -> StepPlan:
-    """A request without a block for its token."""
+    """Return a plan with a request that has no block for its token."""
     return StepPlan(
         step=0,
         chunks=(Chunk(slot=0, id="a", epoch=0, start=0, count=1, ends="sample", new_blocks=((),)),),
@@ -272,7 +277,7 @@ def _impossible() -> StepPlan:
 
 
 def _children() -> set[int]:
-    """Processes that this one started, and theirs. Linux only: elsewhere none is seen."""
+    """Return the ids of all processes below this one. Works on Linux only; elsewhere the set is empty."""
     parents = {}
     for entry in Path("/proc").glob("[0-9]*/stat"):
         try:

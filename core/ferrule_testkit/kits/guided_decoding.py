@@ -21,7 +21,7 @@ _OTHER_TOKENS = 12  # tokens outside the mask that are tried at a place
 
 
 class _Parts(Kit):
-    """What the promises are made of: forms that are compiled, and places in their texts."""
+    """The material of the promises: compiled forms, and places in their texts."""
 
     forms: Sequence[FormTexts] = FORMS
     half_characters: bool = True  # whether tokens that are parts of a character are allowed
@@ -36,7 +36,7 @@ class _Parts(Kit):
         return backend
 
     def _compiled(self) -> Iterator[tuple[FormTexts, bytes]]:
-        """What is not refused, compiled."""
+        """Yield each form that is not refused, compiled."""
         backend = self.make()
         for texts in self.forms:
             spec = GrammarSpec(form=texts.form)
@@ -44,13 +44,13 @@ class _Parts(Kit):
                 yield texts, backend.compile(spec)
 
     def _grammars(self) -> Iterator[tuple[FormTexts, Callable[[], Grammar]]]:
-        """Each form that is not refused, and what gives its grammar in its first state."""
+        """Yield each form that is not refused, and a function that makes its grammar in its first state."""
         backend = self.make()
         for texts, data in self.compiled():
             yield texts, lambda data=data: backend.load(data)  # type: ignore[misc]
 
     def _steps(self) -> Iterator[tuple[FormTexts, Grammar, np.ndarray]]:
-        """(form, grammar, its mask as bits) at each place of a text of each form."""
+        """Yield (form, grammar, its mask as bits) at each place of a text of each form."""
         for texts, grammar in self._grammars():
             current = grammar()
             for token in [*self._tokens(texts.good[-1], random.Random(4)), None]:
@@ -59,7 +59,7 @@ class _Parts(Kit):
                     current.accept([token])
 
     def _beside(self) -> tuple[GrammarBackend, list[Grammar]]:
-        """Grammars of all forms at different places, some of them finished, and the backend that they are of."""
+        """Return grammars of all forms at different places, some of them finished, and the backend that made them."""
         backend, found = self.make(), []
         for texts, data in self.compiled():
             ids = [*self._tokens(texts.good[-1]), self.vocabulary.stop_ids[0]]
@@ -70,7 +70,7 @@ class _Parts(Kit):
         return backend, found
 
     def _tokens(self, text: str, rng: random.Random | None = None) -> list[int]:
-        """A text as tokens: the shortest without `rng`."""
+        """Split a text into tokens: the shortest ones without `rng`."""
         if self.half_characters:
             return tokens_of(text.encode(), self.vocabulary, rng)
         return whole_tokens_of(text, self.vocabulary, rng)
@@ -83,7 +83,7 @@ class _Constraints(_Parts):
     """Promises about constraints that are wrong, or of which a backend may support less."""
 
     def test_wrong_constraints_are_refused(self) -> None:
-        """A constraint that is wrong or that nothing satisfies is refused, or is a ValueError of one line."""
+        """Refuse a constraint that is wrong or that nothing satisfies, or raise ValueError with one line."""
         backend = self.make()
         for form in WRONG:
             spec = GrammarSpec(form=form)
@@ -101,7 +101,9 @@ class _Constraints(_Parts):
             promise(refused is not None, f"{shown(form)} is compiled")
 
     def test_options_about_json_are_followed(self) -> None:
-        """White space, its pattern and further properties are as the constraint says, or it is refused."""
+        """Follow the constraint's options about white space, its pattern and further properties, or refuse the
+        constraint.
+        """
         schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
         for options, bad in (
             ({"any_whitespace": False}, ('{\n"a":1}', '{"a":  1}', '{"a":\t1}')),
@@ -131,7 +133,7 @@ class GuidedDecodingKit(_Constraints):
     kind = "guided_decoding"
 
     def test_some_form_is_enforced(self) -> None:
-        """At least one of the forms is not refused, and what is refused is named in one line."""
+        """Accept at least one of the forms, and refuse the others with a reason of one line."""
         backend = self.make()
         refused = [backend.refuses(GrammarSpec(form=texts.form)) for texts in self.forms]
         promise(None in refused, f"all forms are refused: {shown(refused)}")
@@ -139,7 +141,7 @@ class GuidedDecodingKit(_Constraints):
             promise(isinstance(reason, str) and "\n" not in reason, f"a reason is {shown(reason)}")
 
     def test_right_texts_are_allowed(self) -> None:
-        """A text of the form is allowed however it is split into tokens, and may end."""
+        """Allow a text of the form however it is split into tokens, and allow its end."""
         for texts, grammar in self._grammars():
             for text in texts.good:
                 for seed in (None, 1, 2, 3):
@@ -148,7 +150,7 @@ class GuidedDecodingKit(_Constraints):
                     promise(place is None, f"{shown(texts.form)} does not allow token {place} of {self._text(ids)}")
 
     def test_wrong_texts_are_not_allowed(self) -> None:
-        """A text that is not of the form is not allowed, or may not end."""
+        """Do not allow a text that is not of the form, or its end."""
         for texts, grammar in self._grammars():
             for text in texts.bad:
                 for seed in (None, 1, 2):
@@ -157,7 +159,7 @@ class GuidedDecodingKit(_Constraints):
                     promise(not wrong, f"{shown(texts.form)} allows {self._text(ids)}")
 
     def test_random_texts_are_right(self) -> None:
-        """Whatever is chosen among the allowed tokens, there is a next one, and the text that ends is of the form."""
+        """Allow a next token whatever was chosen among the allowed ones, and end only texts of the form."""
         for texts, grammar in self._grammars():
             ended = 0
             for seed in range(_WALKS):
@@ -169,7 +171,7 @@ class GuidedDecodingKit(_Constraints):
                 promise(ended > 0, f"no random text of {shown(texts.form)} comes to an end")
 
     def test_no_keyword_is_ignored(self) -> None:
-        """Each keyword of JSON Schema is enforced or refused."""
+        """Enforce or refuse each keyword of JSON Schema."""
         backend, known = self.make(), 0
         for schema, valid, invalid in KEYWORDS:
             spec = GrammarSpec(form=Json(schema))
@@ -184,7 +186,7 @@ class GuidedDecodingKit(_Constraints):
             does_not_apply("all schemas are refused")
 
     def test_masks_have_only_tokens_with_a_text_and_stop_tokens(self) -> None:
-        """Special tokens, ids without a token and bits beyond the logits are never allowed; stop tokens all or none."""
+        """Never allow special tokens, ids without a token and bits beyond the logits; allow stop tokens all or none."""
         stops = list(self.vocabulary.stop_ids)
         known = {id for id, token in enumerate(self.vocabulary.tokens) if token} | set(stops)
         for texts, _, bits in self._steps():
@@ -193,7 +195,7 @@ class GuidedDecodingKit(_Constraints):
             promise(len(set(bits[stops].tolist())) == 1, f"{shown(texts.form)} allows some of the stop tokens only")
 
     def test_a_text_may_end_where_it_is_complete(self) -> None:
-        """Stop tokens are allowed, and accepted, exactly where the text so far is of the form."""
+        """Allow and accept stop tokens exactly where the text so far is of the form."""
         stop = self.vocabulary.stop_ids[0]
         for texts, grammar in self._grammars():
             for text in texts.good:
@@ -208,7 +210,7 @@ class GuidedDecodingKit(_Constraints):
                         so_far += self.vocabulary.tokens[token]
 
     def test_after_the_end_only_stop_tokens_come(self) -> None:
-        """A stop token finishes a grammar: any number of stop tokens is allowed, and nothing else."""
+        """Finish a grammar with a stop token: allow any number of stop tokens after it, and nothing else."""
         first, second = self.vocabulary.stop_ids
         for texts, grammar in self._grammars():
             current = grammar()
@@ -221,7 +223,7 @@ class GuidedDecodingKit(_Constraints):
                 promise(current.accept([first]), "after the end a stop token is not accepted")
 
     def test_masks_and_accept_agree(self) -> None:
-        """A token that is allowed is accepted, and one that is not is not."""
+        """Accept a token that the mask allows, and no other."""
         rng = random.Random(0)
         for texts, grammar, bits in self._steps():
             for wanted in (1, 0):
@@ -231,7 +233,7 @@ class GuidedDecodingKit(_Constraints):
                     promise(found == bool(wanted), f"{shown(texts.form)}: token {id} is {wanted} in the mask")
 
     def test_rollback_restores(self) -> None:
-        """After a rollback, over stop tokens too, the masks and the rest are those that were there before."""
+        """Restore the former masks and state by a rollback, over stop tokens too."""
         rng = random.Random(1)
         for texts, grammar in self._grammars():
             for text in texts.good:
@@ -248,7 +250,7 @@ class GuidedDecodingKit(_Constraints):
                     promise(current.accept(ids[len(ids) - count :]), "a rollback does not allow the same tokens")
 
     def test_a_fork_is_independent(self) -> None:
-        """A fork is in the same state; what happens to either does not change the other."""
+        """Fork a grammar in the same state; a change of either does not change the other."""
         for texts, grammar in self._grammars():
             ids = self._tokens(texts.good[-1])
             half = len(ids) // 2
@@ -263,7 +265,7 @@ class GuidedDecodingKit(_Constraints):
             promise(np.array_equal(mask, allowed(fork, self.vocabulary)), "a fork cannot go back to where it began")
 
     def test_filling_at_once_is_filling_one_by_one(self) -> None:
-        """`fill` of many grammars writes to each row what that row's grammar writes alone."""
+        """Write to each row, when `fill` gets many grammars, the mask that the row's grammar writes alone."""
         backend, grammars = self._beside()
         wanted = np.zeros((len(grammars), self.vocabulary.words), np.int32)
         for grammar, row in zip(grammars, wanted, strict=True):
@@ -275,7 +277,7 @@ class GuidedDecodingKit(_Constraints):
             promise(not wrong, f"rows {wrong[:5]} of {len(grammars)} differ when they are filled at once")
 
     def test_another_object_loads_what_was_compiled(self) -> None:
-        """`load` needs the bytes and the vocabulary only, and its grammars share no state."""
+        """Load a grammar from the bytes and the vocabulary only; grammars that were loaded share no state."""
         other = self.make()
         for texts, data in self.compiled()[1:] + self.compiled()[:1]:
             first, second = other.load(data), other.load(data)
@@ -287,7 +289,7 @@ class GuidedDecodingKit(_Constraints):
 
 
 def _waits(form: Form) -> bool:
-    """Whether a text of the form begins with any text up to a stop."""
+    """Return whether a text of the form begins with any text up to a stop."""
     match form:
         case OneOf(options):
             return all(map(_waits, options))
@@ -303,5 +305,5 @@ def _decoded_right(texts: FormTexts, text: bytes) -> bool:
 
 
 def _whole(text: bytes) -> bool:
-    """Whether it has characters only, and not the beginning of one."""
+    """Return whether `text` consists of whole characters, and not also of the beginning of one."""
     return "\ufffd" not in text.decode(errors="replace")

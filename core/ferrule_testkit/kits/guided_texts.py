@@ -59,21 +59,23 @@ _ENDINGS = b'"}]'
 
 
 def vocabulary(merged: Iterable[str] = MERGED) -> Vocabulary:
-    """Every byte, `merged`, half a character, special tokens at both ends, two of which stop. Logits are wider."""
+    """Return a vocabulary of every byte, `merged`, half a character, and special tokens at both ends, two of which
+    stop. Its logits are wider than its tokens.
+    """
     tokens = [b"", *(bytes([byte]) for byte in range(256)), *(text.encode() for text in merged), b"\xc3", b"\x97\xa5"]
     tokens += [b"", b"", b""]
     return Vocabulary(tokens=tuple(tokens), size=len(tokens) + 21, stop_ids=(len(tokens) - 1, len(tokens) - 3))
 
 
 def allowed(grammar: Grammar, vocabulary: Vocabulary) -> np.ndarray:
-    """Which tokens may come next, as bits [words * 32] in the order of their ids."""
+    """Return which tokens may come next, as bits [words * 32] in the order of their ids."""
     mask = np.full(vocabulary.words, 0x5A5A5A5A, np.int32)  # a mask is written and not added to
     grammar.fill(mask)
     return np.unpackbits(mask.view(np.uint8), bitorder="little")
 
 
 def tokens_of(text: bytes, vocabulary: Vocabulary, rng: random.Random | None = None) -> list[int]:
-    """A text as tokens: bytes without `rng`, else any tokens that fit."""
+    """Split a text into tokens: single bytes without `rng`, else any tokens that fit."""
     ids = {token: id for id, token in enumerate(vocabulary.tokens) if token}
     longest = max(map(len, ids))
     found, at = [], 0
@@ -86,7 +88,7 @@ def tokens_of(text: bytes, vocabulary: Vocabulary, rng: random.Random | None = N
 
 
 def whole_tokens_of(text: str, vocabulary: Vocabulary, rng: random.Random | None = None) -> list[int]:
-    """A text as tokens of whole characters. Raises KeyError for a character without a token."""
+    """Split a text into tokens of whole characters. Raises KeyError for a character without a token."""
     ids = {token.decode(errors="ignore"): id for id, token in enumerate(vocabulary.tokens)}
     found, at = [], 0
     while at < len(text):
@@ -98,7 +100,9 @@ def whole_tokens_of(text: str, vocabulary: Vocabulary, rng: random.Random | None
 
 
 def first_refused(grammar: Grammar, vocabulary: Vocabulary, ids: Sequence[int]) -> int | None:
-    """The place of the first token that the masks or the grammar do not allow; len(ids): it may not end there."""
+    """Return the index of the first token that the masks or the grammar do not allow, len(ids) if only the end is not
+    allowed there, and None if all is.
+    """
     for place, token in enumerate(ids):
         if not allowed(grammar, vocabulary)[token] or not grammar.accept([token]):
             return place
@@ -106,12 +110,14 @@ def first_refused(grammar: Grammar, vocabulary: Vocabulary, ids: Sequence[int]) 
 
 
 def accepts(grammar: Grammar, vocabulary: Vocabulary, text: str) -> bool:
-    """Whether a grammar in its first state follows a whole text, byte by byte, and may end after it."""
+    """Return whether a grammar in its first state follows a whole text, byte by byte, and may end after it."""
     return first_refused(grammar, vocabulary, tokens_of(text.encode(), vocabulary)) is None
 
 
 def sample(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, length: int = 60) -> bytes | None:
-    """A random text that the masks allow. It tries to end after `length` tokens; None: it could not after ten times."""
+    """Return a random text that the masks allow. Tries to end it after `length` tokens; None if it has no end after ten
+    times as many.
+    """
     text = b""
     for place in range(10 * length):
         bits = allowed(grammar, vocabulary)
@@ -126,7 +132,9 @@ def sample(grammar: Grammar, vocabulary: Vocabulary, rng: random.Random, length:
 
 
 def _choose(ids: np.ndarray, vocabulary: Vocabulary, rng: random.Random, hurry: bool) -> int | None:
-    """Any kind of characters as often as another, so that a string's letters do not drown what ends it."""
+    """Choose a token, each kind of character as often as another, so that letters do not crowd out the character that
+    ends a string.
+    """
     kinds: dict[str, list[int]] = {}
     for id in ids.tolist():
         token = vocabulary.tokens[id] if id < len(vocabulary.tokens) else b""

@@ -58,22 +58,22 @@ class HooksKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_it_is_made_without_arguments(self) -> None:
-        """Every process makes an instance of its own, without arguments."""
+        """Make an instance without arguments, a separate one in every process."""
         promise(self.make() is not self.make(), "two processes in one would share an instance")
 
     def test_signatures_fit(self) -> None:
-        """Hooks may leave out parameters, and have no other ones."""
+        """Declare only parameters that the hook has; some may be left out."""
         HookRunner([("the plugin", self.make())])
 
     def test_no_hook_is_misspelt(self) -> None:
-        """No method has a name that is nearly one of a hook: it would never be called."""
+        """Have no method whose name is nearly a hook's: nothing would ever call it."""
         known = [name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_")]
         for name, _ in inspect.getmembers(self.plugin, inspect.isfunction):
             if name not in known and not name.startswith("_"):
                 promise(not nearest(name, known), f"{name} is not a hook.{nearest(name, known)}")
 
     def test_it_hears_everything(self) -> None:
-        """Every event, in any order and again and again, raises nothing."""
+        """Accept every event, in any order and repeatedly, without raising."""
         runner = HookRunner([("the plugin", self.make())])
         for _ in range(3):
             for name, tell in _EVENTS.items():
@@ -81,7 +81,9 @@ class HooksKit(Kit):
                 promise(not runner.failures, f"{name} raises or answers in another type; the log says what")
 
     def test_access_is_decided_in_one_word(self) -> None:
-        """`authorise` answers True, False or None for any call, odd ones included, and the same when asked again."""
+        """Return True, False or None from `authorise` for any call, odd ones included, and the same when asked
+        again.
+        """
         hooks = self.make()
         for access in ACCESSES:
             first, again = hooks.authorise(access), hooks.authorise(access)
@@ -90,7 +92,7 @@ class HooksKit(Kit):
             promise(type(first) is type(again), f"authorise gives {first} and then {again} for one call")
 
     def test_figures_can_be_read(self) -> None:
-        """What `register_metrics` adds is Prometheus text under names that are not the server's."""
+        """Add Prometheus text with `register_metrics`, under names that are not the server's."""
         if self.plugin.register_metrics is Hooks.register_metrics:
             does_not_apply("it has no figures")
         for _ in range(2):  # each server has a registry of its own
@@ -100,7 +102,7 @@ class HooksKit(Kit):
                 promise(not family.name.startswith(_RESERVED), f"{family.name} is a name of the server's")
 
     def test_it_does_little(self) -> None:
-        """An event costs a bounded amount of code: hooks run on the thread that does the work."""
+        """Run a bounded amount of code for an event: hooks run on the thread that does the work."""
         runner = HookRunner([("the plugin", self.make())])
         for name, tell in _EVENTS.items():
             tell(runner)

@@ -62,7 +62,7 @@ class HubKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_names_are_judged_in_words(self) -> None:
-        """`refuses` gives a reason or None for whatever a user may type, the same each time, and never raises."""
+        """Return a reason or None from `refuses` for anything a user may type, the same each time, and never raise."""
         for name in _ODD:
             reason = self.new().refuses(name)
             told = reason is None or (isinstance(reason, str) and bool(reason.strip()))
@@ -70,18 +70,18 @@ class HubKit(Kit):
             promise(self.new().refuses(name) == reason, f"refuses({shown(name)}) has another answer the second time")
 
     def test_names_of_repositories_are_not_refused(self) -> None:
-        """What can be fetched is not refused."""
+        """Do not refuse a repository that can be fetched."""
         with self._repository() as (name, _):
             promise(self.new().refuses(name) is None, f"refuses({name!r}): {shown(self.new().refuses(name))}")
 
     def test_the_chosen_files_come_unchanged(self) -> None:
-        """Every file that is chosen and not ignored is in the folder, under its name, with exactly its bytes."""
+        """Put every file that is chosen and not ignored into the folder, under its name, with exactly its bytes."""
         with self._repository() as (name, worlds):
             revision = self.revisions[0]
             self._compare(self._fetch(name, revision), worlds[revision])
 
     def test_all_names_are_offered(self) -> None:
-        """Where `choose` is called, it gets the name of every file of the revision, and nothing else."""
+        """Pass `choose`, if it is called, the name of every file of the revision, and nothing else."""
         with self._repository() as (name, worlds):
             asked: list[Sequence[str]] = []
 
@@ -94,7 +94,9 @@ class HubKit(Kit):
                 promise(sorted(names) == sorted(worlds[self.revisions[0]]), f"the files are {shown(sorted(names))}")
 
     def test_files_are_listed_without_being_fetched(self) -> None:
-        """`files` gives None, or the name of every file of the revision, and leaves the folder for downloads empty."""
+        """Return None from `files`, or the name of every file of the revision, and leave the folder for downloads
+        empty.
+        """
         with self._repository() as (name, worlds):
             for revision in self.revisions:
                 files = self._files(name, revision)
@@ -103,7 +105,7 @@ class HubKit(Kit):
             promise(not any(self._downloads.rglob("*.bin")), "files were downloaded")
 
     def test_files_of_what_is_not_there_are_not_listed(self) -> None:
-        """`files` of an unknown repository or revision gives None or is a CheckpointError that names it."""
+        """Return None from `files` of an unknown repository or revision, or raise CheckpointError that names it."""
         with self._repository() as (name, _):
             for unknown, revision in ((name, "no-such-revision"), (f"{name}-no-such", None)):
                 try:
@@ -114,19 +116,19 @@ class HubKit(Kit):
                     promise(files is None, f"{unknown!r} at {revision!r} has the files {shown(files)}")
 
     def test_the_revision_is_the_one_that_was_asked_for(self) -> None:
-        """Two revisions, fetched in either order and again, are never mixed."""
+        """Never mix two revisions that are fetched in either order and again."""
         with self._repository() as (name, worlds):
             for revision in (*self.revisions, *reversed(self.revisions)):
                 self._compare(self._fetch(name, revision), worlds[revision])
 
     def test_a_revision_that_is_not_there_is_refused(self) -> None:
-        """An unknown revision is a CheckpointError that names it, never another revision."""
+        """Raise CheckpointError that names an unknown revision, and never fetch another one."""
         with self._repository() as (name, _):
             said = self._refusal(name, "no-such-revision")
             promise("no-such-revision" in said, f"the refusal does not name the revision: {shown(said)}")
 
     def test_a_repository_that_is_not_there_is_refused(self) -> None:
-        """A name that nothing has is a CheckpointError that names it, without the token."""
+        """Raise CheckpointError that names an unknown repository, without the token."""
         with self._repository() as (name, _):
             said = self._refusal(f"{name}-no-such", None)
             promise("-no-such" in said, f"the refusal does not name the repository: {shown(said)}")

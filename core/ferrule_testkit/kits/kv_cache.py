@@ -27,19 +27,21 @@ class KVCacheKit(Kit):
     rounds: int = 400
 
     def test_one_group(self) -> None:
-        """Random requests on one group of full attention, in a pool that is too small for all of them."""
+        """Keep every promise for random requests on one group of full attention, in a pool that is too small for all of
+        them.
+        """
         self._run((_FULL,))
 
     def test_a_window(self) -> None:
-        """The same with a sliding window, whose dead blocks go to others."""
+        """Keep every promise for a sliding window, whose dead blocks go to other requests."""
         self._run((_SLIDING,))
 
     def test_two_groups_in_one_pool(self) -> None:
-        """The same with full and sliding layers that draw from one pool."""
+        """Keep every promise for full and sliding layers that draw from one pool."""
         self._run((_FULL, _SLIDING))
 
     def test_scopes_never_meet(self) -> None:
-        """Adapters, media and salts keep equal prompts apart."""
+        """Keep equal prompts apart by their adapters, media and salts."""
         hits = self._run((_FULL,), scopes=True)
         promise(hits > 0, "no prefix was ever found again")
 
@@ -133,7 +135,7 @@ class _Model:
         self.manager.release(id)
 
     def write(self, id: str, start: int, stop: int) -> None:
-        """What the device does: a cell depends on everything before it."""
+        """Write cells as the device does: a cell depends on everything before it."""
         request = self.live[id]
         for group, table in enumerate(request["tables"]):
             for position in range(start, stop):

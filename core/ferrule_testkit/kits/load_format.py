@@ -37,7 +37,7 @@ def _pickled_shards(folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
 
 
 def _shards(folder: Path, weights: Mapping[str, torch.Tensor], name: str, save: Callable[[Any, Any], None]) -> None:
-    """Two files and an index, as transformers writes them."""
+    """Write two files and an index, as transformers does."""
     stem, _, ending = name.partition(".")
     names = list(weights)
     files = {f"{stem}-1.{ending}": names[::2], f"{stem}-2.{ending}": names[1::2]}
@@ -73,7 +73,7 @@ class LoadFormatKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_every_tensor_once_and_bit_equal(self) -> None:
-        """Each tensor of the checkpoint comes once, on the CPU, in its stored type, with exactly its bits."""
+        """Yield each tensor of the checkpoint once, on the CPU, in its stored type, with exactly its bits."""
         for folder, weights in self._checkpoints():
             seen: dict[str, torch.Tensor] = {}
             for name, tensor in self.tensors(folder):
@@ -86,14 +86,14 @@ class LoadFormatKit(Kit):
                 promise(form and _bits(got) == _bits(wanted), f"{name!r} is not what was stored")
 
     def test_shapes_are_those_of_the_tensors(self) -> None:
-        """`shapes`, where the format tells any, are the shapes of the checkpoint's tensors."""
+        """Return from `shapes`, where the format knows any, the shapes of the checkpoint's tensors."""
         for folder, weights in self._checkpoints():
             found = self.new().shapes(folder, {})
             wanted = sorted(tuple(tensor.shape) for tensor in weights.values())
             promise(found is None or sorted(found.values()) == wanted, f"shapes are {shown(found)}")
 
     def test_the_place_of_a_tensor_is_told(self) -> None:
-        """`place` names the file of each tensor as it comes, and the folder after the last one."""
+        """Name in `place` the file of each tensor as it comes, and the folder after the last one."""
         for folder, _ in self._checkpoints():
             source: WeightSource = self.new()
             for name, _ in source.tensors(folder, _model(), {}):
@@ -101,7 +101,7 @@ class LoadFormatKit(Kit):
             promise(Path(source.place) == folder, f"the last place is {source.place!r}, not the folder")
 
     def test_nothing_is_kept_between_loads(self) -> None:
-        """One object loads twice, and another folder after it, with the same result as a new one."""
+        """Load twice with one object, and another folder after it, with the same result as a new object."""
         source: WeightSource = self.new()
         for folder, weights in self._checkpoints():
             for _ in range(2):
@@ -109,7 +109,7 @@ class LoadFormatKit(Kit):
                 promise(names == sorted(weights), f"a second load gives {shown(names)}")
 
     def test_damaged_files_are_named(self) -> None:
-        """A file that is cut short or empty is a CheckpointError that names it, or the tensor."""
+        """Raise CheckpointError for a file that is cut short or empty, naming the file or the tensor."""
         for folder, _ in self._checkpoints():
             for file in sorted(folder.iterdir()):
                 whole = file.read_bytes()
@@ -120,7 +120,7 @@ class LoadFormatKit(Kit):
                 file.write_bytes(whole)
 
     def test_a_missing_file_is_named(self) -> None:
-        """A missing file of the checkpoint is a CheckpointError, never fewer tensors."""
+        """Raise CheckpointError for a missing file of the checkpoint, and never yield fewer tensors."""
         for folder, _ in self._checkpoints():
             for file in sorted(folder.iterdir()):
                 if file.suffix == ".json":
@@ -131,7 +131,7 @@ class LoadFormatKit(Kit):
                 file.write_bytes(whole)
 
     def test_unknown_options_are_refused(self) -> None:
-        """An option that the format does not know is a ConfigError that names it."""
+        """Raise ConfigError that names an option which the format does not know."""
         folder = next((folder for folder, _ in self._checkpoints(skip=False)), None)
         try:
             list(self.new().tensors(folder, _model(), {"no_such_option": 1}))
@@ -141,7 +141,9 @@ class LoadFormatKit(Kit):
             promise(False, "an unknown option is accepted")
 
     def test_refusal_is_an_answer(self) -> None:
-        """`refuses` gives a reason or None for no folder, a missing, an empty and a foreign one, and never raises."""
+        """Return a reason or None from `refuses` for no folder, a missing, an empty and a foreign one, and never
+        raise.
+        """
         empty, foreign = self.folder(), self.folder()
         (foreign / "config.json").write_text("{")
         (foreign / "weights.xyz").write_bytes(b"\0" * 100)
@@ -151,8 +153,9 @@ class LoadFormatKit(Kit):
             promise(told, f"refuses({folder and folder.name}) gives {shown(reason)}")
 
     def test_what_is_fetched_is_stated(self) -> None:
-        """What says which files are fetched stands in the class itself: `forms` and `reserves` are patterns of file
-        names, none with a folder, and a format that has `describe` says that it `describes`."""
+        """State in the class itself which files are fetched: `forms` and `reserves` are patterns of file names, none
+        with a folder, and a format that has `describe` says that it `describes`.
+        """
         cls: type[WeightSource] = self.plugin
         for name in ("forms", "reserves", "describes", "streams_from"):
             usual = getattr(cls, name) == getattr(WeightSource, name)
@@ -164,7 +167,9 @@ class LoadFormatKit(Kit):
         promise(has == cls.describes, f"describes is {cls.describes}, and {'a' if has else 'no'} describe is there")
 
     def test_what_needs_no_files_fills_the_model(self) -> None:
-        """A format without files gives each parameter of the model once, in its shape and type, the same each time."""
+        """Yield, in a format without files, each parameter of the model once, in its shape and type, the same each
+        time.
+        """
         if self.plugin.forms or any(True for _ in self._checkpoints(skip=False)):
             does_not_apply("this format reads files")
         model = _model()
@@ -181,7 +186,7 @@ class LoadFormatKit(Kit):
         yield from self.new().tensors(folder, _model(), {})
 
     def _checkpoints(self, skip: bool = True) -> Iterator[tuple[Path, dict[str, torch.Tensor]]]:
-        """Folders that the format takes."""
+        """Yield folders that the format accepts, with their tensors."""
         found, given = False, self.writers is not LoadFormatKit.writers
         own = [self._write] if issubclass(self.plugin, WritesWeights) else []
         for write in (*own, *self.writers):
@@ -199,7 +204,7 @@ class LoadFormatKit(Kit):
         promise(not needed, f"without options it needs {shown(needed)} to be read")
 
     def _refusal(self, folder: Path) -> str:
-        """What the CheckpointError says; empty when the load goes through."""
+        """Return the message of the CheckpointError; empty when the load succeeds."""
         try:
             for _ in self.tensors(folder):
                 pass

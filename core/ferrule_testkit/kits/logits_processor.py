@@ -34,7 +34,7 @@ class LogitsProcessorKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_wrong_arguments_are_a_value_error(self) -> None:
-        """Arguments that cannot be used raise ValueError with a message for the client, and nothing else."""
+        """Raise ValueError with a message for the client, and nothing else, for arguments that cannot be used."""
         for given in self.wrong:
             try:
                 self.make(given)
@@ -44,7 +44,7 @@ class LogitsProcessorKit(Kit):
                 promise(False, f"{given} is accepted")
 
     def test_the_row_keeps_its_form(self) -> None:
-        """The result is a row [vocab] of the same type on the same device, without NaN, and some token is possible."""
+        """Return a row [vocab] of the same type on the same device, without NaN, in which some token is possible."""
         for given, known, num_prompt in self._cases():
             logits = self._logits()
             out = self.make(given).apply(known, num_prompt, logits.clone())
@@ -54,14 +54,14 @@ class LogitsProcessorKit(Kit):
             promise(bool(out.max() > -math.inf), f"{given} after {known}: no token is left")
 
     def test_the_history_is_left_alone(self) -> None:
-        """The known ids are read and not changed."""
+        """Read the known ids and do not change them."""
         for given, known, num_prompt in self._cases():
             ids = list(known)
             self.make(given).apply(ids, num_prompt, self._logits())
             promise(ids == known, f"{given} changed the request's ids")
 
     def test_requests_share_nothing(self) -> None:
-        """Objects of two requests, asked in turns, do as each would alone."""
+        """Work for two requests in turns as for each alone."""
         for given in self.arguments:
             alone = [self._story(given, seed) for seed in (1, 2)]
             first, second = self.make(given), self.make(given)
@@ -74,7 +74,7 @@ class LogitsProcessorKit(Kit):
                 promise(equal, f"{given}: a request's logits change beside another request")
 
     def test_nothing_is_kept_for_later_requests(self) -> None:
-        """A request does the same before and after others, whatever tokens these had."""
+        """Treat a request the same before and after others, whatever tokens these had."""
         for number, given in enumerate(self.arguments):
             first, other = ([41 + 10 * number + start + step for step in range(5)] for start in (0, 5))
             story = [[token % self.vocab_size for token in first[: length + 1]] for length in range(5)]
@@ -86,7 +86,7 @@ class LogitsProcessorKit(Kit):
             promise(equal, f"{given}: the same request changes other logits after another request than before it")
 
     def test_the_prompt_does_not_count(self) -> None:
-        """With `ignores_prompt`, the same generated tokens change the logits alike after any prompt."""
+        """Change the logits alike after any prompt for the same generated tokens, with `ignores_prompt`."""
         if not self.ignores_prompt:
             does_not_apply("`ignores_prompt` is not set")
         for given in self.arguments:
@@ -98,7 +98,9 @@ class LogitsProcessorKit(Kit):
                 promise(equal, f"{given}: the logits after {generated} change with the prompt")
 
     def test_it_works_in_a_batch(self) -> None:
-        """Under the built-in sampler a row with the processor draws as it does alone, and no neighbour notices."""
+        """Work under the built-in sampler: a row with the processor draws as it does alone, and its neighbours are not
+        affected.
+        """
         from ferrule_testkit.simulate import load
 
         def sample(order: Sequence[int]) -> list[int]:

@@ -33,7 +33,7 @@ class ModelKit(Checkpoints):
     # ------------------------------------------------------------------------------------ promises
 
     def test_a_prompt_in_chunks_is_the_prompt(self) -> None:
-        """A prompt at once, in chunks of several sizes, and token by token gives the same logits."""
+        """Give the same logits for a prompt at once, in chunks of several sizes, and token by token."""
         for folder in self.folders():
             runner = self.runner(folder)
             if not runner.splits:
@@ -43,7 +43,7 @@ class ModelKit(Checkpoints):
                 self.equal(whole[0][-1], runner.run([prompt(1, 30)], [cut])[0][-1], f"chunks of {shown(cut)}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
-        """A request in a batch gives the logits that it gives alone, beside whole prompts, chunks and single tokens."""
+        """Give a request in a batch the logits that it gets alone, beside whole prompts, chunks and single tokens."""
         prompts = [prompt(1, 30), prompt(2, 9), prompt(3, 17), prompt(4, 1)]
         cuts = [[10, 1, 1, 18], [9], [1, 15, 1], [1]]
         for folder in self.folders():
@@ -55,7 +55,7 @@ class ModelKit(Checkpoints):
                     self.equal(b, a, f"request {number} in a batch")
 
     def test_a_slot_keeps_nothing_of_its_former_request(self) -> None:
-        """A request after another in the same slot and blocks gives what it gives in a clean one."""
+        """Give a request in a used slot and used blocks the logits that it gets in clean ones."""
         for folder in self.folders():
             fresh = self.runner(folder).run([prompt(5, 12)], [[5, 7]])[0]
             runner = self.runner(folder)
@@ -64,7 +64,7 @@ class ModelKit(Checkpoints):
             self.equal(fresh[-1], again[-1], "a used slot")
 
     def test_logits_are_float32_rows(self) -> None:
-        """`logits` gives float32 [rows, vocabulary], for one row and for many, each row by itself."""
+        """Return float32 [rows, vocabulary] from `logits`, for one row and for many, each row by itself."""
         for folder in self.folders():
             model, hidden = self.hidden(folder)
             with torch.inference_mode():
@@ -76,7 +76,9 @@ class ModelKit(Checkpoints):
             self.equal(logits[1], alone[0], "a row of logits alone")
 
     def test_vectors_are_float32_rows(self) -> None:
-        """`pool` gives float32 [rows, size], each row by itself, and of a length of 1 exactly where that is asked."""
+        """Return float32 [rows, size] from `pool`, each row by itself, and of length 1 exactly where that is asked
+        for.
+        """
         for folder in self.folders():
             model: Any = self.model(folder)
             if not isinstance(model, Pools):
@@ -94,7 +96,7 @@ class ModelKit(Checkpoints):
                 self.equal(plain / plain.norm(), normal, "a normalised vector")
 
     def test_what_is_cached_is_told(self) -> None:
-        """`cache_specs` are the same each time, with sizes that can be, in blocks of the given size."""
+        """Return the same from `cache_specs` each time, with possible sizes, in blocks of the given size."""
         for folder in self.folders():
             model = self.model(folder)
             specs = model.cache_specs()
@@ -106,7 +108,9 @@ class ModelKit(Checkpoints):
                 promise(sizes and spec.group.block_size == BLOCK, f"layer {name} caches {spec}")
 
     def test_every_weight_is_used(self) -> None:
-        """`load_weights` fills every parameter from the checkpoint, whatever the order of the tensors, and says so."""
+        """Fill every parameter from the checkpoint in `load_weights`, whatever the order of the tensors, and return
+        their names.
+        """
         for folder in self.folders():
             tensors = tensors_of(folder)
             wanted = self.model(folder)
@@ -124,7 +128,7 @@ class ModelKit(Checkpoints):
                 promise(torch.equal(value, others[name]), f"{name} depends on the order of the tensors")
 
     def test_a_change_of_any_weight_changes_the_answer(self) -> None:
-        """Every tensor of the checkpoint has a part in the answers."""
+        """Use every tensor of the checkpoint in the answers."""
         for folder in self.folders():
             tensors = tensors_of(folder)
             before = self.answers(folder, tensors)
@@ -137,7 +141,7 @@ class ModelKit(Checkpoints):
                 promise(not same, f"{name} of the checkpoint has no effect")
 
     def test_weights_that_do_not_fit_are_named(self) -> None:
-        """An unknown tensor and one of a wrong shape are CheckpointErrors that name it; a missing one is not filled."""
+        """Raise CheckpointError that names an unknown tensor or one of a wrong shape; leave a missing one unfilled."""
         for folder in self.folders():
             tensors = tensors_of(folder)
             name, tensor = max(tensors, key=lambda item: item[1].dim())
@@ -155,9 +159,8 @@ class ModelKit(Checkpoints):
                 promise(filled < names, f"without {name} load says that everything was filled")
 
     def test_equals_transformers(self) -> None:
-        """The logits at every position equal those of transformers, for prompts longer than any window.
-
-        So do vectors, which are the library's hidden states pooled.
+        """Equal the logits of transformers at every position, for prompts longer than any window. Vectors equal the
+        library's hidden states, pooled.
         """
         if not self.hugging_face:
             does_not_apply("there is no class of transformers to compare with")
@@ -179,7 +182,7 @@ class ModelKit(Checkpoints):
                     self.equal(pooled[kind], own.run([ids], [[40]], pools=True)[0][0], f"{what}, pooled by {kind}")
 
     def test_ranks_compute_what_one_does(self) -> None:
-        """A model in two parts, with what they exchange, gives the logits of the whole, in each of them."""
+        """Give the logits of the whole model in each of two ranks, which exchange parts of their results."""
         for folder in self.folders():
             prompts, cuts = [prompt(10, 14), prompt(11, 3)], [[12, 1, 1], [3]]
             wanted = self.runner(folder).run(prompts, cuts)
@@ -190,7 +193,9 @@ class ModelKit(Checkpoints):
                     self.equal(wanted[number][-1], found[number][-1], f"request {number} in two ranks")
 
     def test_embeddings_take_the_place_of_ids(self) -> None:
-        """A prompt given as what transformers' embedding layer makes of it is the prompt, also in chunks."""
+        """Accept a prompt as the output of transformers' embedding layer, with the result of its ids, also in
+        chunks.
+        """
         if not self.hugging_face:
             does_not_apply("there is no class of transformers to take embeddings from")
         for folder in self.folders():

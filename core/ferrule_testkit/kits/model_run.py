@@ -30,7 +30,7 @@ Tensors = Sequence[tuple[str, torch.Tensor]]  # of a checkpoint, by name
 
 @cache
 def _written(recipe: str) -> tempfile.TemporaryDirectory[str]:
-    """A tiny checkpoint, written once in a process. The folder goes with the object."""
+    """Write a tiny checkpoint, once in a process. The folder is removed with the returned object."""
     from ferrule_testkit.checkpoints import tiny_checkpoint
 
     folder = tempfile.TemporaryDirectory(prefix="ferrule-kit-")
@@ -39,7 +39,7 @@ def _written(recipe: str) -> tempfile.TemporaryDirectory[str]:
 
 
 def recipe_folder(recipe: str) -> Path:
-    """The folder of a checkpoint of `ferrule_testkit.checkpoints`."""
+    """Return the folder of a checkpoint of `ferrule_testkit.checkpoints`."""
     return Path(_written(recipe).name)
 
 
@@ -76,7 +76,7 @@ class Checkpoints(Kit):
             yield folder
 
     def model(self, folder: Path, tensors: Tensors | None = None, **context: Any) -> Model:
-        """`context` are fields of its `BuildContext`."""
+        """Build a model and load its weights. `context` are fields of its `BuildContext`."""
         model = self.empty(folder, **context)
         with torch.no_grad():
             model.load_weights(iter(tensors_of(folder) if tensors is None else tensors))
@@ -100,13 +100,13 @@ class Checkpoints(Kit):
         return model
 
     def answers(self, folder: Path, tensors: Tensors) -> torch.Tensor:
-        """What is computed at many positions: of experts, not every one is asked at each."""
+        """Return logits at many positions, because not every expert is used at each."""
         prompts = [prompt(number, 24) for number in range(1, 1 + SLOTS)]
         found = self.runner(folder, tensors).run(prompts, [[2] * 12] * len(prompts))
         return torch.stack([logits for each in found for logits in each])
 
     def hidden(self, folder: Path) -> tuple[Generates, torch.Tensor]:
-        """A model, and hidden states [rows, hidden] that it computed."""
+        """Return a model, and hidden states [rows, hidden] that it computed."""
         model: Any = self.model(folder)
         if not isinstance(model, Generates):
             does_not_apply("the model does not generate")
@@ -165,10 +165,9 @@ class Runner:
         media: Mapping[int, MediaItem] | None = None,
         pools: bool = False,
     ) -> list[list[torch.Tensor]]:
-        """Logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second ones, …
-
-        `media` is the item of a prompt, by its number. Vectors of a model that does not generate, and with `pools`;
-        prompts that are not split are computed whole.
+        """Return the logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second
+        ones, and so on. `media` is the item of a prompt, by its number. The result has vectors if the model does not
+        generate, or with `pools`; prompts that are not split are computed whole.
         """
         given = media or {}
         found: list[list[torch.Tensor]] = [[] for _ in prompts]
@@ -223,7 +222,7 @@ class Runner:
 
 
 class _Seen(Sampler):
-    """Keeps the logits, and chooses what is known to come."""
+    """A sampler that keeps the logits, and chooses the token that is known to come."""
 
     def __init__(self) -> None:
         self.logits: list[torch.Tensor] = []
@@ -245,6 +244,6 @@ def prompt(seed: int, length: int) -> list[int]:
 
 
 def check_named(message: str, tensor: str) -> None:
-    """A merged parameter may stand for its parts: the layer is what must be named."""
+    """Check that a message names a tensor, or its layer: a merged parameter may stand for its parts."""
     layer = tensor.rpartition(".")[0].rpartition(".")[0]
     promise(tensor in message or layer in message, f"{tensor} is not named: {message}")

@@ -42,7 +42,7 @@ FOREIGN = (
 
 
 def squeezed(text: str) -> str:
-    """A text without its white space: which of it belongs to the markup is the protocol's business."""
+    """Return a text without its white space, since the protocol decides how much of that belongs to the markup."""
     return "".join(text.split())
 
 
@@ -55,7 +55,7 @@ class FoldedCall:
 
 @dataclass
 class Fold:
-    """What a choice's events come to."""
+    """The sum of a choice's events."""
 
     content: str = ""
     reasoning: str = ""
@@ -108,7 +108,7 @@ def fold(parser: Any, pieces: Iterable[str], *, finish: bool = True) -> Fold:
 
 
 def _ids(text: str) -> tuple[int, ...]:
-    """Those of a `ByteTokenizer`."""
+    """Return the ids that a `ByteTokenizer` gives a text."""
     return tuple(text.encode("utf-8", "surrogatepass"))
 
 
@@ -120,7 +120,7 @@ def same(wanted: Fold, got: Fold, text: str, pieces: Sequence[str]) -> None:
 
 
 def linear(make: Callable[[], Any], text: str, sizes: tuple[int, int] = (200, 1600)) -> None:
-    """Eight times the text must not cost more than about eight times the work."""
+    """Check that eight times the text costs no more than about eight times the work."""
 
     def cost(size: int) -> int:
         pieces = (text * (size // len(text) + 1))[:size]

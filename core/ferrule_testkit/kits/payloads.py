@@ -20,7 +20,7 @@ HOSTILE_NAME_WRITTEN = r'"get\"it\\\u0041"'
 
 
 def strict_json(text: str, place: str) -> Any:
-    """The value of a JSON text that UTF-8 can hold, without Python's additions. Raises Broken."""
+    """Return the value of a JSON text that UTF-8 can hold, without Python's additions. Raises Broken."""
     try:
         text.encode()
         return json.loads(text, parse_constant=_refuse)
@@ -29,12 +29,12 @@ def strict_json(text: str, place: str) -> Any:
 
 
 def exchanged(text: str, old: str, new: str) -> str | None:
-    """The text with another payload; None when the payload is not there once, as it was written."""
+    """Return the text with payload `new` instead of `old`; None unless `old` occurs exactly once, as it was written."""
     return text.replace(old, new) if old and text.count(old) == 1 else None
 
 
 def escaped(name: str) -> str:
-    """A name as a JSON string, its first character escaped."""
+    """Write a name as a JSON string, its first character escaped."""
     return f'"\\u{ord(name[0]):04x}{json.dumps(name[1:])[1:]}'
 
 

@@ -42,7 +42,7 @@ class PlatformKit(Kit):
             torch.set_num_threads(threads)
 
     def here(self) -> Platform:
-        """An instance, prepared; skips where the platform refuses."""
+        """Return an instance, prepared; skip the test where the platform refuses."""
         reason = self.plugin.refuses()
         if reason is not None:
             does_not_apply(f"it refuses: {reason}")
@@ -54,7 +54,7 @@ class PlatformKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_refusal_is_an_answer(self) -> None:
-        """`refuses` gives None or a reason in one line, the same each time, and never raises."""
+        """Return None or a reason in one line from `refuses`, the same each time, and never raise."""
         answers = [self.plugin.refuses() for _ in range(3)]
         promise(len(set(answers)) == 1, f"three answers: {shown(answers)}")
         reason = answers[0]
@@ -62,7 +62,7 @@ class PlatformKit(Kit):
         promise(told, f"refuses gives {shown(reason)}")
 
     def test_refusal_is_cheap(self) -> None:
-        """`refuses` runs little code and starts no device: it is asked on every machine."""
+        """Run little code in `refuses` and start no device: it is called on every machine."""
         self.plugin.refuses()
         before = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         lines = work(self.plugin.refuses)
@@ -71,7 +71,7 @@ class PlatformKit(Kit):
         promise(after == before, "refuses starts CUDA")
 
     def test_the_device_is_described(self) -> None:
-        """`prepare` names the device and gives memory that can be; a second time it says the same."""
+        """Name the device in `prepare`, with a possible size of memory, and describe the same device a second time."""
         platform = self.here()
         caps = self.caps
         promise(isinstance(caps, DeviceCaps) and bool(caps.platform) and bool(caps.name), f"{shown(caps)} has no name")
@@ -81,14 +81,14 @@ class PlatformKit(Kit):
         promise(platform.prepare(self._config()) == caps, "a second prepare describes another device")
 
     def test_tensors_live_there(self) -> None:
-        """The device can hold and add tensors of the types that it names."""
+        """Hold and add tensors on the device, of the types that it names."""
         platform = self.here()
         dtype = platform.dtype("auto", {})
         total = torch.ones(3, device=platform.device(), dtype=dtype).sum()
         promise(float(total) == 3.0, f"1 + 1 + 1 in {dtype} is {float(total)}")
 
     def test_types_are_resolved(self) -> None:
-        """`auto` gives a floating type for every checkpoint; a type that is named is used, or is a ConfigError."""
+        """Resolve `auto` to a floating type for every checkpoint; use a type that is named, or raise ConfigError."""
         platform = self.here()
         for stored in ("float32", "float16", "bfloat16", None):
             found = platform.dtype("auto", {"dtype": stored} if stored else {})
@@ -104,7 +104,7 @@ class PlatformKit(Kit):
                 promise(found is getattr(torch, wanted), f"--dtype {name} gives {found}")
 
     def test_unknown_types_are_refused(self) -> None:
-        """An unknown type is a ConfigError that names it."""
+        """Raise ConfigError that names an unknown type."""
         platform = self.here()
         for name in ("float7", "", "int8", "torch.float32", "__class__"):
             try:
@@ -115,7 +115,9 @@ class PlatformKit(Kit):
                 promise(False, f"--dtype {name!r} gives {shown(found)}")
 
     def test_the_cache_fits(self) -> None:
-        """`cache_bytes` is positive and not more than there is; a wish for more is a ConfigError."""
+        """Return from `cache_bytes` a positive size within the device's memory; raise ConfigError if the user asks for
+        more.
+        """
         platform = self.here()
         given = platform.memory().cache_bytes(self._config())
         whole = isinstance(given, int) and 0 < given <= self.caps.memory_bytes
@@ -127,7 +129,7 @@ class PlatformKit(Kit):
         promise(0 < more <= self.caps.memory_bytes, f"{more} bytes for the cache are promised")
 
     def test_attention_is_named(self) -> None:
-        """`attention_order` names installed backends, at least one of which takes plain attention here."""
+        """Name installed backends in `attention_order`, at least one of which accepts plain attention here."""
         from ferrule.interfaces.model import AttentionOptions, LayerCache
         from ferrule.types import CacheGroup
 
@@ -142,12 +144,12 @@ class PlatformKit(Kit):
         promise(bool(taken) or bool(set(order) & set(self.attention)), f"all of {order} refuse plain attention here")
 
     def test_steps_in_flight(self) -> None:
-        """`depth` is a small whole number."""
+        """Return a small whole number from `depth`."""
         depth = self.here().execution().depth()
         promise(isinstance(depth, int) and 1 <= depth <= 8, f"depth is {shown(depth)}")
 
     def test_features_are_true(self) -> None:
-        """A device with the feature "host_memory" has tensors that NumPy can read."""
+        """Give a device with the feature "host_memory" tensors that NumPy can read."""
         platform = self.here()
         if "host_memory" not in self.caps.features:
             does_not_apply("its tensors are not said to lie in the host's memory")
@@ -155,7 +157,7 @@ class PlatformKit(Kit):
         promise(read.tolist() == [0, 1, 2], f"NumPy reads {shown(read)}")
 
     def test_kernels_compute_what_torch_does(self) -> None:
-        """Layers and sampling with the kernels that the platform supplies give nearly what they give without."""
+        """Compute layers and samples with the platform's kernels nearly as without them."""
         platform = self.here()
         execution, device, dtype = platform.execution(), platform.device(), platform.dtype("auto", {})
         kernels = execution.kernels()
@@ -176,7 +178,7 @@ class PlatformKit(Kit):
             promise(torch.equal(best, logits.argmax(-1)), f"the likeliest tokens are {shown(best)}")
 
     def test_tensors_cross_whole(self) -> None:
-        """`transfers` carry tensors of any type and shape to the device and back, in order, several at a time."""
+        """Carry tensors of any type and shape to the device and back with `transfers`, in order, several at a time."""
         platform = self.here()
         transfers = platform.execution().transfers()
         host = [
@@ -199,7 +201,7 @@ class PlatformKit(Kit):
         promise(all(copy.done() for copy in copies), "copies that were waited for are not done")
 
     def test_nothing_is_printed(self) -> None:
-        """A platform logs; it does not write to standard output, where commands answer."""
+        """Write to the log and never to standard output, where commands answer."""
         platform, written = self.here(), []
         stdout = sys.stdout
 
@@ -209,7 +211,7 @@ class PlatformKit(Kit):
                 return len(text)
 
             def flush(self) -> None:
-                """Nothing is held."""
+                """Do nothing: no text is buffered."""
 
         sys.stdout = Watch()
         try:
@@ -227,7 +229,7 @@ class PlatformKit(Kit):
 def _layers(
     kernels: Kernels, device: torch.device, dtype: torch.dtype, draw: torch.Generator
 ) -> dict[str, tuple[nn.Module, nn.Module]]:
-    """Layers of 64 features with the kernels, packed, and the same ones that torch computes, by their names."""
+    """Return layers of 64 features with the kernels, packed, and the same layers computed by torch, by their names."""
     makers: dict[str, Callable[[], nn.Module]] = {
         "RMSNorm": lambda: RMSNorm(64, 1e-5),
         "RMSNorm with an offset": lambda: RMSNorm(64, 1e-5, 1.0),

@@ -25,7 +25,7 @@ _EMBEDDING = LinearLayer("embed_tokens", 64, 300)
 
 
 class Layer(nn.Module):
-    """What a scheme is given: a linear layer of a float checkpoint."""
+    """A linear layer of a float checkpoint, as a scheme gets it."""
 
     weight: nn.Parameter
     bias: nn.Parameter | None
@@ -65,7 +65,7 @@ class QuantizationKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_refusal_is_an_answer(self) -> None:
-        """`refuses` gives None or a reason in one line, whatever the device and type, the same each time."""
+        """Return None or a reason in one line from `refuses`, whatever the device and type, the same each time."""
         for platform in (self.platform, "abacus"):
             for dtype in _TYPES:
                 answers = {self.plugin.refuses(self.config, self._caps(platform), dtype) for _ in range(2)}
@@ -74,12 +74,14 @@ class QuantizationKit(Kit):
                 promise(len(answers) == 1 and told, f"on {platform}, {dtype}, refuses gives {shown(answers)}")
 
     def test_a_float_type_is_taken(self) -> None:
-        """On its platform it takes activations of at least one float type."""
+        """Accept activations of at least one float type on its platform."""
         reasons = {str(dtype): self.plugin.refuses(self.config, self._caps(self.platform), dtype) for dtype in _FLOATS}
         promise(any(reason is None for reason in reasons.values()), f"it refuses all: {shown(reasons)}")
 
     def test_formats_are_names(self) -> None:
-        """`formats` are names of `quant_method`, and `config` is of one of them, or empty where there are none."""
+        """Have names of `quant_method` in `formats`, one of which is that of `config`; an empty `config` if there are
+        none.
+        """
         formats = self.plugin.formats
         named = isinstance(formats, tuple) and all(isinstance(name, str) and name for name in formats)
         promise(named, f"formats is {shown(formats)}")
@@ -87,7 +89,7 @@ class QuantizationKit(Kit):
         promise(known, f"the kit's config is {shown(self.config)}, formats {shown(formats)}")
 
     def test_each_layer_has_its_own_scheme(self) -> None:
-        """`scheme` gives a new scheme for every layer, or None; at least one layer has one."""
+        """Return a new scheme for every layer from `scheme`, or None; at least one layer has a scheme."""
         method = self._method()
         made = [method.scheme(layer) for layer in self._layers()] + [method.scheme(layer) for layer in self._layers()]
         schemes = [scheme for scheme in made if scheme is not None]
@@ -96,7 +98,9 @@ class QuantizationKit(Kit):
         promise(len({id(scheme) for scheme in schemes}) == len(schemes), "two layers share a scheme")
 
     def test_products_are_near(self) -> None:
-        """Products have the shape and type of a linear layer's, nearly its values, and on the whole their size."""
+        """Compute products of the shape and type of a linear layer's, nearly its values, and on the whole their
+        size.
+        """
         for given, layer, scheme, weight in self._packed():
             for rows in _BATCHES:
                 x = self._activations(rows, given, weight)
@@ -112,7 +116,7 @@ class QuantizationKit(Kit):
             promise(abs(factor - 1) <= self.scale_error, f"{_at(given, x)}: {said}")
 
     def test_a_row_is_as_it_is_alone(self) -> None:
-        """A row's result has the same bits alone and in any batch, beside a row of NaN or of large numbers too."""
+        """Give a row's result the same bits alone and in any batch, also beside a row of NaN or of large numbers."""
         for given, layer, scheme, weight in self._packed():
             x = self._activations(33, given, weight)
             x[1] *= 100
@@ -128,7 +132,7 @@ class QuantizationKit(Kit):
             promise(finite, f"{_at(given, x)}: a row of NaN spoils its neighbours")
 
     def test_answers_stay(self) -> None:
-        """A result is not changed by later calls, and a call does not change its input."""
+        """Leave earlier results and the input unchanged by a call."""
         for given, layer, scheme, weight in self._packed():
             x, other = self._activations(7, given, weight), self._activations(9, given, weight)
             before = x.clone()
@@ -140,7 +144,7 @@ class QuantizationKit(Kit):
             promise(torch.equal(scheme.matmul(layer, x), kept), f"{_at(given, x)}: the second time is another")
 
     def test_zeros_are_zeros(self) -> None:
-        """Activations of zero give the bias, and channels whose weights are zero nothing but theirs."""
+        """Give the bias for activations of zero, and for channels whose weights are zero."""
         for given, layer, scheme, weight in self._packed(empty=3):
             y = scheme.matmul(layer, torch.zeros(2, given.in_features, dtype=weight.dtype)).float()
             bias = torch.zeros(given.out_features) if layer.bias is None else layer.bias.float()
@@ -151,7 +155,7 @@ class QuantizationKit(Kit):
             )
 
     def test_rows_are_those_of_the_weight(self) -> None:
-        """Rows that a scheme reads have the weight's type and nearly its values. An embedding's scheme reads rows."""
+        """Read rows of the weight's type and nearly its values, always with an embedding's scheme."""
         for given, layer, scheme, weight in (*self._packed(), *self._packed(embedding=True)):
             rows, ids = scheme.rows(layer), torch.arange(given.out_features).flip(0)
             if rows is None:
@@ -164,7 +168,9 @@ class QuantizationKit(Kit):
             promise(off <= self.error, f"{given.name}: rows are {off:.3g} off, {self.error} is allowed")
 
     def test_memory_is_saved(self) -> None:
-        """A packed layer, its parameters, buffers and `packed_tensors` together, is smaller than the float weights."""
+        """Make a packed layer, its parameters, buffers and `packed_tensors` together, smaller than the float
+        weights.
+        """
         for given, layer, scheme, weight in self._packed():
             if weight.numel() < 1 << 16:
                 continue
@@ -173,7 +179,7 @@ class QuantizationKit(Kit):
             promise(0 < size < 0.9 * weight.nbytes, f"{given.name}: {size} bytes instead of {weight.nbytes}")
 
     def test_shared_weights_are_left_alone(self) -> None:
-        """Packing does not change the tensor that it is given: an embedding may share it."""
+        """Pack without changing the given tensor: an embedding may share it."""
         if self.encode is not None:
             return
         for given, layer, _, weight in self._packed(shared=True):
@@ -187,7 +193,7 @@ class QuantizationKit(Kit):
         return fake_caps(platform, self.features)
 
     def _dtypes(self) -> list[torch.dtype]:
-        """The float types that it takes; the widest when it takes none."""
+        """Return the float types that the method accepts; the widest if it accepts none."""
         caps = self._caps(self.platform)
         return [dtype for dtype in _FLOATS if self.plugin.refuses(self.config, caps, dtype) is None] or [_FLOATS[-1]]
 
@@ -204,8 +210,9 @@ class QuantizationKit(Kit):
     def _packed(
         self, empty: int | None = None, shared: bool = False, embedding: bool = False
     ) -> Iterator[tuple[LinearLayer, Layer, LinearScheme, torch.Tensor]]:
-        """Each layer that has a scheme, or the embedding, loaded and packed, and the float weight: in each float type
-        that is taken, without and with a bias."""
+        """Yield each layer that has a scheme, or the embedding, loaded and packed, and its float weight: in each float
+        type that is accepted, without and with a bias.
+        """
         method, draw = self._method(), torch.Generator().manual_seed(0)
         kernels = load("platform", self.platform)().execution().kernels()
         make, layers = (method.embedding, [_EMBEDDING]) if embedding else (method.scheme, self._layers())
@@ -229,7 +236,7 @@ class QuantizationKit(Kit):
             yield given, layer, scheme, weight
 
     def _activations(self, rows: int, given: LinearLayer, weight: torch.Tensor) -> torch.Tensor:
-        """Of the type of the weight."""
+        """Return random activations [rows, in_features] of the weight's type."""
         draw = torch.Generator().manual_seed(rows)
         return torch.randn(rows, given.in_features, generator=draw).to(weight.dtype)
 
@@ -245,7 +252,7 @@ def _projections(given: LinearLayer) -> dict[str, int]:
 
 
 def _factor(y: torch.Tensor, expected: torch.Tensor, bias: torch.Tensor | None) -> float:
-    """The number that makes of the expected products, without the bias, what comes nearest to `y`."""
+    """Return the factor by which the expected products, without the bias, come nearest to `y`."""
     plain = expected if bias is None else expected - bias
     return ((y.double() - (expected - plain)) * plain).sum().div(plain.square().sum()).item()
 

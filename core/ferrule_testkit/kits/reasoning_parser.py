@@ -38,7 +38,7 @@ class ReasoningParserKit(Kit):
     context: ChoiceContext = ChoiceContext()
 
     def make(self) -> ReasoningParser:
-        """A parser at the beginning of a choice, with a tokenizer of bytes where `context` has none."""
+        """Make a parser at the beginning of a choice, with a tokenizer of bytes where `context` has none."""
         parser: ReasoningParser = self.new()
         parser.begin(replace(self.context, tokenizer=self.context.tokenizer or ByteTokenizer()))
         return parser
@@ -51,21 +51,21 @@ class ReasoningParserKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_thoughts_and_answer_are_parted(self) -> None:
-        """Each sample gives its reasoning and its content."""
+        """Split each sample into its reasoning and its content."""
         for sample in self._samples():
             folded = fold(self.make(), [sample.text])
             got, wanted = (folded.reasoning, folded.content), (sample.reasoning, sample.content)
             promise(got == wanted, f"{shown(sample.text)} gives {shown(got)}, not {shown(wanted)}")
 
     def test_any_cut_gives_the_same(self) -> None:
-        """However a text is cut into deltas, the events fold to the same answer."""
+        """Return events that sum to the same answer, however a text is cut into deltas."""
         for text in self.texts():
             whole = fold(self.make(), [text])
             for pieces in cuts(text):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_short_texts_in_every_cut(self) -> None:
-        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        """Return the same for short texts, and for the beginnings and ends of the samples, in each of their cuts."""
         long = [sample.text for sample in self.samples] + list(FOREIGN[-4:])
         for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
             whole = fold(self.make(), [text])
@@ -73,7 +73,7 @@ class ReasoningParserKit(Kit):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_truncation_loses_nothing(self) -> None:
-        """A text may end anywhere: what came of the thoughts and of the answer is there, in order."""
+        """Keep, wherever a text ends, all of the reasoning and the content that came, in order."""
         for sample in self._samples():
             first = sample.text.find(sample.reasoning)
             last = sample.text.rfind(sample.content)
@@ -89,27 +89,27 @@ class ReasoningParserKit(Kit):
                 )
 
     def test_truncation_never_raises(self) -> None:
-        """Any text may end anywhere, and nothing raises or is made up."""
+        """Raise nothing and make nothing up, wherever any text ends."""
         for text in self.texts():
             for end in range(len(text)):
                 got = fold(self.make(), [text[:end]]).text
                 promise(len(got) <= end, f"{shown(text[:end])} becomes {shown(got)}, which is longer")
 
     def test_text_without_markup_survives(self) -> None:
-        """Text without any markup is all there, as reasoning or as content, to the last white space."""
+        """Keep all of a text without markup, as reasoning or as content, to the last white space."""
         for text in PLAIN:
             got = fold(self.make(), list(text)).text
             promise(got == text, f"{shown(text)} becomes {shown(got)}")
 
     def test_only_reasoning_and_content(self) -> None:
-        """No other events come: calls are the tool parser's."""
+        """Emit no events but reasoning and content: calls are the tool parser's."""
         for text in self.texts():
             parser = self.make()
             for event in [*parser.feed(TextDelta(text)), *parser.finish()]:
                 promise(isinstance(event, Reasoning | Content), f"{shown(text)} gives {shown(event)}")
 
     def test_text_is_not_held_back(self) -> None:
-        """Thoughts and answer are handed on while they come, not at the end."""
+        """Hand on reasoning and content while they come, not at the end."""
         words = "The quick brown fox jumps over the lazy dog. " * 40
         beginnings = ["", *(sample.text[: sample.text.rfind(sample.content)] for sample in self.samples)]
         for beginning in beginnings:
@@ -118,7 +118,7 @@ class ReasoningParserKit(Kit):
             promise(late <= _HELD_BACK, f"after {shown(beginning)} {late} of {len(words)} characters wait for the end")
 
     def test_requests_share_nothing(self) -> None:
-        """Parsers that work at the same time, or after one that broke off, do as they would alone."""
+        """Parse several texts at the same time, or after one that broke off, as each alone."""
         texts = [text for text in self.texts() if text]
         alone = [fold(self.make(), [text]).answer() for text in texts]
         parsers = [self.make() for _ in texts]
@@ -131,7 +131,7 @@ class ReasoningParserKit(Kit):
             promise(folded.answer() == wanted, f"{shown(text)} beside others gives {shown(folded.answer())}")
 
     def test_work_is_linear(self) -> None:
-        """The work for a text grows with its length, one character at a time, in thoughts and in the answer."""
+        """Work in proportion to the length of a text, one character at a time, in reasoning and in content."""
         for text in ("word ", "<", "</", "\n", *(sample.text for sample in self.samples)):
             linear(self.make, text)
 

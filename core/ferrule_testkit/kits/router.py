@@ -59,7 +59,7 @@ class RouterKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_routes_are_well_formed(self) -> None:
-        """Every route has a method, a path and a summary, and waits for nothing in a thread; none is there twice."""
+        """Give every route a method, a path and a summary, an async handler, and no duplicate."""
         routes = self.site().routes
         for entry in routes:
             name = _name(entry)
@@ -71,7 +71,9 @@ class RouterKit(Kit):
         promise(len(set(names)) == len(names), f"a route is there twice: {shown(sorted(names))}")
 
     def test_routes_are_described(self) -> None:
-        """The OpenAPI document has every route, with who may call it, and with the errors that this server answers."""
+        """Describe every route in the OpenAPI document, with who may call it and the errors that this server
+        answers.
+        """
         site = self.site()
         document = application(Config(), (), site.routes).openapi()
         for entry in site.routes:
@@ -83,20 +85,20 @@ class RouterKit(Kit):
             promise("400" in operation["responses"], f"{_name(entry)} documents no error")
 
     def test_asking_for_routes_needs_no_engine(self) -> None:
-        """`router` may be asked for before the engine is ready, twice, with the same result."""
+        """Return the same routes from `router` before the engine is ready, and when it is called twice."""
         first, second = self.site(ready=False).routes, self.site(ready=False).routes
         names = [[(entry.method, entry.path, entry.access) for entry in routes] for routes in (first, second)]
         promise(names[0] == names[1], "a second router has other routes")
 
     def test_only_probes_are_public(self) -> None:
-        """Routes that need no key are on the short list of probes; a route that takes a body needs one."""
+        """Require a key for every route that is not on the short list of probes, or that accepts a body."""
         for route in self.site().routes:
             if route.access is Access.PUBLIC:
                 known = (route.method, route.path) in PUBLIC and route.body is None
                 promise(known, f"{route.method} {route.path} is open to everybody")
 
     def test_no_route_of_another_router_is_taken(self) -> None:
-        """Beside the built-in routers nothing is claimed twice."""
+        """Claim no route of a built-in router."""
         installed = installed_plugins()
         mine = {(route.method, route.path) for route in self.site().routes}
         for name in installed.names("router"):
@@ -107,8 +109,9 @@ class RouterKit(Kit):
                 promise(not taken, f"{shown(sorted(taken))} belongs to the router {name}")
 
     def test_a_key_is_asked_for(self) -> None:
-        """With --api-key, every route but the probes answers 401 without the key, and something else with it, in any of
-        the dialect's headers."""
+        """Answer 401 without the key from every route but the probes, with --api-key, and something else with the key,
+        in any of the dialect's headers.
+        """
         site = self.site(api_key=("k",))
         for route in site.routes:
             answer = site.call(route.method, _path(route), _body(route))
@@ -120,7 +123,7 @@ class RouterKit(Kit):
                 promise(answer.status != 401, f"{_name(route)} refuses the right key in {name}")
 
     def test_errors_have_the_form_of_its_dialect(self) -> None:
-        """Errors of every status have the form of the dialect: wrong paths, methods and sizes, too."""
+        """Write errors of every status in the form of the dialect, also for wrong paths, methods and sizes."""
         site, small = self.site(), self.site(max_body_bytes=1)
         for status in (400, 401, 403, 404, 405, 408, 413, 429, 500, 503):
             for failure in _failures(status):
@@ -138,7 +141,7 @@ class RouterKit(Kit):
                 promise(answer.status == 413, f"{_name(route)} answers {answer.status} to a body over the limit")
 
     def test_valid_calls_succeed(self) -> None:
-        """Each of `calls` gives an answer below 400."""
+        """Answer each of `calls` with a status below 400."""
         if not self.calls:
             does_not_apply("no `calls` are given")
         for method, path, body in self.calls:
@@ -147,7 +150,7 @@ class RouterKit(Kit):
             promise(answer.status < 400, f"{method} {path} answers {answer.status}: {shown(answer.body)}")
 
     def test_bad_bodies_are_a_4xx(self) -> None:
-        """What is no JSON, or not of the right form, is refused with 4xx and the error shape, once."""
+        """Refuse a body that is not JSON, or not of the right form, with 4xx and the error shape, once."""
         for route in self._routes(body=True):
             site = self.site()
             for what, body in BAD_BODIES.items():
@@ -156,7 +159,7 @@ class RouterKit(Kit):
                 promise(400 <= answer.status < 500, f"{_name(route)} answers {answer.status} to {what}")
 
     def test_no_value_of_a_field_is_the_servers_fault(self) -> None:
-        """Any JSON value of any field is taken, or refused with 4xx: never a 5xx, and never no answer."""
+        """Accept any JSON value of any field, or refuse it with 4xx: never with a 5xx, and never without an answer."""
         for route in self._routes(body=True):
             site = self.site()
             given = {**self._valid(route)}
@@ -168,7 +171,7 @@ class RouterKit(Kit):
             promise(site.service.open == 0, f"{_name(route)} leaves {site.service.open} requests running")
 
     def test_null_means_the_default(self) -> None:
-        """A field of a valid call that is not required may be null, which means the same as leaving it out."""
+        """Accept null for a field of a valid call that is not required, with the meaning of leaving it out."""
         for route in self._routes(body=True):
             given, site = self._valid(route) or json.loads(next(_guesses(route))), self.site()
             usual, steady = self._meaning(site, route, given), self._meaning(site, route, given)
@@ -183,7 +186,7 @@ class RouterKit(Kit):
                 promise(same, f"{_name(route)} takes {name} = null for {shown(meaning)}, not for {shown(usual)}")
 
     def test_what_the_service_raises_is_answered(self) -> None:
-        """Refusals, overload, draining, a dead engine and faults of ours are each answered once, in the error shape."""
+        """Answer a refusal, overload, draining, a dead engine and an internal fault each once, in the error shape."""
         for error, status in (
             (RequestError("Wrong.", "prompt"), 400),
             (OverloadedError("Full."), 429),
@@ -202,7 +205,7 @@ class RouterKit(Kit):
                 promise(known, f"{method} {path} answers {answer.status} to {type(error).__name__}, not {status}")
 
     def test_a_failure_in_the_middle_is_told(self) -> None:
-        """When generation fails after it began, the answer is an error, or a stream that ends with one."""
+        """Answer with an error, or with a stream that ends with one, when generation fails after it began."""
         for error in (EngineDead("secret-detail"), RequestFailed("Failed."), RuntimeError("secret-detail")):
             site = self.site()
             site.service.failure = error
@@ -216,14 +219,15 @@ class RouterKit(Kit):
                 promise(site.service.open == 0, f"{method} {path} leaves a request running")
 
     def test_before_the_engine_is_ready(self) -> None:
-        """While the model is loaded, routes answer at once: 503 with the error shape, or what needs no engine."""
+        """Answer at once while the model is loaded: 503 with the error shape, or a result that needs no engine."""
         for route in self._routes():
             answer = self.site(ready=False).call(route.method, _path(route), _body(route))
             self._fine(answer, f"{_name(route)} before the start")
 
     def test_a_client_that_leaves_is_noticed(self) -> None:
-        """When the client leaves, what was generated for it is cancelled, and nothing is left running: in the middle of
-        an answer, and when not one event of a stream was asked for."""
+        """Cancel generation when the client leaves, and leave nothing running: in the middle of an answer, and when not
+        one event of a stream was asked for.
+        """
         for leave in ("start", "body"):
             for method, path, body in self._calls():
                 site = self.site()
@@ -232,7 +236,7 @@ class RouterKit(Kit):
                 promise(site.service.open == 0, f"{method} {path} goes on though the client left at its {leave}")
 
     def test_parameters_of_paths(self) -> None:
-        """Odd values in a path are a success or a 4xx, and no page repeats them raw."""
+        """Answer odd values in a path with success or a 4xx, and never repeat them raw in a page."""
         for route in self._routes():
             if "{" not in route.path:
                 continue
@@ -266,7 +270,9 @@ class RouterKit(Kit):
         return found[0] if found and isinstance(found[0], Mapping) else {}
 
     def _meaning(self, site: Site, route: Entry, body: Mapping[str, Any]) -> Any:
-        """What a call asks of the service, or the answer when it asks for no generation; None when it is refused."""
+        """Return the requests that a call makes to the service, or the answer if it makes none; None when the call is
+        refused.
+        """
         before = len(site.service.requests)
         answer = site.call(route.method, _path(route), _encode(body))
         if answer.status >= 400:
@@ -274,7 +280,7 @@ class RouterKit(Kit):
         return site.service.requests[before:] or answer.body
 
     def _fine(self, answer: SentResponse, what: str) -> None:
-        """One answer, and in the shape of the dialect's errors when it is an error."""
+        """Check that there is one answer, in the shape of the dialect's errors if it is an error."""
         promise(not answer.problems, f"{what}: {'; '.join(answer.problems)}")
         for leak in _LEAKS:
             promise(leak.encode() not in answer.body, f"{what}: the answer tells {leak!r}: {shown(answer.body)}")
@@ -285,12 +291,12 @@ class RouterKit(Kit):
 
 
 def _failures(status: int) -> Sequence[Failure]:
-    """What may be told of one status: with and without a field at fault."""
+    """Return failures of one status: with and without a field at fault."""
     return [Failure(status=status, kind="SomeError", message="What is wrong.", param=param) for param in ("a", None)]
 
 
 def _shape(body: bytes) -> Any:
-    """The keys and the numbers of a JSON text, in their places; not its other values."""
+    """Return the keys and the numbers of a JSON text, in their places; not its other values."""
 
     def shape(value: Any) -> Any:
         if isinstance(value, dict):
@@ -310,7 +316,7 @@ def _name(route: Entry) -> str:
 
 
 def _is_async(handler: Any) -> bool:
-    """Also of an object that can be called."""
+    """Return whether a handler, which may also be an object that can be called, is async."""
     return inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(type(handler).__call__)
 
 
@@ -337,7 +343,7 @@ def _fields(route: Entry) -> Sequence[str]:
 
 
 def _guesses(route: Entry) -> Iterator[bytes]:
-    """Bodies that are likely to be taken: one of the usual fields each, streamed and not."""
+    """Yield bodies that are likely to be accepted: each has one of the usual fields, streamed and not."""
     names = set(_fields(route))
     for name in sorted(names & USUAL.keys()):
         yield _encode({name: USUAL[name]})

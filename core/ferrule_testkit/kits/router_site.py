@@ -28,7 +28,7 @@ _PATIENCE = 20.0  # seconds for one call
 
 @dataclass
 class SentResponse:
-    """What was sent for one call. `problems` are breaches of ASGI: an answer that starts or ends twice, or never."""
+    """A response to one call. `problems` are breaches of ASGI: a response that starts or ends twice, or never."""
 
     status: int = 0
     headers: dict[str, str] = field(default_factory=dict)
@@ -38,7 +38,7 @@ class SentResponse:
 
 
 class Asked(ScriptedService):
-    """Knows how often it was asked to generate."""
+    """A service that counts how often it was asked to generate."""
 
     asked = 0
 
@@ -73,7 +73,9 @@ class Site:
         *,
         leave: str = "",
     ) -> SentResponse:
-        """With `leave` the client goes once it has the "start" of the answer, or the first piece of its "body"."""
+        """Call a route. With `leave` the client disconnects after the "start" of the answer, or after the first piece
+        of its "body".
+        """
         return asyncio.run(self._call(method, path, body, headers or {}, leave))
 
     async def _call(self, method: str, path: str, body: bytes, headers: Mapping[str, str], leave: str) -> SentResponse:

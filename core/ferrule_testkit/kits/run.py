@@ -17,7 +17,7 @@ _TESTKIT = "ferrule_testkit"  # part of its files' paths
 
 
 class Outcome(Struct, frozen=True, kw_only=True):
-    """What became of one promise. `reason` is empty for one that is kept, `where` is the line that broke it."""
+    """The outcome of one promise. `reason` is empty for one that is kept, `where` is the line that broke it."""
 
     name: str
     promise: str
@@ -65,6 +65,6 @@ def _reason(error: BaseException) -> str:
 
 
 def _where(error: BaseException) -> str:
-    """File and line of the innermost code that is not the testkit's own; empty where only that was running."""
+    """Return file and line of the innermost code that is not the testkit's own; empty where only that was running."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _TESTKIT not in frame.filename]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else ""

@@ -57,7 +57,7 @@ class OnePlugin(Plugins):
 
 
 def _batch(rows: Sequence[SampleRow], history: torch.Tensor, **more: Any) -> SampleBatch:
-    """On this machine's processor."""
+    """Make a batch with the CPU's kernels."""
     return SampleBatch(rows, history, kernels=load("platform", "cpu")().execution().kernels(), **more)
 
 
@@ -82,7 +82,9 @@ class SamplerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_greedy_takes_the_most_likely(self) -> None:
-        """Temperature 0, tiny temperatures, top_k 1 and a tiny top_p give the likeliest token; of equals the first."""
+        """Choose the likeliest token with temperature 0, tiny temperatures, top_k 1 and a tiny top_p; of equals the
+        first.
+        """
         for given in (
             {"temperature": 0.0},
             {"temperature": 1e-6},
@@ -96,12 +98,14 @@ class SamplerKit(Kit):
         promise(first.tolist() == [1], f"of two equals greedy takes token {first.tolist()}")
 
     def test_frequencies_follow_the_distribution(self) -> None:
-        """Over many seeds, tokens come as often as softmax(logits / temperature) says."""
+        """Draw tokens, over many seeds, as often as softmax(logits / temperature) says."""
         for temperature in (0.5, 1.0, 2.0):
             self._follows(_STEPS, torch.softmax(_STEPS / temperature, 0), temperature=temperature)
 
     def test_top_k_top_p_and_min_p(self) -> None:
-        """What they cut off never comes, what they keep comes as often as before, relative to the rest."""
+        """Never draw tokens that top_k, top_p or min_p cut off, and draw the others as often as before, relative to the
+        rest.
+        """
         probs = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.05])
         for given, kept in (
             ({"top_k": 3}, 3),
@@ -116,7 +120,9 @@ class SamplerKit(Kit):
             self._follows(probs.log(), wanted / wanted.sum(), **given)
 
     def test_penalties_equal_their_definition(self) -> None:
-        """Repetition counts the prompt too, presence once, frequency each time, both only what was generated."""
+        """Apply penalties by their definition: repetition counts the prompt too, presence once, frequency each time,
+        both only what was generated.
+        """
         history, prompt = [1, 2, 2, 9, 9, 9, 4], 3
         logits = torch.linspace(-1, 1, _VOCAB)
         given = {"repetition_penalty": 1.4, "frequency_penalty": 0.3, "presence_penalty": 0.2}
@@ -128,7 +134,7 @@ class SamplerKit(Kit):
         self._follows(logits, changed.softmax(0), history, prompt, **given)
 
     def test_bias_allowed_and_banned_tokens(self) -> None:
-        """Biases add to logits; only allowed tokens come; banned words and early stops never do."""
+        """Add biases to logits; draw only allowed tokens; never draw banned words and early stops."""
         for given, history, prompt, wanted in (
             ({"logit_bias": ((2, 10.0),)}, [5], 1, 2),
             ({"logit_bias": ((_VOCAB - 1, -10.0),)}, [5], 1, _VOCAB - 2),
@@ -142,13 +148,13 @@ class SamplerKit(Kit):
             promise(token == [wanted], f"{given} after {history} with a prompt of {prompt} gives {token}, not {wanted}")
 
     def test_a_mask_of_a_grammar(self) -> None:
-        """Of a constrained row only tokens of its mask come, and ids that the mask does not reach are banned."""
+        """Draw only tokens of a constrained row's mask, and ban ids that the mask does not reach."""
         for mask, wanted in ((0b00100100.to_bytes(2, "little"), 5), (b"\xff", 7)):
             token = self.sample(_STEPS, [sampling(temperature=0.0)], mask=mask).tokens.tolist()
             promise(token == [wanted], f"the mask {mask!r} gives {token}, not {wanted}")
 
     def test_rows_do_not_depend_on_each_other(self) -> None:
-        """A row gets the same token alone, among others, and in any order of the rows."""
+        """Draw the same token for a row alone, among others, and in any order of the rows."""
         for vocab in self.vocab_sizes:
             draw = torch.Generator().manual_seed(0)
             rows = [sampling(seed=17 * n, **given) for n, given in enumerate((*MANNERS, *MANNERS))]
@@ -163,7 +169,9 @@ class SamplerKit(Kit):
                 promise(bool(alone[0] == together[n]), f"a row with {shown(MANNERS[n % len(MANNERS)])} differs alone")
 
     def test_extreme_neighbours_change_nothing(self) -> None:
-        """Beside rows with huge logits, NaN and any parameters, each of many rows gets the token that it gets alone."""
+        """Draw for each of many rows the token that it gets alone, beside rows with huge logits, NaN and any
+        parameters.
+        """
         draw = torch.Generator().manual_seed(1)
         logits = torch.randn(48, _VOCAB, generator=draw) * 0.3
         rows = [sampling(seed=seed, temperature=0.9) for seed in range(40)]
@@ -179,7 +187,7 @@ class SamplerKit(Kit):
                 promise(changed == 0, f"{changed} of {len(rows)} rows differ beside one with {shown(manner)}")
 
     def test_seed_and_position_decide(self) -> None:
-        """The same seed and position give the same token, whatever stands in the history; others give others."""
+        """Draw the same token for the same seed and position, whatever the history; other tokens for others."""
         flat = torch.zeros(1000)
         same = {int(self.sample(flat, [sampling(seed=4)], [n] * 3).tokens[0]) for n in range(5)}
         promise(len(same) == 1, f"one seed and position give {len(same)} tokens")
@@ -190,7 +198,7 @@ class SamplerKit(Kit):
         promise(len(set(self.sample(flat, far).tokens.tolist())) >= 3, "seeds of 64 bits collapse")
 
     def test_draws_at_one_position(self) -> None:
-        """Each draw at a position has noise of its own."""
+        """Use separate noise for each draw at a position."""
         flat, seeds = torch.zeros(1000), range(20)
         first, again, second = (
             self.make().sample(
@@ -204,7 +212,9 @@ class SamplerKit(Kit):
         promise(same < 3, f"another draw gives the same token for {same} of {len(seeds)} seeds")
 
     def test_guesses_are_verified(self) -> None:
-        """Guesses do not change what greedy rows say, nor how often others say a token, before or behind a guess."""
+        """Verify guesses without changing the tokens of greedy rows, or how often other rows draw a token, before or
+        behind a guess.
+        """
         best = _VOCAB - 1
         for guess in (best, 3):
             tokens = self._verify([sampling(temperature=0.0)], guess).tokens.tolist()
@@ -215,7 +225,7 @@ class SamplerKit(Kit):
             _distributed(found[found[:, 0] == guess, 1], wanted, f"behind the guess {guess}")
 
     def test_a_slot_keeps_nothing_of_its_former_request(self) -> None:
-        """A new request in a slot is treated by its own parameters, and one that comes back as the first time."""
+        """Treat a new request in a slot by its own parameters, and one that comes back as the first time."""
         sampler, history = self.make(), torch.zeros(1, 8, dtype=torch.int32)
         for given in (*MANNERS, *MANNERS):
             for seed in range(3):
@@ -225,7 +235,7 @@ class SamplerKit(Kit):
                 promise(torch.equal(used, fresh), f"a slot that was used before draws otherwise with {given}")
 
     def test_rows_that_are_not_finite(self) -> None:
-        """NaN and infinity are told for their row, whose token is still an id, and their neighbours do not notice."""
+        """Report NaN and infinity for their row, whose token is still an id, without effect on its neighbours."""
         for value in (math.nan, math.inf, -math.inf):
             for given in ({"temperature": 0.0}, {"repetition_penalty": 1.1, "logprobs": 1}):
                 rows = [sampling(seed=seed, **given) for seed in range(3)]
@@ -240,7 +250,7 @@ class SamplerKit(Kit):
                 promise(torch.equal(sampled.tokens[[0, 2]], wanted[[0, 2]]), f"{value}: a neighbour's token changed")
 
     def test_logprobs_are_those_of_the_model(self) -> None:
-        """Rows that ask get log-probabilities of the logits as the model gave them; others none."""
+        """Return log-probabilities of the model's raw logits to rows that ask; none to others."""
         rows = [sampling(), sampling(logprobs=2, logit_bias=((0, 9.0),)), sampling(logprobs=0, temperature=0.1)]
         sampled, wanted = self.sample(_STEPS, rows), _STEPS.log_softmax(0)
         tokens, own, ranks, values, ids = _told(sampled, [1, 2], [2, 0])
@@ -254,7 +264,7 @@ class SamplerKit(Kit):
         promise(plain.logprobs is None and plain.ranked is None, "logprobs are computed although no row asks for them")
 
     def test_logprobs_of_each_mode(self) -> None:
-        """In each mode that the sampler names, rows that ask are told what it means of the token that was drawn."""
+        """Return to rows that ask the value of the drawn token in each mode that the sampler names."""
         shaped = {"logit_bias": ((0, 9.0),), "allowed_token_ids": (0, 11, 12, 13, 14), "presence_penalty": 0.5}
         rows = [
             sampling(logprobs=2, temperature=0.0, **shaped),
@@ -297,7 +307,7 @@ class SamplerKit(Kit):
         mask: bytes | None = None,
         mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS,
     ) -> Sampled:
-        """One row per parameters, by a new sampler; all have the same history."""
+        """Sample one row for each of the parameters with a new sampler; all rows have the same history."""
         ids = torch.zeros(len(rows), max(64, len(history) + 1), dtype=torch.int32)
         ids[:, : len(history)] = torch.tensor(history, dtype=torch.int32)
         num_prompt = len(history) if prompt is None else prompt
@@ -308,12 +318,12 @@ class SamplerKit(Kit):
     def _follows(
         self, logits: torch.Tensor, probs: torch.Tensor, history: Sequence[int] = (), prompt: int = 0, **given: Any
     ) -> None:
-        """A chi-square test; the seeds are fixed, so it passes or fails for good."""
+        """Run a chi-square test; its seeds are fixed, so the result is always the same."""
         rows = [sampling(seed=seed, **given) for seed in range(_DRAWS)]
         _distributed(self.sample(logits, rows, history, prompt).tokens, probs, str(given))
 
     def _verify(self, rows: Sequence[TokenSampling], guess: int) -> Sampled:
-        """Two draws for each of the parameters: for a guess, and behind it."""
+        """Verify two draws for each of the parameters: for a guess, and behind it."""
         ids = _ids(len(rows))
         ids[:, 1] = guess
         batch = [SampleRow(n, row, 1, position) for n, row in enumerate(rows) for position in (1, 2)]
@@ -322,7 +332,7 @@ class SamplerKit(Kit):
 
 
 def _told(sampled: Sampled, asking: Sequence[int], tops: Sequence[int]) -> Sequence[torch.Tensor]:
-    """What rows that asked are told, whichever form the sampler gave it."""
+    """Return the log-probabilities of rows that asked, in whichever form the sampler gave them."""
     if sampled.ranked is not None:
         return sampled.ranked
     found = sampled.logprobs

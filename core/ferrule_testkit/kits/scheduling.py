@@ -24,30 +24,31 @@ class SchedulerKit(Kit):
     steps: int = 1200
 
     def test_random_work_one_step_at_a_time(self) -> None:
-        """Every invariant holds after every step with one step in flight."""
+        """Keep every invariant after every step with one step in flight."""
         self._simulate(1)
 
     def test_random_work_with_two_steps_in_flight(self) -> None:
-        """Every invariant holds with two steps in flight: results come late, and may belong to a former life."""
+        """Keep every invariant with two steps in flight: results come late, and may belong to a former life."""
         self._simulate(2)
 
     def test_random_work_with_three_steps_in_flight(self) -> None:
-        """Every invariant holds with three steps in flight."""
+        """Keep every invariant with three steps in flight."""
         self._simulate(3)
 
     def test_the_order_of_the_policy(self) -> None:
-        """Requests are admitted in the order of fcfs, of priority and of priority_ageing. A scheduler with `own_order`
-        admits them as it likes; each of them ends all the same."""
+        """Admit requests in the order of fcfs, of priority and of priority_ageing. A scheduler with `own_order` may
+        admit them in another order, but each of them ends.
+        """
         for policy in ("fcfs", "priority", "priority_ageing"):
             simulate(11, self.steps, self._make, policy)
 
     def test_chaos_and_preemption(self) -> None:
-        """No order, victim or budget that a policy may choose changes what a request says."""
+        """Give a request the same output under any order, victim or budget that a policy may choose."""
         for policy in ("chaos", "bully"):
             simulate(12, self.steps, self._make, policy)
 
     def test_the_same_work_gives_the_same_steps(self) -> None:
-        """Neither time nor chance nor an address in memory decides: a run can be repeated."""
+        """Decide independently of time, chance and addresses in memory, so that a run can be repeated."""
         first, second = (simulate(13, self.steps // 2, self._make) for _ in range(2))
         promise(first == second, f"two runs of the same work differ: {first} and {second}")
 
@@ -73,16 +74,16 @@ class PolicyKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_random_work_one_step_at_a_time(self) -> None:
-        """Every invariant of the scheduler holds under this policy, with random work and tiny caches."""
+        """Keep every invariant of the scheduler under this policy, with random work and tiny caches."""
         simulate(21, self.steps, self._scheduler(), policy="bully", depth=1)
 
     def test_random_work_with_steps_in_flight(self) -> None:
-        """The same with two and three steps in flight."""
+        """Keep every invariant of the scheduler with two and three steps in flight."""
         for depth in (2, 3):
             simulate(21 + depth, self.steps, self._scheduler(), policy="bully", depth=depth)
 
     def test_keys_can_be_compared(self) -> None:
-        """Every key is a tuple of finite numbers, all of one length, so any two requests have an order."""
+        """Return every key as a tuple of finite numbers, all of one length, so that any two requests have an order."""
         policy = self.make()
         keys = [policy.key(view, 100.0) for view in _views(1)]
         for key in keys:
@@ -91,7 +92,9 @@ class PolicyKit(Kit):
         promise(len({len(key) for key in keys}) == 1, "keys have different lengths")
 
     def test_the_policy_is_pure(self) -> None:
-        """The same views give the same keys, victims and budgets, whatever was asked before, by any instance."""
+        """Return the same keys, victims and budgets for the same views, whatever was asked before, from any
+        instance.
+        """
         views = _views(2)
         used, fresh = self.make(), self.make()
         self._ask(used, _views(3))
@@ -100,7 +103,7 @@ class PolicyKit(Kit):
         promise(self._ask(used, views) == wanted, "the second answer differs from the first")
 
     def test_the_victim_is_one_of_those_asked_about(self) -> None:
-        """`victim` names a request that runs, also when there is only one."""
+        """Name a running request in `victim`, also when there is only one."""
         policy, rng = self.make(), random.Random(4)
         for count in (1, 1, 2, 3, 7, 30):
             running = rng.sample(_views(4), count)
@@ -108,7 +111,7 @@ class PolicyKit(Kit):
             promise(victim in {view.id for view in running}, f"victim {victim!r} is none of the {count} that run")
 
     def test_budgets_are_within_their_bounds(self) -> None:
-        """`budget` is a whole number from 1 to the limit, whoever runs and waits."""
+        """Return a whole number from 1 to the limit from `budget`, however many requests run and wait."""
         policy = self.make()
         for limit in (1, 2, 16, 8192):
             for running, waiting in ((0, 0), (0, 1), (1, 0), (1, 1), (256, 0), (0, 10_000), (300, 10_000)):
@@ -117,7 +120,7 @@ class PolicyKit(Kit):
                 promise(whole, f"budget({running}, {waiting}, {limit}) is {shown(budget)}")
 
     def test_refresh_is_a_time_or_none(self) -> None:
-        """`refresh_seconds` is None, or a finite number that is not negative."""
+        """Have None in `refresh_seconds`, or a finite number that is not negative."""
         seconds = self.make().refresh_seconds
         known = seconds is None or (isinstance(seconds, int | float) and 0 <= seconds < math.inf)
         promise(known, f"refresh_seconds is {shown(seconds)}")
@@ -125,7 +128,7 @@ class PolicyKit(Kit):
     # ------------------------------------------------------------------------------------ parts
 
     def _scheduler(self) -> SchedulerFactory:
-        """The built-in scheduler under this policy, whichever the simulator hands out."""
+        """Return a factory of the built-in scheduler that uses this policy instead of the simulator's."""
 
         def make(limits: SchedulerLimits, policy: SchedulingPolicy) -> Scheduler:
             return DefaultScheduler(limits, self.make())

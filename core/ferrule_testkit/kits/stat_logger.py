@@ -49,7 +49,7 @@ class StatLoggerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_everything_that_happens_is_taken(self) -> None:
-        """Idle engines, many engines, empty answers, huge figures and every way to end raise nothing."""
+        """Accept idle engines, many engines, empty answers, huge figures and every way to end, without raising."""
         logger = self.make()
         for tell in _events(1):
             tell(logger)
@@ -66,7 +66,7 @@ class StatLoggerKit(Kit):
         self._series(logger)
 
     def test_the_text_can_be_read(self) -> None:
-        """The exposition is Prometheus text at any time: each series once, each number a number."""
+        """Write Prometheus text at any time: each series once, each number a number."""
         logger = self.make()
         self._series(self._shown(logger))
         for tell in _events(2, rounds=10):
@@ -74,7 +74,7 @@ class StatLoggerKit(Kit):
             self._series(logger)
 
     def test_counters_never_fall(self) -> None:
-        """Totals, counts, sums and buckets only grow, and no series goes away."""
+        """Never lower totals, counts, sums and buckets, and never drop a series."""
         logger = self._shown(self.make())
         before: Series = {}
         for tell in _events(3, rounds=10):
@@ -87,7 +87,7 @@ class StatLoggerKit(Kit):
             before = after
 
     def test_buckets_are_cumulative(self) -> None:
-        """Of a histogram no bucket holds more than a larger one, and the last holds the count."""
+        """Hold no more in any bucket of a histogram than in a larger one, and the count in the last."""
         logger = self._shown(self.make())
         for tell in _events(4):
             tell(logger)
@@ -103,7 +103,7 @@ class StatLoggerKit(Kit):
             promise(values[-1] == series.get((f"{name}_count", rest)), f"the last bucket of {name} is not its count")
 
     def test_each_event_counts_once(self) -> None:
-        """Counters grow by one, or not at all, for each HTTP call and each request that is refused."""
+        """Raise counters by one, or not at all, for each HTTP call and each request that is refused."""
         for what, tell in (("on_http", _tell_http), ("on_rejected", _tell_rejected)):
             logger = self._shown(self.make())
             tell(logger)
@@ -116,7 +116,7 @@ class StatLoggerKit(Kit):
                 promise(not counts or grown in (0, 3), f"{key[0]} grows by {grown:g} with 3 calls of {what}")
 
     def test_calls_are_told_without_log_stats(self) -> None:
-        """With --disable-log-stats HTTP calls count as they do without it."""
+        """Count HTTP calls with --disable-log-stats as without it."""
         shown = []
         for disabled in (False, True):
             logger = self._shown(self.make(disable_log_stats=disabled))
@@ -127,7 +127,7 @@ class StatLoggerKit(Kit):
         promise(shown[0] == shown[1], f"an HTTP call changes {shown[0]} with log stats and {shown[1]} without")
 
     def test_hostile_labels(self) -> None:
-        """Any name of a model is escaped: it can neither break the text nor make up a series."""
+        """Escape any name of a model: it can neither break the text nor make up a series."""
         self._shown(self.make())
         plain = {name for name, _ in self._series(self.make())}
         for hostile in HOSTILE:
@@ -137,7 +137,7 @@ class StatLoggerKit(Kit):
             promise(not values or values <= {hostile, "m"}, f"the name {shown(hostile)} is shown as {shown(values)}")
 
     def test_the_number_of_series_is_bounded(self) -> None:
-        """More requests do not make more series."""
+        """Add no series for more requests."""
         logger = self._shown(self.make())
         for tell in _events(5):
             tell(logger)
@@ -148,7 +148,7 @@ class StatLoggerKit(Kit):
         promise(len(self._series(logger)) == before, f"{before} series become {len(self._series(logger))}")
 
     def test_two_loggers_share_nothing(self) -> None:
-        """Two servers in one process count apart."""
+        """Count separately for two servers in one process."""
         first, second = self.make(), self._shown(self.make())
         before = self._stable(second)
         for tell in _events(13):
@@ -156,7 +156,7 @@ class StatLoggerKit(Kit):
         promise(self._stable(second) == before, "one logger's figures change with another's")
 
     def test_switched_off(self) -> None:
-        """With --disable-log-stats everything is taken, and what is shown can still be read."""
+        """Accept every event with --disable-log-stats, and still show text that can be read."""
         logger = self.make(disable_log_stats=True)
         for tell in _events(14):
             tell(logger)
@@ -190,7 +190,7 @@ class StatLoggerKit(Kit):
         return series
 
     def _stable(self, logger: StatLogger) -> Series:
-        """Without what the process itself does."""
+        """Return the series without those that describe the process."""
         return {key: value for key, value in self._series(logger).items() if not key[0].startswith(_OF_THE_PROCESS)}
 
 
@@ -226,7 +226,7 @@ def _stats(**changes: Any) -> RequestStats:
 
 
 def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
-    """What may happen in a server, as functions of a logger; the engine's counters only grow."""
+    """Yield events of a server, as functions of a logger; the engine's counters only grow."""
     rng = random.Random(seed)
     totals = dict.fromkeys(_COUNTERS, 0)
     for _ in range(rounds):

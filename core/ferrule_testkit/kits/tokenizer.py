@@ -50,7 +50,7 @@ class TokenizerKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_texts_come_back(self) -> None:
-        """The text of a text's ids is the text, to the last white space."""
+        """Decode the ids of a text to the text, to the last white space."""
         tokenizer = self.open()
         for text in self.texts:
             ids = tokenizer.encode(text, add_special_tokens=False)
@@ -58,7 +58,7 @@ class TokenizerKit(Kit):
             promise(got == text, f"{shown(text)} comes back as {shown(got)}")
 
     def test_ids_are_in_range(self) -> None:
-        """Every id is a whole number of [0, vocab_size), and has an entry of the vocabulary."""
+        """Encode to whole numbers of [0, vocab_size), each with an entry of the vocabulary."""
         tokenizer = self.open()
         for text in self.texts:
             for special in (True, False):
@@ -68,7 +68,7 @@ class TokenizerKit(Kit):
                     promise(isinstance(tokenizer.token(token), str), f"id {token} has no entry")
 
     def test_ids_out_of_range_are_ignored(self) -> None:
-        """`decode` leaves out ids that do not exist, and `token` answers None for them."""
+        """Leave out ids that do not exist in `decode`, and return None for them from `token`."""
         tokenizer = self.open()
         ids = tokenizer.encode("Hello.", add_special_tokens=False)
         for stray in (-1, tokenizer.vocab_size, 2**31, 2**63):
@@ -77,7 +77,7 @@ class TokenizerKit(Kit):
             promise(got == tokenizer.decode(ids), f"with the id {stray} the text is {shown(got)}")
 
     def test_special_tokens(self) -> None:
-        """Special ids are in range, are recognised where they are written, and are shown only on demand."""
+        """Keep special ids in range, recognise them where they are written, and show them only on demand."""
         tokenizer = self.open()
         roles = {"bos_token": tokenizer.bos_token_id, "eos_token": tokenizer.eos_token_id}
         for role, token_id in roles.items():
@@ -93,7 +93,9 @@ class TokenizerKit(Kit):
             promise(name not in tokenizer.decode(ids), f"{name!r} is shown though special tokens are to be skipped")
 
     def test_pieces_make_the_text(self) -> None:
-        """Where tokens have bytes of their own, those join to what `decode` gives; all have them, or none."""
+        """Join the bytes of tokens, where tokens have bytes, to the text that `decode` gives; all tokens have them, or
+        none.
+        """
         tokenizer = self.open()
         every = range(tokenizer.vocab_size)
         kinds = {tokenizer.piece(token, first) is None for token in every for first in (False, True)}
@@ -111,7 +113,7 @@ class TokenizerKit(Kit):
         )
 
     def test_any_ids_can_be_decoded(self) -> None:
-        """Any sequence of ids has a text: what is no UTF-8 becomes U+FFFD, and nothing raises."""
+        """Decode any sequence of ids: bytes that are not UTF-8 become U+FFFD, and nothing raises."""
         tokenizer = self.open()
         step = max(1, tokenizer.vocab_size // 500)
         ids = list(range(0, tokenizer.vocab_size, step))
@@ -119,7 +121,7 @@ class TokenizerKit(Kit):
             promise(isinstance(tokenizer.decode(part), str), f"decode({shown(part)}) is not a string")
 
     def test_threads_do_not_disturb_each_other(self) -> None:
-        """Many threads get what one gets."""
+        """Return the same to many threads as to one."""
         tokenizer = self.open()
 
         def work() -> list[Any]:
@@ -136,13 +138,13 @@ class TokenizerKit(Kit):
         promise(all(got == wanted for each in found for got in each), "threads get different ids or texts")
 
     def test_tokenizers_share_nothing(self) -> None:
-        """Two that are open at once, from two folders, are independent and equal."""
+        """Keep two tokenizers that are open at once, from two folders, independent and equal."""
         first, second = self.open(), self.open()
         for text in self.texts:
             promise(first.encode(text) == second.encode(text), f"two tokenizers of one model differ on {shown(text)}")
 
     def test_what_is_not_there_is_named(self) -> None:
-        """A missing folder and one with damaged files are CheckpointErrors that name the place."""
+        """Raise CheckpointError that names the place of a missing folder, or of one with damaged files."""
         folder = self.folder()
         self.write[0](folder)
         for file in folder.iterdir():

@@ -71,7 +71,7 @@ class ToolParserKit(Kit):
     new_ids: bool = True
 
     def make(self, tools: Sequence[dict[str, Any]] | None = None) -> ToolParser:
-        """A parser at the beginning of a choice, with a tokenizer of bytes."""
+        """Make a parser at the beginning of a choice, with a tokenizer of bytes."""
         given = json.loads(json.dumps(list(self.tools))) if tools is None else tools  # deepcopy is ten times slower
         parser: ToolParser = self.new(given)
         parser.begin(ChoiceContext(tools=tuple(given), tool_choice="auto", tokenizer=ByteTokenizer()))
@@ -85,7 +85,7 @@ class ToolParserKit(Kit):
     # ------------------------------------------------------------------------------------ promises
 
     def test_calls_are_found(self) -> None:
-        """Each sample gives its calls, in order, with their arguments as a JSON text."""
+        """Find each sample's calls, in order, with their arguments as a JSON text."""
         for sample in self._samples():
             folded = fold(self.make(), [_text(sample)])
             wanted = [(part.name, dict(part.arguments)) for part in sample if isinstance(part, CallText)]
@@ -93,7 +93,7 @@ class ToolParserKit(Kit):
             promise(got == wanted, f"{shown(_text(sample))} gives {shown(got)}, not {shown(wanted)}")
 
     def test_escapes_in_names(self) -> None:
-        """A name that is a JSON string may have escapes, quotes and backslashes: the call has what they mean."""
+        """Unescape a name that is a JSON string, with escapes, quotes and backslashes."""
         if not self.json_names:
             does_not_apply("names are not JSON strings in this format")
         alone = [(_text(sample), part.name) for sample in self._samples() for part in _only_call(sample)]
@@ -107,7 +107,7 @@ class ToolParserKit(Kit):
                     promise(names == [name], f"{shown(text)} calls {shown(names)}, not {shown([name])}")
 
     def test_hostile_arguments(self) -> None:
-        """Escapes, quotes, lone surrogates and huge numbers in arguments come as JSON of the same value."""
+        """Return arguments with escapes, quotes, lone surrogates and huge numbers as JSON of the same value."""
         for part, arguments in self._verbatim():
             for hostile in HOSTILE_ARGUMENTS:
                 text = part.text.replace(arguments, hostile)
@@ -118,7 +118,7 @@ class ToolParserKit(Kit):
                     promise(got == [wanted], f"{shown(text)} gives the arguments {shown(got)}, not {shown([wanted])}")
 
     def test_numbers_that_json_does_not_have(self) -> None:
-        """NaN and Infinity in arguments raise nothing and are not lost: the call is there, or its text is content."""
+        """Raise nothing and lose nothing for NaN and Infinity in arguments: emit the call, or its text as content."""
         for part, arguments in self._verbatim():
             text = part.text.replace(arguments, NOT_NUMBERS)
             for pieces in ([text], list(text)):
@@ -128,7 +128,7 @@ class ToolParserKit(Kit):
                 promise(kept, f"{shown(text)} gives the calls {names} and the content {shown(folded.content)}")
 
     def test_text_around_calls_survives(self) -> None:
-        """Text before, between and after calls is content, but for special tokens; the calls' own text is not."""
+        """Return text before, between and after calls as content, but for special tokens; never the calls' own text."""
         for sample in self._samples():
             wanted = "".join(part for part in sample if isinstance(part, str))
             got = fold(self.make(), [_text(sample)]).content
@@ -136,21 +136,21 @@ class ToolParserKit(Kit):
             promise(self._bare(got) == self._bare(wanted), f"{place} is {shown(got)}, not {shown(wanted)}")
 
     def test_plain_text_passes_unchanged(self) -> None:
-        """An answer without a call is content, to the last white space."""
+        """Return an answer without a call as content, to the last white space."""
         for text in self.plain:
             for pieces in ([text], list(text)):
                 folded = fold(self.make(), pieces)
                 promise(folded.answer() == (text, "", []), f"{shown(text)} becomes {shown(folded.answer())}")
 
     def test_any_cut_gives_the_same(self) -> None:
-        """However a text is cut into deltas, the events fold to the same answer."""
+        """Return events that sum to the same answer, however a text is cut into deltas."""
         for text in self.texts():
             whole = fold(self.make(), [text])
             for pieces in cuts(text):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_short_texts_in_every_cut(self) -> None:
-        """Short texts give the same in each of their cuts; so do the beginnings and ends of the samples."""
+        """Return the same for short texts, and for the beginnings and ends of the samples, in each of their cuts."""
         long = [_text(sample) for sample in self.samples] + list(FOREIGN[:4])
         for text in dict.fromkeys(part for each in long for part in (each[:9], each[-9:])):
             whole = fold(self.make(), [text])
@@ -158,15 +158,15 @@ class ToolParserKit(Kit):
                 same(whole, fold(self.make(), pieces), text, pieces)
 
     def test_truncation_never_raises_and_closes_every_call(self) -> None:
-        """A text may end anywhere: nothing raises, and every call that started is ended."""
+        """Raise nothing, wherever a text ends, and end every call that started."""
         for text in self.texts():
             for end in range(len(text)):
                 fold(self.make(), [text[:end]])
 
     def test_truncation_loses_nothing(self) -> None:
-        """What came before the end is content, or part of a call: no character of a payload disappears.
-
-        A tag that ends calls may also end one where it stands in a value whose own end did not come.
+        """Keep all that came before the end of a truncated text, as content or as part of a call: no character of a
+        payload disappears. A tag that ends calls may also end a call where the tag stands in a value whose own end did
+        not come.
         """
         for sample in self._samples():
             calls = fold(self.make(), [_text(sample)]).calls
@@ -177,14 +177,14 @@ class ToolParserKit(Kit):
                 self._check_truncated(sample, folded, (number, part, length), calls[number].arguments)
 
     def test_plain_text_is_not_held_back(self) -> None:
-        """Plain text is handed on while it comes, not at the end."""
+        """Hand on plain text while it comes, not at the end."""
         text = "The quick brown fox jumps over the lazy dog. " * 40
         content = fold(self.make(), text, finish=False).content
         late = len(text) - len(content)
         promise(late <= _HELD_BACK, f"{late} of {len(text)} characters of plain text wait for the end")
 
     def test_requests_share_nothing(self) -> None:
-        """Parsers that work at the same time, or after one that broke off, do as they would alone."""
+        """Parse several texts at the same time, or after one that broke off, as each alone."""
         texts = [text for text in self.texts() if text]
         alone = [fold(self.make(), [text]).answer() for text in texts]
         parsers = [self.make() for _ in texts]
@@ -197,7 +197,7 @@ class ToolParserKit(Kit):
             promise(folded.answer() == wanted, f"{shown(text)} beside others gives {shown(folded.answer())}")
 
     def test_ids_of_calls_are_never_used_twice(self) -> None:
-        """The same text in two requests gives calls with different ids."""
+        """Give the calls of the same text different ids in two requests."""
         if not self.new_ids:
             does_not_apply("the model writes the ids")
         for sample in self._samples():
@@ -205,14 +205,14 @@ class ToolParserKit(Kit):
             promise(not set(first) & set(second), f"two requests have a call {set(first) & set(second)}")
 
     def test_the_tools_are_left_alone(self) -> None:
-        """The request's tools are read and not changed."""
+        """Read the request's tools and do not change them."""
         tools = copy.deepcopy(list(self.tools))
         for text in self.texts():
             fold(self.make(tools), [text])
         promise(tools == list(self.tools), "the tools of the request were changed")
 
     def test_work_is_linear(self) -> None:
-        """The work for a text grows with its length, one character at a time, also inside a call that does not end."""
+        """Work in proportion to the length of a text, one character at a time, also inside a call that does not end."""
         for text in ("word ", "<", "{", "[", "\n", *(_text(sample) for sample in self.samples)):
             linear(self.make, text)
         for sample in self.samples:
@@ -221,7 +221,7 @@ class ToolParserKit(Kit):
                     self._linear_inside(before + part.text[:length])
 
     def test_constraints(self) -> None:
-        """`constraint` answers every tool_choice with a grammar or None; `none` demands nothing."""
+        """Answer every tool_choice from `constraint` with a grammar or None; demand nothing for `none`."""
         name = self.tools[0]["function"]["name"]
         for choice in ("none", "auto", "required", {"type": "function", "function": {"name": name}}):
             found = self.make().constraint(choice)
@@ -236,7 +236,9 @@ class ToolParserKit(Kit):
         return self.samples
 
     def _bare(self, text: str) -> str:
-        """Without white space, and without special tokens and tags of them, which clients need not see."""
+        """Return a text without white space, special tokens and tags that consist of them, which clients need not
+        see.
+        """
         parser = self.make()
         tags = (*parser.special_tokens, *(parser.call_tags if parser.special_tokens else ()))
         for tag in sorted(tags, key=len, reverse=True):
@@ -244,12 +246,14 @@ class ToolParserKit(Kit):
         return squeezed(text)
 
     def _calls(self) -> Iterator[CallText]:
-        """The calls of the samples."""
+        """Yield the calls of the samples."""
         for sample in self._samples():
             yield from (part for part in sample if isinstance(part, CallText))
 
     def _verbatim(self) -> Iterator[tuple[CallText, str]]:
-        """Calls whose arguments stand in their text once, as they come from the parser, and these arguments."""
+        """Yield calls whose arguments stand in their text exactly once, as the parser returns them, and these
+        arguments.
+        """
         if not self.json_arguments:
             does_not_apply("arguments are not JSON in this format")
         for part in self._calls():
@@ -292,9 +296,9 @@ class ToolParserKit(Kit):
 
 
 def _ended(text: str, length: int, came: str, whole: str) -> bool:
-    """Whether `came`, of the first `length` characters of a call, ends its last value at a tag that also ends the call.
-
-    The model may have left out what closes the value, and it may have written of the format's own tags.
+    """Return whether `came`, parsed from the first `length` characters of a call, ends its last value at a tag that
+    also ends the call. The model may have left out the end of the value, or may have written about the format's own
+    tags.
     """
     try:
         given, wanted = list(json.loads(came).items()), list(json.loads(whole).items())
@@ -313,13 +317,13 @@ def _text(sample: Sample) -> str:
 
 
 def _only_call(sample: Sample) -> Sequence[CallText]:
-    """The call of an answer with one call."""
+    """Return the call of an answer with one call; nothing for an answer with another number of calls."""
     calls = [part for part in sample if isinstance(part, CallText)]
     return calls if len(calls) == 1 else ()
 
 
 def _truncations(sample: Sample) -> Iterator[tuple[str, int, CallText, int]]:
-    """(text before the call, its number, the call, characters of it that came) of each end inside a call."""
+    """Yield (text before the call, its number, the call, characters of it that came) of each end inside a call."""
     before, number = "", 0
     for part in sample:
         if isinstance(part, CallText):
@@ -330,7 +334,7 @@ def _truncations(sample: Sample) -> Iterator[tuple[str, int, CallText, int]]:
 
 
 def _before(sample: Sample, number: int) -> Iterator[str]:
-    """Plain text before the call with this number."""
+    """Yield the plain text before the call with this number."""
     for part in sample:
         if isinstance(part, str):
             yield part

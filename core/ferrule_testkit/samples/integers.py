@@ -9,7 +9,7 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer
 from ferrule_plugins.quantization import marlin
-from ferrule_quant.words import AWQ_ORDER, per_words
+from ferrule_quant.packed_words import AWQ_ORDER, per_words
 
 Tensors = dict[str, torch.Tensor]
 _GROUP = 32

@@ -12,8 +12,8 @@ from ferrule.errors import CheckpointError
 from ferrule_files.gguf.names import Names, Target
 from ferrule_files.gguf.reader import FLOATS, GgufModel, TensorInfo
 from ferrule_kernels.cpu.blocks import takes
+from ferrule_plugins.freed_memory import give_back
 from ferrule_plugins.gguf.blocks import decode, map_file, stored, widen
-from ferrule_plugins.heap import give_back
 
 _TRIMMED_BYTES = 64 << 20  # from one request to give memory back to the next, which costs clearing it again
 HEAD, TABLE = "lm_head", "embed_tokens"

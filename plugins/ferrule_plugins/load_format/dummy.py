@@ -47,8 +47,8 @@ class Dummy(WeightSource):
 
 
 def _random(name: str, parameter: torch.Tensor, draw: torch.Generator) -> torch.Tensor:
-    """Draw a parameter: matrices uniform and small, norms one, biases zero, so that activations stay finite at any
-    depth.
+    """Return random weights: matrices are uniform and small, norms one, biases zero, so that activations stay finite at
+    any depth.
     """
     import torch
 

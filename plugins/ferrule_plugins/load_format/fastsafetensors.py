@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 
 class FastSafetensors(Safetensors):
-    """A reader that copies one file at a time to the host's memory, where a file's bytes are beside the weights."""
+    """A reader that loads one file at a time into the host's memory: a file's bytes are in memory beside the
+    weights.
+    """
 
     forms = ("*.safetensors",)
     conformance = "ferrule_testkit.samples.load_format:SAFETENSORS"

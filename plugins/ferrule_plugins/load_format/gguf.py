@@ -45,9 +45,7 @@ class Gguf(WeightSource):
         return Description(describe(read_model(files)), tuple(files))
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Return None: the shapes are not known under the names of other files. Raises CheckpointError where there is
-        no file.
-        """
+        """Return None: the shapes are known only under the names of other files. Raises where there is no file."""
         _wanted(folder, options)
 
     def tensors(

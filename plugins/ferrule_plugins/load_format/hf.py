@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class HuggingFace(WeightSource):
-    """A reader of the files that `auto` would choose without the layouts of other libraries."""
+    """A reader like `auto`, without the layouts of other libraries."""
 
     forms = ("*.safetensors", ("*.bin", "*.pt"))
     conformance = "ferrule_testkit.samples.load_format:EITHER"
@@ -42,7 +42,7 @@ class HuggingFace(WeightSource):
         self.place = source.place
 
     def _source(self, folder: Path | None, options: Mapping[str, Any]) -> WeightSource:
-        """Return the reader for the folder; where it has neither kind of files, one that raises an error about that."""
+        """Return the reader for the folder; for one with neither kind of files, a reader that reports this."""
         ignored = options.get("ignore_patterns", ())
         pickled = folder is not None and not Safetensors.files(folder, ignored) and PyTorchFiles.files(folder, ignored)
         return PyTorchFiles() if pickled else Safetensors()

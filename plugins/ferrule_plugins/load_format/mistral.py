@@ -76,23 +76,22 @@ class MistralFiles(Safetensors):
 
 
 def _heads(folder: Path) -> dict[str, int]:
-    """Return how many heads queries and keys have, as the folder states. Raises CheckpointError."""
+    """Return how many heads queries and keys have, as the folder says. Raises CheckpointError."""
     file = folder / "params.json"
     stated = mistral_params.translated(checkpoint.read_json(file), file)
     return {"q": int(stated["num_attention_heads"]), "k": int(stated["num_key_value_heads"])}
 
 
 def renamed(name: str) -> str:
-    """Return the name that transformers has for a tensor."""
+    """Return transformers' name of a tensor."""
     for pattern, replacement in _NAMES:
         name = re.sub(pattern, replacement, name)
     return name
 
 
 def _in_halves(weight: torch.Tensor, heads: int) -> torch.Tensor:
-    """Return [heads * dim, hidden] with the even rows of each head before its odd ones.
-
-    A tensor that does not divide so is returned as it is: where the model has another shape, the load fails on that.
+    """Return a weight [heads * dim, hidden] with the even rows of each head before its odd ones. A weight that does not
+    divide stays: its shape is refused where the model has another.
     """
     rows = weight.shape[0]
     if weight.dim() != 2 or rows % (2 * heads):

@@ -29,9 +29,8 @@ _LENGTH = 128_000  # of a file that does not state one, as in vLLM
 
 
 def translated(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the keys of ``config.json``, and beside them those of `NAMES` unchanged.
-
-    Raises CheckpointError that names a key which cannot be translated.
+    """Return the keys of ``config.json``, and beside them those of `NAMES` as they are. Raises CheckpointError naming a
+    key.
     """
     for key, what in _UNREAD.items():
         if params.get(key):
@@ -75,7 +74,7 @@ def _section(params: Mapping[str, Any], key: str, file: Path) -> Mapping[str, An
 
 
 def _windows(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the attention windows: one for all layers, or a pattern of windows and nulls that repeats."""
+    """Translate one window for all layers, or a pattern of windows and nulls that repeats."""
     window = params.get("sliding_window")
     if not isinstance(window, list):
         return {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": window}
@@ -93,7 +92,7 @@ def _windows(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
 
 
 def _yarn(params: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Return the settings of YaRN, and of queries that grow with their position."""
+    """Translate YaRN, and queries that grow with their position."""
     yarn, growth = _section(params, "yarn", file), _section(params, "llama_4_scaling", file)
     if not yarn:
         if growth:

@@ -48,9 +48,8 @@ class NumpyCache(WeightSource):
         return "used only when it is asked for by name"
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Return None: the shapes are not known before the cache is written.
-
-        Raises CheckpointError where there are no files to write it from.
+        """Return None: the shapes are not known before the cache exists. Raises where there is nothing to make it
+        from.
         """
         if folder is None or not _is_of(folder / _FOLDER, _sources(folder, options.get("ignore_patterns", ()))):
             PyTorchFiles().shapes(folder, {**options, OPTION: {}})
@@ -85,16 +84,14 @@ def _sources(folder: Path, ignore: Sequence[str]) -> dict[str, list[int]]:
 
 
 def _origin(cache: Path) -> dict[str, Any] | None:
-    """Return the record of the files that the copy was made of; empty where its writer left none, None without a
-    copy.
-    """
+    """Return the origin of the copy; empty where its maker did not record one, None where there is no copy."""
     if not (cache / _NAMES).is_file():
         return None
     return read_json(cache / _ORIGIN) if (cache / _ORIGIN).is_file() else {}
 
 
 def _integers(cache: Path) -> frozenset[str]:
-    """Return the names of the bfloat16 tensors, which are stored as 16-bit integers."""
+    """Return the names of the tensors that are stored as 16-bit integers."""
     names = (_origin(cache) or {}).get("bfloat16", [])
     if not isinstance(names, list):
         raise CheckpointError(f"{cache / _ORIGIN}: 'bfloat16' is not a list of names.", _hint(cache))
@@ -119,14 +116,14 @@ def _names(cache: Path) -> list[str]:
 
 
 def _checked(name: Any) -> str:
-    """Return a tensor's name, which becomes a file's. Raises CheckpointError for one that cannot be a file's name."""
+    """Return a tensor's name, which becomes a file's. Raises CheckpointError for a name that cannot."""
     if not is_file_name(name) or name in {_NAMES, _ORIGIN}:
         raise CheckpointError(f"--load-format npcache: {name!r} cannot be the name of a file.", "--load-format pt")
     return str(name)
 
 
 def _load(file: Path, bfloat16: bool) -> torch.Tensor:
-    """Map a tensor's file; the caller copies the data. Raises CheckpointError that names the file."""
+    """Map a file as a tensor, which its user copies. Raises CheckpointError that names the file."""
     import torch
 
     try:

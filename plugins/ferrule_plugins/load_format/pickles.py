@@ -46,9 +46,7 @@ def _place(argument: object) -> int:
 
 
 def _taken(opcode: OpcodeInfo, stack: list[int]) -> list[int]:
-    """Remove from the stack the objects that an opcode takes, and return their sizes: a fixed number of objects, and
-    for a mark all objects behind it.
-    """
+    """Pop what an opcode takes from the stack: a fixed number of objects, and with a mark all after it."""
     count, found = len(opcode.stack_before), []
     if stackslice in opcode.stack_before or markobject in opcode.stack_before:
         while (size := stack.pop()) != _MARK:

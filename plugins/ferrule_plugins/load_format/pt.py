@@ -51,7 +51,7 @@ class PyTorchFiles(WeightSource):
         return weight_files(folder, ".bin", _SINGLE, ignore) or weight_files(folder, ".pt", "model.pt", ignore)
 
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> None:
-        """Return None: the shapes are in the pickles. Raises CheckpointError where there is no file."""
+        """Return None: the shapes are in the pickles. Raises where there is no file."""
         self._wanted(folder, options)
 
     def tensors(
@@ -88,9 +88,8 @@ class PyTorchFiles(WeightSource):
 
 
 def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:
-    """Return the tensors of one file, on the CPU; `locations` notes where they were saved.
-
-    Raises CheckpointError naming the file, and the entry that is not a dense tensor.
+    """Read the tensors of one file, on the CPU; `locations` learns where they were saved. Raises CheckpointError naming
+    the file, and the entry that is not a dense tensor.
     """
     from ferrule_plugins.load_format import hqq_file
 
@@ -99,9 +98,8 @@ def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch
 
 
 def entries(file: Path, locations: Locations | None = None) -> dict[Any, Any]:
-    """Return the content of one file by name, mapped: tensors, and other objects that the restricted unpickler makes.
-
-    Raises CheckpointError.
+    """Read the entries of one file by name, mapped: tensors, and what else the restricted unpickler makes. Raises
+    CheckpointError.
     """
     import torch
 
@@ -146,9 +144,8 @@ def _is_count(name: Any) -> bool:
 
 
 def is_mapped(file: Path) -> bool:
-    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot.
-
-    Numbers of the other byte order are swapped in memory, which then differs from the file.
+    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot. Numbers of the
+    other byte order are turned in memory, which then differs from the file.
     """
     if not zipfile.is_zipfile(file):
         return False
@@ -174,8 +171,8 @@ def _check_archive(file: Path) -> None:
 
 
 def _check_pickles(file: Path) -> None:
-    """Do the check of `_check_archive` for a file from before torch 1.6: a magic number, versions, the tensors and
-    their storages.
+    """Check a file from before torch 1.6 like `_check_archive`: a magic number, versions, the tensors and their
+    storages.
     """
     with file.open("rb") as stream, mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as content:
         for _ in range(_PICKLES):

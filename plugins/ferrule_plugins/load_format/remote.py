@@ -30,9 +30,8 @@ class RemoteWeights:
 
     @classmethod
     def of(cls, folder: Path | None, options: Mapping[str, Any]) -> RemoteWeights | None:
-        """Return the weights of a model whose folder has none; None where it has some, or came from no store.
-
-        Raises CheckpointError where the store has none either, or not all that an index names.
+        """Return the weights of a model whose folder has none; None for a folder with weights, or one that came from no
+        store. Raises CheckpointError where the store has no weights either, or not all that an index names.
         """
         if folder is None or any(folder.glob("*.safetensors")):
             return None
@@ -56,9 +55,7 @@ class RemoteWeights:
         return {tensor: shape for found in self._read().values() for tensor, (shape, _) in found.items()}
 
     def sizes(self) -> dict[str, dict[str, int]]:
-        """Return the bytes of each tensor, by file and by tensor. Raises CheckpointError as the reader of local files
-        does.
-        """
+        """Return bytes by tensor, by file. Raises CheckpointError as the reader of local files does."""
         found = {name: {each: size for each, (_, size) in read.items()} for name, read in self._read().items()}
         check_index(self.folder, Safetensors.single, {self.folder / name: sizes for name, sizes in found.items()})
         return found
@@ -73,10 +70,8 @@ class RemoteWeights:
 
     @contextmanager
     def unchanged(self, name: str) -> Iterator[None]:
-        """Check, after the block that streams an object, that the object is still the same: no version can be asked
-        for.
-
-        Raises CheckpointError, also for an error of the block.
+        """Check that an object does not change during the block that streams it, because a store cannot be asked for a
+        version of it. Raises CheckpointError.
         """
         try:
             yield

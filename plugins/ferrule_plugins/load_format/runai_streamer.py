@@ -74,7 +74,9 @@ class RunaiStreamer(Safetensors):
     def _stream(
         self, place: str, header: int, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield the tensors of a file or object; its first `header` bytes are read as one like a tensor."""
+        """Stream the tensors of a file or object; `header` is a number of bytes, which are read at once like a
+        tensor.
+        """
         from runai_model_streamer import SafetensorsStreamer
 
         numbers = {name: _whole(name, options[name]) for name in _NUMBERS if name in options}

@@ -82,7 +82,7 @@ class ShardedState(Safetensors):
         return found
 
     def _together(self, ranks: Sequence[_Rank], options: Mapping[str, Any]) -> Iterator[tuple[str, list[torch.Tensor]]]:
-        """Yield each name with the parts of all ranks, once every rank has sent its part."""
+        """Yield each name with the parts of all ranks, which wait for each other."""
         readers = [self._read_rank(rank, options) for rank in ranks]
         waiting: dict[str, dict[int, torch.Tensor]] = {}
         for _ in ranks[0].names:
@@ -115,7 +115,9 @@ class _Rank:
             self.names.update(sizes)
 
     def check_names(self, first: _Rank) -> None:
-        """Raise CheckpointError where this rank and the first one do not have tensors of the same names."""
+        """Check the names of tensors. Raises CheckpointError where one of this rank and the first has tensors that the
+        other lacks.
+        """
         if different := self.names.keys() ^ first.names.keys():
             name = min(different)
             one, other = (self, first) if name in first.names else (first, self)
@@ -126,9 +128,8 @@ class _Rank:
 
 
 def _expression(pattern: Any) -> re.Pattern[str]:
-    """Return the expression that file names of a pattern match, with the groups `part` and, where it has one, `rank`.
-
-    Raises ConfigError.
+    """Return an expression for file names of that pattern, with the groups `part` and, where the pattern has one,
+    `rank`.
     """
     fields = re.split(r"\{(rank|part)\}", pattern) if is_file_name(pattern) else []
     if fields[1::2].count("part") != 1 or fields[1::2].count("rank") > 1:

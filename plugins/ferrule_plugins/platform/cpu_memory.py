@@ -38,7 +38,7 @@ from ferrule.interfaces.platform import DeviceMemory
 from ferrule.log import Log
 from ferrule.slow_start import waiting
 from ferrule_kernels.cpu.pages import interleave, memory_nodes
-from ferrule_plugins.heap import give_back
+from ferrule_plugins.freed_memory import give_back
 
 _HUGEPAGE = getattr(mmap, "MADV_HUGEPAGE", 14)
 _POPULATE_WRITE = 23

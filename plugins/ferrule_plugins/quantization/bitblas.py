@@ -22,9 +22,9 @@ from ferrule.errors import CheckpointError
 from ferrule_files.safetensors import read_header
 from ferrule_files.shards import weight_files
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.decoded import decoded_parameter
+from ferrule_quant.decoded_parameters import decoded_parameter
+from ferrule_quant.packed_words import AWQ_ORDER, check_words, in_order, outputs, per_words, unpacked
 from ferrule_quant.products import Integers, Quantized, Shared, has_room, kept
-from ferrule_quant.words import AWQ_ORDER, check_words, in_order, outputs, per_words, unpacked
 
 BITS = (2, 4, 8)
 ZEROS = "bitblas_zeros"  # of a configuration: what zero points are called

@@ -23,12 +23,12 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.cpu import blocks
 from ferrule_kernels.cpu.codes import encode
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.coded import Coded, CodedScheme, halves
-from ferrule_quant.decoded import decoded_parameter
+from ferrule_quant.code_tables import Coded, CodedScheme, halves
+from ferrule_quant.decoded_parameters import decoded_parameter
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
+from ferrule_quant.packed_words import outputs
 from ferrule_quant.products import Integers, Quantized, Shared
-from ferrule_quant.words import outputs
 
 BLOCK = 64
 _NESTED = 256  # scales that share one

@@ -35,9 +35,9 @@ from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import UNUSED, Int8Scheme
 from ferrule_quant.method import CheckedMethod, check_cache_scheme
 from ferrule_quant.names import chosen, listed, targeted
+from ferrule_quant.packed_words import check_words, outputs, per_words, unpacked
 from ferrule_quant.products import Integers, Quantized, Shared, Wide
 from ferrule_quant.scales import check_groups, scale_parameter
-from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
 # Of float weights of 4 bits: the strategy, and how many inputs have a scale.
 _FLOATS = {"nvfp4-pack-quantized": ("tensor_group", 16), "mxfp4-pack-quantized": ("group", 32)}

@@ -17,12 +17,12 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.coded import E2M1, Coded, halves, powers_of_two
-from ferrule_quant.decoded import decoded_parameter
+from ferrule_quant.code_tables import E2M1, Coded, halves, powers_of_two
+from ferrule_quant.decoded_parameters import decoded_parameter
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
+from ferrule_quant.packed_words import outputs
 from ferrule_quant.products import Floats, Quantized, Shared, Wide, checked
-from ferrule_quant.words import outputs
 
 _GROUPS = {"mxfp4": 32, "nvfp4": 16}
 _ROTATED = (16, 32, 64, 128)  # inputs

@@ -21,8 +21,8 @@ from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_kernels.matmul import Form, Levels
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.gguf.blocks import BITS, BLOCK, GROUPS, OFFSETS, STEPS, TABLES
-from ferrule_quant.apart import side_by_side
 from ferrule_quant.method import CheckedMethod
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import listed, names_of
 from ferrule_quant.products import Levelled, Quantized, Shared, check_scales, products_of
 

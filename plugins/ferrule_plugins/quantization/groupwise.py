@@ -32,18 +32,18 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import bitblas
 from ferrule_plugins.quantization.marlin import AWQ_NAMES, MarlinScheme, SparseMarlinScheme
-from ferrule_quant.apart import side_by_side
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.method import CheckedMethod, OneOf
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import listed, matches, means, names_of, spellings
-from ferrule_quant.products import Integers, Shared, Wide
-from ferrule_quant.words import (
+from ferrule_quant.packed_words import (
     AWQ_ORDER,
     AWQ_ORDER_8,
     check_words,
     unpacked,
     unpacked_planes,
 )
+from ferrule_quant.products import Integers, Shared, Wide
 
 _GPTQ_BITS = {  # of each checkpoint_format
     "gptq": (2, 3, 4, 8),

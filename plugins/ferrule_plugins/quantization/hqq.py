@@ -23,12 +23,12 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_plugins.load_format.hqq_file import FILE, PACKED, is_hqq, settings, unpacked
 from ferrule_plugins.load_format.pt import entries
-from ferrule_quant.apart import side_by_side
-from ferrule_quant.decoded import decoded_parameter
+from ferrule_quant.decoded_parameters import decoded_parameter
 from ferrule_quant.method import CheckedMethod
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import means, names_of, spellings
+from ferrule_quant.packed_words import outputs
 from ferrule_quant.products import Floats, Integers, Quantized, Shared, Wide, kept
-from ferrule_quant.words import outputs
 
 _PACKING = {8: "8bit_u8", 6: "8bit_u8", 5: "8bit_u8", 4: "4bit_u8", 3: "3bit_32", 2: "2bit_u8", 1: "1bit_u8"}
 _META = (  # what else a layer has in a file

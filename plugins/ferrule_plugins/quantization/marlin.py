@@ -21,8 +21,8 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
+from ferrule_quant.packed_words import check_words, outputs, unpacked
 from ferrule_quant.products import Integers, Quantized, Shared, kept
-from ferrule_quant.words import check_words, outputs, unpacked
 
 TILE = 16
 SPAN = 64  # outputs that are permuted together

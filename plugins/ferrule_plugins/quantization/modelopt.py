@@ -27,16 +27,16 @@ import torch
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.apart import side_by_side
-from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves
+from ferrule_quant.code_tables import E2M1, Coded, CodedScheme, halves
 from ferrule_quant.float4 import Float4Scheme
 from ferrule_quant.fp8 import BLOCKS, MX, Fp8Scheme
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod, check_cache_scheme
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import globbed, listed, means, names_of, spellings
+from ferrule_quant.packed_words import outputs
 from ferrule_quant.products import Integers, Quantized, Shared, checked
 from ferrule_quant.scales import Smoothed, check_groups
-from ferrule_quant.words import outputs
 
 _FP8 = ("FP8", "FP8_PER_CHANNEL_PER_TOKEN", "FP8_PB_WO", "FP8_PB_REAL", "MXFP8")
 _INT8 = ("W8A16", "W8A8_SQ_PER_CHANNEL")

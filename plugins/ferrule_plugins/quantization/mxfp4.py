@@ -14,7 +14,7 @@ import torch
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization.online import Mxfp4FromFloats
-from ferrule_quant.coded import E2M1, Coded, CodedScheme, halves, powers_of_two
+from ferrule_quant.code_tables import E2M1, Coded, CodedScheme, halves, powers_of_two
 from ferrule_quant.method import CheckedMethod
 
 GROUP = 32

@@ -23,7 +23,7 @@ from torch.nn import functional as F
 from ferrule.interfaces.platform import DeviceCaps
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_kernels.matmul import Form
-from ferrule_quant.coded import E2M1, Coded, CodedScheme
+from ferrule_quant.code_tables import E2M1, Coded, CodedScheme
 from ferrule_quant.fp8 import BLOCK, Fp8FromFloats
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen

@@ -19,7 +19,7 @@ from ferrule_files.safetensors import read_header
 from ferrule_files.shards import weight_files
 from ferrule_nn import CheckpointParameter, checkpoint_parameter
 from ferrule_plugins.load_format import pt
-from ferrule_quant.words import outputs
+from ferrule_quant.packed_words import outputs
 
 SPARSE, FULL = "include_sparse", "topX"  # of a configuration: whether there are outliers, and outputs in full
 _SPARSE = ("rows", "cols", "vals")

@@ -39,7 +39,7 @@ from ferrule_kernels.cpu.packed import LAYOUTS, layout
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_kernels.matmul import Form
 from ferrule_nn import CheckpointParameter
-from ferrule_quant.apart import Apart
+from ferrule_quant.mixed_projections import Apart
 from ferrule_quant.products import check_scales
 
 METHOD = "ferrule_packed"

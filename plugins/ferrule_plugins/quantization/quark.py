@@ -20,15 +20,15 @@ import torch
 
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.apart import side_by_side
 from ferrule_quant.float4 import Float4Scheme
 from ferrule_quant.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_quant.groupwise import Grouped, Settings
 from ferrule_quant.integers import Int8Scheme
 from ferrule_quant.method import CheckedMethod
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import globbed, listed, means, names_of
+from ferrule_quant.packed_words import AWQ_ORDER, unpacked
 from ferrule_quant.products import Integers, Shared
-from ferrule_quant.words import AWQ_ORDER, unpacked
 
 _MX_GROUP = 32
 _WHOLE = ("per_tensor", "per_channel")

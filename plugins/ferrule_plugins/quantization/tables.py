@@ -24,8 +24,8 @@ from ferrule_nn import checkpoint_parameter
 from ferrule_plugins.quantization import outliers
 from ferrule_quant.method import CheckedMethod
 from ferrule_quant.names import chosen
+from ferrule_quant.packed_words import check_words, outputs, per_words, unpacked
 from ferrule_quant.products import Floats, Quantized, Shared, Tables, Wide, products_of
-from ferrule_quant.words import check_words, outputs, per_words, unpacked
 
 _WHY = "weights of {} are looked up once, and take 16 bits from there on, or 32 with --dtype float32"
 _SIZES = ("in_group_size", "out_group_size", "num_codebooks", "nbits_per_codebook")

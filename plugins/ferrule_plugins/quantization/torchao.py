@@ -34,10 +34,10 @@ from ferrule_plugins.quantization.torchao_int4 import (
     TilesScheme,
     WordsScheme,
 )
-from ferrule_quant.apart import side_by_side
 from ferrule_quant.fp8 import BLOCK, BLOCKS, Fp8Scheme
 from ferrule_quant.groupwise import Settings
 from ferrule_quant.method import CheckedMethod
+from ferrule_quant.mixed_projections import side_by_side
 from ferrule_quant.names import means, names_of
 from ferrule_quant.products import Integers, Quantized, Shared, has_room, kept
 

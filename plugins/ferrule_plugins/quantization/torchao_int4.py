@@ -22,9 +22,9 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule_nn import checkpoint_parameter
-from ferrule_quant.coded import halves
+from ferrule_quant.code_tables import halves
+from ferrule_quant.packed_words import outputs, unpacked
 from ferrule_quant.products import Integers, Quantized, Shared, kept
-from ferrule_quant.words import outputs, unpacked
 
 NUMBERS, SCALES, ZEROS = "_weight_qdata", "_weight_scale", "_weight_zero_point"
 _BOTH = "_weight_scale_and_zero"

@@ -12,7 +12,7 @@ import msgspec
 from ferrule.errors import CheckpointError, RequestError
 from ferrule.frontend.text.detokenize import decode
 from ferrule.interfaces.tokenizer import Tokenizer, TokenizerSource
-from ferrule_plugins.heap import give_back
+from ferrule_plugins.freed_memory import give_back
 from ferrule_plugins.tokenizer import kimi, mistral, sentencepiece
 from ferrule_plugins.tokenizer.files import (
     added_tokens,

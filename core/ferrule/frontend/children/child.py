@@ -60,7 +60,7 @@ def serve(requests: BinaryIO, replies: BinaryIO, work: Callable[[Any], Any]) -> 
 
 
 def answer(work: Callable[[Any], Any], body: bytes) -> tuple[Any, ...]:
-    """("ok", result), ("refused", message, param), ("plugin", message), or (kind of failure,)."""
+    """Return ("ok", result), ("refused", message, param), ("plugin", message), or (kind of failure,)."""
     try:
         return ("ok", work(msgspec.msgpack.decode(body)))
     except RequestError as error:

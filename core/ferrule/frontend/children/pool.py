@@ -36,7 +36,7 @@ class Child:
         self._replies = process.stdout
 
     async def ask(self, body: bytes, seconds: float) -> Any:
-        """Raises TimeoutError, or EOFError when the child died."""
+        """Send a request to the child and return its reply. Raises TimeoutError, or EOFError when the child died."""
         try:
             async with asyncio.timeout(seconds):
                 self._requests.write(HEADER.pack(len(body), seconds) + body)
@@ -64,11 +64,10 @@ class Child:
 
 
 class ChildPool:
-    """At most `size` children that run `task` ("module:function", of our code), started when they are needed.
-
-    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` makes,
-    while a child starts, the msgpack body that it gets before everything else, to make itself ready; when the task
-    answers with a PluginError, no more children are started, because it would be the same for each. With `patient`,
+    """A pool of at most `size` children that run `task` ("module:function", of Ferrule's code), started when they are
+    needed. Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup`
+    makes, while a child starts, the msgpack body that the child gets before everything else, to prepare itself; when
+    the task answers with a PluginError, no more children are started, because each would fail alike. With `patient`,
     work waits for a free child for as long as a child may take to start, rather than for its own deadline.
     """
 
@@ -99,11 +98,10 @@ class ChildPool:
         return frozenset(child.pid for child in {*self._idle, *self._busy, *self._dying} if child.alive)
 
     async def run(self, request: Any, seconds: float, what: str, param: str) -> Any:
-        """The task's result for `request` (made of plain values).
-
-        Raises RequestError naming `param` when the task refuses, takes longer than `seconds` or needs too much memory,
-        OverloadedError when no child gets free or starts in time, UnavailableError when none starts, and PluginError
-        for what `setup` raised. Cancelling kills the child.
+        """Return the task's result for `request` (made of plain values). Raises RequestError naming `param` when the
+        task refuses, takes longer than `seconds` or needs too much memory, OverloadedError when no child gets free or
+        starts in time, UnavailableError when none starts, and PluginError for what `setup` raised. Cancelling kills the
+        child.
         """
         body = pack(request, param)
         try:
@@ -181,7 +179,9 @@ class ChildPool:
         return child
 
     def _check_setup(self, reply: Any) -> None:
-        """Raises PluginError for what the child could not do, and EOFError for anything else."""
+        """Check a child's reply to its setup. Raises PluginError for what the child could not do, and EOFError for
+        anything else.
+        """
         match reply:
             case ["ok", _]:
                 return
@@ -207,7 +207,7 @@ class ChildPool:
 
 
 def pack(request: Any, param: str) -> bytes:
-    """The body of `request`. Raises RequestError that names `param` for values that no body can have."""
+    """Encode `request` as a body. Raises RequestError that names `param` for values that no body can have."""
     try:
         return msgspec.msgpack.encode(request)
     except UnicodeEncodeError:

@@ -85,7 +85,7 @@ class CallList(ToolParser):
         return self._depth >= _PARAMETERS
 
     def _read_head(self, part: str, events: list[Event]) -> None:
-        """Text up to, and with, the brace that opens parameters."""
+        """Collect text up to, and with, the brace that opens parameters."""
         self._head.append(part)
         if not self._inside:
             return
@@ -102,7 +102,7 @@ class CallList(ToolParser):
             events += () if self._inside else (CallEnd(self._index),)
 
     def _step(self, text: str, at: int) -> int:
-        """Past one character that matters, or many that do not."""
+        """Return the place after one character that matters, or many that do not."""
         if self._escaped:
             self._escaped = False
             return at + 1
@@ -126,7 +126,9 @@ def _head(name: str) -> str:
 
 
 def _name(head: str) -> str | None:
-    """The function that a head names, which ends with the brace that opens parameters. None: no head of a call."""
+    """Return the function that a head names, which ends with the brace that opens parameters; None if it is not the
+    head of a call.
+    """
     try:
         call = json.loads(f"{head[head.find('{') :]}}}}}")
     except ValueError:

@@ -64,9 +64,8 @@ class GrammarCompiler:
         return frozenset[int]().union(*(pool.pids for pool in self._pools.values()))
 
     async def compile(self, spec: GrammarSpec, param: str) -> CompiledGrammar:
-        """The constraint, compiled now or before. Raises RequestError that names `param`, OverloadedError.
-
-        Requests with the same constraint wait for one compilation, which goes on when they leave.
+        """Return the constraint, compiled now or before. Raises RequestError that names `param`, OverloadedError.
+        Requests with the same constraint wait for one compilation, which continues when they leave.
         """
         spec = self._under_settings(spec)
         body = pack(spec, param)
@@ -137,7 +136,7 @@ class GrammarCompiler:
         return self._plugins.defaults("guided_decoding")
 
     def _candidates(self, asked: str, fallback: bool) -> Sequence[str]:
-        """Backends in the order in which they are asked. Raises RequestError for an unknown one."""
+        """Return backends in the order in which they are asked. Raises RequestError for an unknown one."""
         every = self._every
         if asked == "auto":
             return every
@@ -157,7 +156,9 @@ class GrammarCompiler:
             return ["refused", error.message]
 
     def _open_pool(self, name: str, param: str) -> ChildPool:
-        """A backend's children. While the first one starts, the vocabulary is read and the engine opens the backend."""
+        """Open the children of a backend. While the first one starts, the vocabulary is read and the engine opens the
+        backend.
+        """
         if self._read_vocabulary is None:
             raise RequestError("This server runs without a tokenizer: it cannot constrain output.", param)
         self._expect(name)

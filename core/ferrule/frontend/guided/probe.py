@@ -75,6 +75,6 @@ def _costs(
 
 
 def _ids(bits: np.ndarray, vocabulary: Vocabulary) -> Sequence[int]:
-    """The ids that a mask allows, without those that end the text."""
+    """Return the ids that a mask allows, without those that end the text."""
     allowed = np.flatnonzero(np.unpackbits(bits.view(np.uint8), bitorder="little")).tolist()
     return [id for id in allowed if id < len(vocabulary.tokens) and vocabulary.tokens[id]]

@@ -13,7 +13,7 @@ from ferrule.plugin import Plugins
 
 
 class Setup(Struct, frozen=True):
-    """What a child is told first: which backend it runs."""
+    """The first message to a child, which names the backend that the child runs."""
 
     plugins: Plugins
     backend: str
@@ -21,13 +21,15 @@ class Setup(Struct, frozen=True):
 
 
 class Work:
-    """Called with a `Setup` first, then with one constraint at a time."""
+    """A child's task, called with a `Setup` first, then with one constraint at a time."""
 
     def __init__(self) -> None:
         self._backend: GrammarBackend | None = None
 
     def __call__(self, request: Any) -> Any:
-        """["data", compiled]; ["refused", reason] when this backend cannot enforce it; ["wrong", reason]."""
+        """Return ["data", compiled]; ["refused", reason] when this backend cannot enforce the constraint; ["wrong",
+        reason].
+        """
         if self._backend is None:
             setup = msgspec.convert(request, Setup)
             self._backend = setup.plugins.make("guided_decoding", setup.backend, setup.vocabulary)

@@ -37,7 +37,7 @@ class BuiltinTemplate(Struct, frozen=True, kw_only=True):
 
 
 def builtin_templates() -> dict[str, BuiltinTemplate]:
-    """By name, in the order of names."""
+    """Return the built-in templates by name, in the order of names."""
     found = {}
     for file in sorted(_FOLDER.glob(f"*{_ENDING}")):
         header = read_header(file.read_text("utf-8"))
@@ -47,17 +47,16 @@ def builtin_templates() -> dict[str, BuiltinTemplate]:
 
 
 def read_header(text: str) -> dict[str, str]:
-    """The ``key: value`` lines of the comment that a template begins with."""
+    """Read the ``key: value`` lines of the comment at the beginning of a template."""
     comment = text.partition("{#-")[2].partition("-#}")[0]
     pairs = (line.partition(":") for line in comment.splitlines() if line.strip())
     return {key.strip(): value.strip() for key, _, value in pairs}
 
 
 def find_builtin(option: str) -> BuiltinTemplate | None:
-    """The template of a name, or of a file's name in vLLM's documents.
-
-    Those are ``[FOLDER/]tool_chat_template_NAME.jinja`` and ``[FOLDER/]template_NAME.jinja``: folder, beginning and
-    ending are left out. Any other name of a file names nothing here.
+    """Return the template of a name, or of a file's name in vLLM's documents; None without one. Such file names are
+    ``[FOLDER/]tool_chat_template_NAME.jinja`` and ``[FOLDER/]template_NAME.jinja``: folder, beginning and ending are
+    left out. Any other name of a file names nothing here.
     """
     templates = builtin_templates()
     name = _documented_name(option) or option
@@ -67,7 +66,9 @@ def find_builtin(option: str) -> BuiltinTemplate | None:
 
 
 def fitting(parser: str) -> list[str]:
-    """Names of the templates whose calls a tool parser reads, which may have a further name of the template."""
+    """Return the names of the templates whose calls a tool parser reads; `parser` may also be a further name of the
+    template.
+    """
     templates = builtin_templates().values()
     return [template.name for template in templates if parser and parser in (template.parser, *template.also)]
 

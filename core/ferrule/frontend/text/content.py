@@ -38,7 +38,7 @@ class Fit(Struct, frozen=True):
         return self.forms.get(role, self.forms["user"])
 
     def of_all(self, form: str) -> Fit:
-        """The same with one form for all roles, as an operator or a request wants it."""
+        """Return the same fit with one form for all roles, as an operator or a request wants it."""
         return Fit({"user": form}, self.null)
 
 
@@ -79,7 +79,7 @@ def _form(run: Run, role: str, before: Sequence[Any], after: Sequence[Any]) -> s
 
 
 def _takes_null(run: Run, user: Mapping[str, Any], calling: Mapping[str, Any]) -> bool:
-    """Whether none as content neither fails nor is written as a word, where an empty text is not."""
+    """Return whether None as content neither fails nor is written as a word, where an empty text is not."""
     result = {**_RESULT, "content": "12:00"}
     null, empty = run([user, {**calling, "content": None}, result]), run([user, calling, result])
     if null is None:
@@ -96,10 +96,9 @@ def shaped(content: Any, form: str) -> Any:
 
 
 def find_lost(run: Run, messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """What of some messages, in the form that they were rendered in, is not shown in their `text`.
-
-    A long content that stands in the text is there. What is not certain is decided by a second run, in which contents
-    and the names of called functions are marks. Where the template fails on those, nothing is known.
+    """Return the parts of some messages, in the form that they were rendered in, that their `text` does not show. A
+    long content that stands in the text is shown. Uncertain contents are decided by a second run, in which contents and
+    the names of called functions are marks. Where the template fails on those, nothing is known.
     """
     unsure = _unsure(messages, text)
     shown = run([_marked(message, number) for number, message in enumerate(messages)]) if unsure else None
@@ -117,7 +116,9 @@ def find_lost(run: Run, messages: Sequence[Mapping[str, Any]], text: str) -> lis
 
 
 def _unsure(messages: Sequence[Mapping[str, Any]], text: str) -> list[int]:
-    """Numbers of messages that are not certainly in the text, most often looked for where the one before ends."""
+    """Return the numbers of messages that are not certainly in the text. Most contents are looked for where the one
+    before ends.
+    """
     unsure, place, misses = [], 0, 0
     for number, message in enumerate(messages):
         sure = not message.get("tool_calls")

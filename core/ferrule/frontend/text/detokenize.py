@@ -32,11 +32,11 @@ class Detokenizer(ABC):
 
     @abstractmethod
     def feed(self, token_id: int) -> str:
-        """Text that is certain now; often of this token, "" when it ends inside a character."""
+        """Return the text that is certain now; often this token's, "" when it ends inside a character."""
 
     @abstractmethod
     def finish(self) -> str:
-        """Text of what was held back."""
+        """Return the text that was held back."""
 
 
 def open_detokenizer(
@@ -47,12 +47,9 @@ def open_detokenizer(
     kept: frozenset[int] = frozenset(),
     spaces_between_special_tokens: bool = True,
 ) -> Detokenizer:
-    """A detokenizer for what follows `prompt_ids`, none of whose text comes out.
-
-    `kept`: special tokens that are not skipped with the others.
-
-    The prompt matters for one thing: where it has visible tokens, the output's first token is not the first of the
-    text and keeps the space that its tokenizer writes before words.
+    """Open a detokenizer for the tokens after `prompt_ids`, whose own text is not returned. `kept`: special tokens that
+    are not skipped with the others. The prompt matters for one thing: where it has visible tokens, the output's first
+    token is not the first of the text and keeps the space that its tokenizer writes before words.
     """
     skipped = tokenizer.all_special_ids - kept if skip_special_tokens else frozenset[int]()
     first = all(token in skipped for token in prompt_ids)
@@ -66,7 +63,7 @@ def open_detokenizer(
 def decode(
     tokenizer: Tokenizer, ids: Iterable[int], *, skip_special_tokens: bool = True, kept: frozenset[int] = frozenset()
 ) -> str:
-    """Text of whole output `ids`. Ids out of range add nothing."""
+    """Return the text of whole output `ids`. Ids out of range add nothing."""
     detokenizer = open_detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, kept=kept)
     parts = [detokenizer.feed(token) for token in ids]
     parts.append(detokenizer.finish())
@@ -74,9 +71,8 @@ def decode(
 
 
 def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
-    """Where the tokens of `text` begin in it, in characters. Special tokens around it have no length.
-
-    A tokenizer that changes texts makes the places of what follows a change approximate.
+    """Return where the tokens of `text` begin in it, in characters. Special tokens around the text have no length. If
+    the tokenizer changes texts, the places after a change are approximate.
     """
     inside = shown(tokenizer, ids, text)
     detokenizer, found, at = open_detokenizer(tokenizer, skip_special_tokens=False), [0] * inside.start, 0
@@ -88,7 +84,7 @@ def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
 
 
 def shown(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> range:
-    """The places of the ids that spell `text`, without special tokens that the tokenizer has put around it."""
+    """Return the places of the ids that spell `text`, without special tokens that the tokenizer has put around it."""
     special = tokenizer.all_special_ids.__contains__
     begin = [tokenizer.token(token) or "" for token in takewhile(special, ids)]
     end = [tokenizer.token(token) or "" for token in takewhile(special, reversed(ids[len(begin) :]))][::-1]
@@ -98,7 +94,7 @@ def shown(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> range:
 
 
 class _Pieces(Detokenizer):
-    """For tokenizers whose tokens are bytes, whatever stands beside them."""
+    """A detokenizer for tokenizers whose tokens are bytes, whatever stands beside them."""
 
     __slots__ = ("_after_special", "_first", "_joined", "_pending", "_skipped", "_tokenizer")
 
@@ -136,7 +132,7 @@ class _Pieces(Detokenizer):
 
 
 def _continues(pending: bytes, piece: bytes) -> bool:
-    """Whether a piece goes on with the character that has begun."""
+    """Return whether a piece continues the character that has begun."""
     try:
         codecs.utf_8_decode(pending + piece[:1], "strict", False)
     except UnicodeDecodeError:
@@ -145,9 +141,8 @@ def _continues(pending: bytes, piece: bytes) -> bool:
 
 
 class _Windows(Detokenizer):
-    """For any tokenizer: decode a short window of tokens, and give what is new and certain of its text.
-
-    The window begins with up to five tokens of context, whose text is dropped: they make the tokenizer write the
+    """A detokenizer for any tokenizer: it decodes a short window of tokens, and returns what is new and certain of its
+    text. The window begins with up to five tokens of context, whose text is dropped: they make the tokenizer write the
     spaces that belong between tokens.
     """
 
@@ -191,7 +186,9 @@ class _Windows(Detokenizer):
         return new
 
     def _begin_anew(self, token_id: int) -> str:
-        """The rest of the window and a special token as it is written alone, which is the context of what follows."""
+        """Return the rest of the window and a special token as it is written alone; this token is the context of the
+        next ones.
+        """
         new = self._give(self._text(self._ids))
         self.begin, self._unsettled = len(new), ""
         new += self._text([token_id])

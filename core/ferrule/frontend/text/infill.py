@@ -18,7 +18,9 @@ _FORMS = (  # in each, the model goes on with the middle
 
 
 def infill(tokenizer: Tokenizer, prefix: str, suffix: str) -> str:
-    """The text that asks for what stands between. Raises RequestError where the tokenizer has no tokens for that."""
+    """Return the text that asks the model for what stands between. Raises RequestError where the tokenizer has no
+    tokens for that.
+    """
     for form in _FORMS:
         marks = [mark for mark in re.split(r"\{\w+\}", form) if mark]
         if all(_is_token(tokenizer, mark) for mark in marks):

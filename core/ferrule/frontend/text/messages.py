@@ -122,7 +122,7 @@ class ChatMessage(Strict):
 
     @model_validator(mode="after")
     def _says_something(self) -> Self:
-        """Only the assistant's message may have something else in the place of content."""
+        """Check that only the assistant's message has something else in the place of content."""
         if self.content is None and not (self.role == "assistant" and self._has_instead()):
             raise problem("is required", "content")
         return self
@@ -133,7 +133,7 @@ class ChatMessage(Strict):
 
 
 def _countable(messages: Any) -> Any:
-    """Few enough to be looked at one by one."""
+    """Check that messages are few enough to be looked at one by one."""
     if not isinstance(messages, list | tuple):
         return messages
     pieces = len(messages)
@@ -180,7 +180,7 @@ Documents = Annotated[list[dict[str, Any]], Field(strict=False, fail_fast=True)]
 
 
 class TemplateFields(Strict):
-    """What shapes the text of a conversation, besides its messages; see `ChatPrompt`."""
+    """The fields that shape the text of a conversation, besides its messages; see `ChatPrompt`."""
 
     tools: Annotated[Tools | None, Field(description="Functions that the model may call.")] = None
     documents: Annotated[Documents | None, Field(description="For the template: texts to answer from.")] = None
@@ -203,7 +203,7 @@ class TemplateFields(Strict):
 
 
 def chat_prompt(messages: Sequence[dict[str, Any]], fields: TemplateFields) -> ChatPrompt:
-    """A conversation and what shapes its text as the gate takes it."""
+    """Return a conversation, and the fields that shape its text, as a `ChatPrompt`."""
     return ChatPrompt(
         messages=tuple(messages),
         tools=None if fields.tools is None else tuple(fields.tools),
@@ -224,9 +224,8 @@ _DOCUMENTS: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(Documents)
 
 
 def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str, Any]]:
-    """Messages with a role, content (a text, a list of text parts, or None) and tool calls whose arguments are objects.
-
-    Other keys pass through: templates read what they know. Raises RequestError naming the message.
+    """Return messages with a role, content (a text, a list of text parts, or None) and tool calls whose arguments are
+    objects. Other keys pass through: templates read the keys that they know. Raises RequestError naming the message.
     """
     found = checked(_CONVERSATION, messages, "messages")
     texts = _texts(found)
@@ -242,22 +241,22 @@ def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str
 
 
 def read_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Functions as templates show them, or None. Raises RequestError naming the tool."""
+    """Return functions as templates show them, or None. Raises RequestError naming the tool."""
     return list(checked(_TOOLS, tools, "tools")) if tools else None
 
 
 def read_documents(documents: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Documents as templates show them, or None. Raises RequestError naming the document."""
+    """Return documents as templates show them, or None. Raises RequestError naming the document."""
     return list(checked(_DOCUMENTS, documents, "documents")) if documents else None
 
 
 def other_keys(message: Mapping[str, Any]) -> set[str]:
-    """Keys of a message that are not documented: only a template can know them."""
+    """Return the keys of a message that are not documented: only a template can know them."""
     return {key for key, value in message.items() if value is not None} - ChatMessage.model_fields.keys()
 
 
 def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What will be read of messages that are valid."""
+    """Return the texts of valid messages that will be read."""
     texts: list[Any] = []
     for message in messages:
         content = message.get("content")
@@ -297,7 +296,7 @@ def _tool_calls(calls: Sequence[Mapping[str, Any]], where: str) -> list[dict[str
 
 
 def _arguments(arguments: Any, where: str) -> Any:
-    """The OpenAI form is a JSON text; templates want the object."""
+    """Return arguments as the object that templates want; the OpenAI form is a JSON text."""
     if not isinstance(arguments, str):
         return {} if arguments is None else arguments
     try:

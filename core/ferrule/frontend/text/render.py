@@ -30,9 +30,8 @@ Templates = dict[str, str]
 
 
 def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
-    """What ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in template, or a text.
-
-    Without the option the tokenizer's own are taken; there may be none. Raises ConfigError.
+    """Return the templates that ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in
+    template, or a text. Without the option these are the tokenizer's own; there may be none. Raises ConfigError.
     """
     named = {"default": own} if isinstance(own, str) else dict(own or {})
     if option is None:
@@ -56,7 +55,7 @@ def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Te
 
 
 def builtin_file(option: str) -> Path | None:
-    """The file of the built-in template that ``--chat-template`` names; None where it names something else."""
+    """Return the file of the built-in template that ``--chat-template`` names; None where it names something else."""
     found = None if _is_file(option) else find_builtin(option)
     return None if found is None else found.file
 
@@ -77,7 +76,9 @@ def _check_end(chat: ChatPrompt) -> None:
 
 
 def _as_json(job: dict[str, Any], param: str) -> str:
-    """JSON, which has whatever a client's JSON text may hold: integers of any size and lone surrogates."""
+    """Encode as JSON, which can hold anything that a client's JSON text may hold: integers of any size and lone
+    surrogates.
+    """
     try:
         return json.dumps(job)
     except (TypeError, ValueError, RecursionError):
@@ -121,7 +122,9 @@ class Renderer:
         return self._server_pool.pids | self._request_pool.pids
 
     async def encode(self, chat: ChatPrompt, encoder: Encoder) -> list[int] | None:
-        """Ids of a conversation that the tokenizer itself writes; None where a template does. Raises RequestError."""
+        """Return the ids of a conversation that the tokenizer itself writes; None where a template does. Raises
+        RequestError.
+        """
         tokenizer = encoder.tokenizer
         if not isinstance(tokenizer, ChatTokenizer) or self.templates or chat.chat_template is not None:
             return None
@@ -133,11 +136,13 @@ class Renderer:
         return await encoder.offload(lambda: tokenizer.encode_chat(messages, variables, continued=continued))
 
     async def render(self, chat: ChatPrompt) -> str:
-        """The text of a conversation. Raises RequestError, ForbiddenError for a template of the request's own."""
+        """Return the text of a conversation. Raises RequestError, ForbiddenError for a template of the request's
+        own.
+        """
         return (await self.write(chat)).text
 
     async def write(self, chat: ChatPrompt) -> Rendered:
-        """As `render`, with what the text does not show; a strict server refuses that."""
+        """Render like `render`, and note what the text does not show; a strict server refuses that."""
         template = self._template(chat)
         _check_end(chat)
         messages = read_messages(chat.messages, self._max_in)

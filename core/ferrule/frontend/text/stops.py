@@ -21,7 +21,7 @@ class StopStrings:
 
 
 def _fallbacks(string: str) -> list[int]:
-    """For each length: the longest proper prefix that is also a suffix of the first `length` characters."""
+    """Return, for each length, the longest proper prefix that is also a suffix of the first `length` characters."""
     table = [0] * (len(string) + 1)
     length = 0
     for end in range(1, len(string)):
@@ -34,10 +34,9 @@ def _fallbacks(string: str) -> list[int]:
 
 
 class StopMatcher:
-    """Watches one choice's text. `matched` is the stop string that ended it; feed nothing after that. A shallow copy is
-    a fork.
-
-    Of several matches, the one that ends first counts, then the one that the request names first.
+    """A matcher of stop strings in one choice's text. `matched` is the stop string that ended the text; feed nothing
+    after that. A shallow copy is a fork. Of several matches, the one that ends first counts, then the one that the
+    request names first.
     """
 
     __slots__ = ("_undecided", "_include", "_states", "_stops", "matched")
@@ -50,7 +49,7 @@ class StopMatcher:
         self.matched: str | None = None
 
     def feed(self, text: str) -> str:
-        """Text that can be given out: no part of it belongs to a stop string, unless those are included."""
+        """Return the text that can be sent: no part of it belongs to a stop string, unless those are included."""
         if not text:
             return ""
         self._states = self._states.copy()
@@ -71,12 +70,12 @@ class StopMatcher:
         return buffer[:cut]
 
     def finish(self) -> str:
-        """Text that was held back in case it became a stop string."""
+        """Return the text that was held back in case it became a stop string."""
         undecided, self._undecided = self._undecided, ""
         return undecided
 
     def _advance(self, number: int, string: str, text: str, limit: int) -> int:
-        """Where in `text` this string's first match ends, if before `limit`; otherwise `limit`."""
+        """Return where in `text` this string's first match ends, if before `limit`; otherwise `limit`."""
         state = self._states[number]
         if not state and string[0] not in text:
             return limit

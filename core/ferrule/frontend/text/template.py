@@ -66,9 +66,8 @@ class _TemplateRefusal(TemplateError):
 
 
 def work(request: Any) -> Any:
-    """Entry point in the child: render a `RenderJob`, or describe the template of ``{"inspect": template}``.
-
-    A description has `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). A
+    """Render a `RenderJob`, or describe the template of ``{"inspect": template}``: the entry point of the child. A
+    description has `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). A
     job comes as JSON, which has all numbers and characters that messages may hold.
     """
     if "inspect" in request:
@@ -79,7 +78,7 @@ def work(request: Any) -> Any:
 
 
 def render(job: RenderJob) -> Rendering:
-    """The text of a conversation. Raises RequestError."""
+    """Return the text of a conversation. Raises RequestError."""
     compiled = compile_template(job.template)
     fit = _fit(job.template, tuple(sorted((name, value) for name, value in job.variables.items() if _is_token(name))))
     if job.content_format != "auto":
@@ -109,7 +108,7 @@ def render(job: RenderJob) -> Rendering:
 
 
 def _run(compiled: Compiled, context: Mapping[str, Any], limit: int) -> str | None:
-    """The text, or None when it is longer than `limit`. Raises whatever the template raises."""
+    """Return the text, or None when it is longer than `limit`. Raises whatever the template raises."""
     parts: list[str] = []
     length = 0
     for part in compiled.template.generate(context):
@@ -121,7 +120,7 @@ def _run(compiled: Compiled, context: Mapping[str, Any], limit: int) -> str | No
 
 
 def _try(compiled: Compiled, context: Mapping[str, Any], limit: int, messages: Sequence[Any]) -> str | None:
-    """The text of other messages; None where the template fails on them."""
+    """Return the text of other messages; None where the template fails on them."""
     try:
         return _run(compiled, {**context, "messages": messages}, limit + _PROBE)
     except (MemoryError, RecursionError):
@@ -132,7 +131,7 @@ def _try(compiled: Compiled, context: Mapping[str, Any], limit: int, messages: S
 
 @lru_cache(maxsize=4)
 def _fit(text: str, special_tokens: tuple[tuple[str, str], ...]) -> Fit:
-    """How a template reads content, with the variables that every template gets and one tool."""
+    """Return how a template reads content, with the variables that every template gets and one tool."""
     compiled = compile_template(text)
     context = {**dict(special_tokens), "tools": [_TOOL], "documents": None, "add_generation_prompt": False}
     return find_fit(partial(_try, compiled, context, 0), compiled.keys & {_DEVELOPER})
@@ -143,7 +142,9 @@ def _is_token(name: str) -> bool:
 
 
 def _adapted(message: Mapping[str, Any], compiled: Compiled, fit: Fit) -> dict[str, Any]:
-    """The message with content as its role's is read. The developer's is the system's where no role is named so."""
+    """Return the message with content in the form that the template reads for its role. A developer's message becomes
+    the system's where the template knows no such role.
+    """
     role, content = message["role"], message["content"]
     if role == _DEVELOPER and role not in compiled.keys:
         role = "system"
@@ -153,9 +154,8 @@ def _adapted(message: Mapping[str, Any], compiled: Compiled, fit: Fit) -> dict[s
 
 
 def _escaped(text: str, messages: Sequence[Any]) -> str:
-    r"""The text with lone surrogates of the messages, which arguments of calls may hold, as JSON writes them: \ud800.
-
-    Those that the template writes itself stay, and make the text one that cannot be sent.
+    r"""Return the text with the messages' lone surrogates, which arguments of calls may hold, written as in JSON:
+    \ud800. Surrogates that the template writes itself stay, and make the text one that cannot be sent.
     """
     lone = set(_LONE.findall(text))
     if lone and lone <= set(_LONE.findall(json.dumps(messages, ensure_ascii=False))):
@@ -165,7 +165,7 @@ def _escaped(text: str, messages: Sequence[Any]) -> str:
 
 @lru_cache(maxsize=4)
 def compile_template(text: str) -> Compiled:
-    """Raises RequestError for a template that cannot be parsed. Computes nothing that the template says."""
+    """Compile a template without running it. Raises RequestError for a template that cannot be parsed."""
     environment = make_environment()
     try:
         tree = environment.parse(text)
@@ -205,11 +205,11 @@ class _Unfolded(CodeGenerator):
 
 
 class _Names(_Unfolded, TrackingCodeGenerator):
-    """Finds the names that a template uses and does not set, as `jinja2.meta` does."""
+    """A visitor that finds the names that a template uses and does not set, as `jinja2.meta` does."""
 
 
 def _keys(tree: nodes.Template) -> frozenset[str]:
-    """Attributes, and texts that may be keys of ``message[…]``, ``message.get(…)`` or ``… in message``."""
+    """Return attributes, and texts that may be keys of ``message[…]``, ``message.get(…)`` or ``… in message``."""
     texts = {node.value for node in tree.find_all(nodes.Const) if isinstance(node.value, str)}
     return frozenset(texts | {node.attr for node in tree.find_all(nodes.Getattr)})
 

@@ -16,7 +16,9 @@ _THREADS = 2
 
 
 class Encoder:
-    """How many texts may wait is bounded by the gate, which counts requests before they come here."""
+    """A tokenizer that encodes long texts on threads. The gate bounds how many texts wait: it counts requests before
+    they come here.
+    """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
@@ -28,7 +30,7 @@ class Encoder:
         return await self.offload(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
     async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
-        """Id sequences of each word, at the start of a text and after a space."""
+        """Return the id sequences of each word, at the start of a text and after a space."""
         if not words:
             return ()
         return await self.offload(lambda: self._bad_words(words))

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ferrule_quant.chunks import in_chunks
+from ferrule_quant.row_chunks import in_chunks
 
 _CANDIDATES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7)  # shares of a group's largest number that 4 bits reach
 

@@ -17,7 +17,7 @@ from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import Dense, Head, Linear, PacksForCpu
 from ferrule_plugins.quantization.packed import FACTORS, METHOD, WEIGHT, LayerForm, stated
-from ferrule_quant.apart import Apart
+from ferrule_quant.mixed_projections import Apart
 
 Matrix = DenseMatrix | PackedMatrix
 

@@ -14,7 +14,7 @@ from ferrule.interfaces.plugins import Plugins
 from ferrule_nn import Linear
 from ferrule_nn.loading import load_into
 from ferrule_plugins.quantization.bitsandbytes import FP4, NF4, BitsAndBytes
-from ferrule_quant.coded import E2M1, Coded
+from ferrule_quant.code_tables import E2M1, Coded
 from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import bitsandbytes, bitsandbytes_rows
 from tests.unit.plugins.quantization.loading import load_folder

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule_quant.words import AWQ_ORDER, per_words
+from ferrule_quant.packed_words import AWQ_ORDER, per_words
 
 _WORD = 32
 

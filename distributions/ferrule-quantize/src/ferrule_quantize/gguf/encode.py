@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
-from ferrule_quant.chunks import in_chunks
+from ferrule_quant.row_chunks import in_chunks
 
 _SUPER = 256  # numbers of a block of the k-quants
 _CANDIDATES = (-1.0, -0.6, -0.2, 0.2, 0.6, 1.0)  # steps more than the largest number, which makes a scale

@@ -20,7 +20,9 @@ class ExampleAttention(AttentionBackend):
         return (num_blocks, spec.group.block_size, 2, spec.num_kv_heads, spec.head_dim)
 
     def plan(self, layout: AttentionLayout) -> Any:
-        """Of each row: its queries, the cells of the keys that any of them sees, and [queries, keys] how far back."""
+        """Return, for each row, its queries, the cells of the keys that any of them sees, and [queries, keys] how far
+        back each key is.
+        """
         rows, start = [], 0
         for row, (count, length) in enumerate(zip(layout.query_lens_host, layout.context_lens_host, strict=True)):
             first = max(0, length - count - layout.window + 1) if layout.window else 0  # cells before it may be others'

@@ -13,7 +13,7 @@ from ferrule.interfaces.guided_decoding import Grammar, GrammarBackend, Vocabula
 
 
 class ExampleBackend(GrammarBackend):
-    """Takes a choice of fixed texts. What it compiles is their list."""
+    """A backend for a choice of fixed texts. It compiles a choice to the list of its texts."""
 
     def refuses(self, spec: GrammarSpec) -> str | None:
         form = spec.form

@@ -10,7 +10,7 @@ from ferrule_nn import Decoder, DecoderLayer, Rotation
 
 
 class GatedLayer(DecoderLayer):
-    """x + gate * (layer(x) - x)."""
+    """A layer that computes x + gate * (layer(x) - x)."""
 
     def __init__(self, owner: Decoder, index: int) -> None:
         super().__init__(owner, index)

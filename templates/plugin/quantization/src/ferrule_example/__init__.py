@@ -20,7 +20,7 @@ class ExampleQuantization(CheckedMethod):
 
 
 class ExampleScheme(Quantized):
-    """Says what the weights are; `Quantized` lays them out for the device's kernels, and multiplies."""
+    """A scheme that defines the weights; `Quantized` lays them out for the device's kernels, and multiplies."""
 
     def weights(self, layer: Any) -> Integers:
         self.given = layer.weight.dtype

@@ -17,7 +17,7 @@ from ferrule_protocol import Closing
 
 
 class Continue(Body):
-    """What does not fit it is answered 400 before the handler is called."""
+    """A text to continue. A body that does not fit is answered 400 before the handler is called."""
 
     text: SomeText = Field(description="What to continue.")
     tokens: Count = Field(16, description="At most so many tokens.")

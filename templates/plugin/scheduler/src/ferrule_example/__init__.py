@@ -12,7 +12,7 @@ from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
 
 
 class ExampleScheduler(Scheduler):
-    """Decides how many may run, and leaves who runs when to the default scheduler."""
+    """A scheduler that decides how many may run, and leaves who runs when to the default scheduler."""
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
         if plugins is None:
@@ -53,7 +53,9 @@ class ExampleScheduler(Scheduler):
 
 
 def seats(limits: SchedulerLimits) -> int:
-    """How many requests of the greatest length fit the cache together, and at least one. Block 0 belongs to nobody."""
+    """Return how many requests of the greatest length fit the cache together, and at least one. Block 0 belongs to
+    nobody.
+    """
     paged = [group for group in limits.groups if group.paged]
     needed = sum(-(-limits.max_model_len // group.block_size) for group in paged)
     return max(1, (limits.num_blocks - 1) // needed) if needed else limits.max_num_seqs

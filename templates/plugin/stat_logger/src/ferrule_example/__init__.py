@@ -18,14 +18,14 @@ class ExampleLogger(StatLogger):
         self._longest = [0.0, 0.0]  # as in _FIGURES
 
     def on_engine(self, stats: EngineStats, engine: int) -> None:
-        """The engine's figures are not about single requests."""
+        """Ignore the engine's figures, which are not about single requests."""
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
         which = 0 if first else 1
         self._longest[which] = max(self._longest[which], gap)
 
     def on_finish(self, stats: RequestStats) -> None:
-        """All that matters was said while the tokens came."""
+        """Ignore the end of a request: all that matters was counted while the tokens came."""
 
     def exposition(self) -> tuple[str, str]:
         lines = []

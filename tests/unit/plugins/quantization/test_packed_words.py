@@ -6,28 +6,28 @@ import pytest
 import torch
 
 from ferrule_kernels.cpu import blocks, library
-from ferrule_quant import words
+from ferrule_quant import packed_words
 
 
-@pytest.mark.parametrize("order", [(), words.AWQ_ORDER, words.AWQ_ORDER_8])
+@pytest.mark.parametrize("order", [(), packed_words.AWQ_ORDER, packed_words.AWQ_ORDER_8])
 @pytest.mark.parametrize("bits", range(1, 9))
 def test_kernel_and_torch_unpack_the_same(bits: int, order: tuple[int, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    _, across = words.per_words(bits)
+    _, across = packed_words.per_words(bits)
     for shape in ((3, across * 6), (1, across * 2), (300, across * 128)):
         packed = torch.randint(-(2**31), 2**31 - 1, shape, dtype=torch.int64).to(torch.int32)
         for given in (packed, packed.t().contiguous().t()):  # rows that are apart
-            found = words.unpacked(given, bits, order)
+            found = packed_words.unpacked(given, bits, order)
             with monkeypatch.context() as patch:
                 patch.setattr(library, "available", lambda: False)
-                assert torch.equal(found, words.unpacked(given, bits, order))
+                assert torch.equal(found, packed_words.unpacked(given, bits, order))
             assert found.dtype == torch.uint8
             assert found.shape == (shape[0], shape[1] * 32 // bits)
 
 
 def test_numbers_are_the_lowest_bits_first() -> None:
-    assert words.unpacked(torch.tensor([[0x76543210]], dtype=torch.int32)).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
+    assert packed_words.unpacked(torch.tensor([[0x76543210]], dtype=torch.int32)).tolist() == [[0, 1, 2, 3, 4, 5, 6, 7]]
     three = torch.tensor([[1 << 30, 1, 0]], dtype=torch.int32)  # the eleventh number is in two words
-    assert words.unpacked(three, 3)[0].tolist() == [0] * 10 + [5] + [0] * 21
+    assert packed_words.unpacked(three, 3)[0].tolist() == [0] * 10 + [5] + [0] * 21
 
 
 def test_what_is_no_group_of_numbers_is_refused() -> None:

@@ -23,10 +23,9 @@ _log = Log("worker")
 
 
 def check_finite(model: object, vocab_size: int, failing: Callable[[int], bool]) -> None:
-    """Called where what comes of one token was not finite. `failing` says whether that of another token is not, either.
-
-    Raises CheckpointError for weights that are not finite, and where no token has logits. A model in float16 may
-    overflow for single tokens: that is logged.
+    """Find out why the outputs for one token were not finite. `failing` returns whether the outputs for another token
+    are not finite either. Raises CheckpointError for weights that are not finite, and where no token has logits. A
+    model in float16 may overflow for single tokens: that is logged.
     """
     names = list(_bad_tensors(model))
     if names:
@@ -47,7 +46,7 @@ def check_finite(model: object, vocab_size: int, failing: Callable[[int], bool])
 
 
 def _bad_tensors(model: object) -> Iterator[str]:
-    """Names of tensors with weights of which one is not finite; packed ones have their module's."""
+    """Yield the names of tensors with weights that are not finite; packed tensors have their module's name."""
     for name, part in model.named_modules() if isinstance(model, torch.nn.Module) else ():
         packed = part.packed_tensors() if isinstance(part, HasPackedTensors) else ()
         named = [*part.named_parameters(recurse=False), *part.named_buffers(recurse=False)]
@@ -58,14 +57,14 @@ def _bad_tensors(model: object) -> Iterator[str]:
 
 
 def _is_finite(tensor: torch.Tensor) -> bool:
-    """True also for numbers of a form that has no such value."""
+    """Return whether all numbers of a tensor are finite; also True for types that have no infinite values."""
     if not tensor.is_floating_point() or tensor.itemsize < 2 or tensor.layout != torch.strided:
         return True
     return bool(torch.isfinite(tensor).all())
 
 
 def _first_layer(model: object, run: Callable[[], Any]) -> str:
-    """Which layer's output is the first that is not finite, as the end of a sentence; "" where it is not told."""
+    """Return, as the end of a sentence, the first layer whose output is not finite; "" where it is not known."""
     if not isinstance(model, torch.nn.Module):
         return ""
     found: list[str] = []

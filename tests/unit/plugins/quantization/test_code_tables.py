@@ -12,7 +12,7 @@ from ferrule_nn import Linear
 from ferrule_nn.loading import load_into
 from ferrule_plugins.quantization.compressed import CompressedTensors
 from ferrule_plugins.quantization.modelopt import ModelOpt
-from ferrule_quant.coded import CodedScheme
+from ferrule_quant.code_tables import CodedScheme
 from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS
 

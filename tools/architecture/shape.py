@@ -25,6 +25,7 @@ BUDGETS = MappingProxyType(
         "ferrule.forms": 100,
         "ferrule.alike": 60,
         "ferrule.errors": 120,
+        "ferrule.extras": 30,
         "ferrule.env": 250,
         "ferrule.env_vllm": 350,  # a table
         "ferrule.log": 220,

@@ -314,7 +314,7 @@ class Worker:
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:
-    """Return the limits of the model runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
+    """Return the limits of the runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
     context, mode = loaded.context, LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
         known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"

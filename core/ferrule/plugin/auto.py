@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.errors import PluginError
-from ferrule.plugin.extras import missing_beside
+from ferrule.extras import missing_beside
 from ferrule.plugin.plugin_set import Plugins
 
 

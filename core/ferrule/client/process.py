@@ -1,4 +1,4 @@
-"""The engine in another process: a client of its socket, and a lifeline that ends when it dies."""
+"""The client of an engine in another process: a socket, and a lifeline that ends when the engine dies."""
 
 from __future__ import annotations
 

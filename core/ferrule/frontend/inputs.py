@@ -1,4 +1,4 @@
-"""What the frontend needs beside the engine. It is opened before weights are loaded, so that a fault is found early."""
+"""The parts of the frontend besides the engine, opened before weights are loaded, so that a fault is found early."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a start opens and checks before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
+"""The checks of a start before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A child process from within: read the boot message, leave with the parent, run one role."""
+"""The start of a child process: read the boot message, exit with the parent, run one role."""
 
 from __future__ import annotations
 

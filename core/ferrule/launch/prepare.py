@@ -1,4 +1,4 @@
-"""What every command that runs an engine does first."""
+"""The first steps of every command that runs an engine."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Processes are data: what a child runs, what it is given, and how it is watched.
+"""Processes as data: the role of a child, the values that it is given, and how it is watched.
 
-A child is ``python -m ferrule.launch.child ROLE``. Its boot message comes through standard input, which stays open:
-its end means that the parent has died, and the child leaves at once. Any role can therefore be run in the
-foreground by hand, with a boot message from a file.
+A child is ``python -m ferrule.launch.child ROLE``. Its boot message comes through standard input, which stays open: its
+end means that the parent has died, and the child exits at once. Any role can therefore be run in the foreground by
+hand, with a boot message from a file.
 """
 
 from __future__ import annotations

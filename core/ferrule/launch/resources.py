@@ -1,4 +1,4 @@
-"""What the system gives to a process, where it is too little to start with."""
+"""Limits of the system on a process, where they are too low to start with."""
 
 from __future__ import annotations
 

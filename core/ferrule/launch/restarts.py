@@ -1,4 +1,6 @@
-"""When an engine that has died is started again. Pure: the supervisor says what happened and how long it ran."""
+"""The rule for restarts of an engine that has died. Pure: the supervisor passes in what happened and how long it
+ran.
+"""
 
 from __future__ import annotations
 

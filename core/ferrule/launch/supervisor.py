@@ -1,4 +1,4 @@
-"""The launcher: binds the port, starts the processes, and stops all of them when one ends.
+"""The launcher, which binds the port, starts the processes, and stops all of them when one ends.
 
 It imports no torch and holds no state of a request. An engine that dies may be started again (`Restarts`). The first
 cause is kept: a server whose engine died for good exits with status 1, however it is stopped afterwards.

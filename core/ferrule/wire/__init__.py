@@ -1,1 +1,1 @@
-"""What processes share: the board, the messages between engine and clients, and the socket that carries them."""
+"""The communication between processes: the board, the messages between engine and clients, and the socket for them."""

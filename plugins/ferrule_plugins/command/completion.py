@@ -1,7 +1,7 @@
 """`ferrule completion SHELL`: a script that completes commands, options, choices and the names of plugins.
 
-The script is made once and holds everything: no key press starts Python. What a command offers is what it answers to
-``--help=json``.
+The script is written once and contains everything: no key press starts Python. The options of a command are those in
+its ``--help=json``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Trying a plugin's import in a process of its own, so that whatever it does there can be told."""
+"""The import of a plugin in a process of its own, so that whatever the import does there can be reported."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""An executor without a device: tokens are made up, and a step takes as long as it is told to take.
+"""An executor without a device: tokens are made up, and a step takes a given time.
 
-What is left to measure is the host: ``ferrule serve MODEL --distributed-executor-backend simulated`` serves any
-checkpoint's configuration and tokenizer, without weights, and without torch. ``--model-loader-extra-config`` may hold
+It leaves only the host to measure: ``ferrule serve MODEL --distributed-executor-backend simulated`` serves any
+checkpoint's configuration and tokenizer, without weights, and without torch. ``--model-loader-extra-config`` may have
 `step_seconds`, and `token_seconds` for each token of a step; both are 0 by default.
 """
 

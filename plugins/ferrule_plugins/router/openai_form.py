@@ -1,4 +1,6 @@
-"""How the OpenAI routes answer: each has a `Form`, whose `chunk` writes an output and whose `whole` an answer."""
+"""The form of the OpenAI routes' answers: each route has a `Form`, whose `chunk` writes an output and whose `whole` an
+answer.
+"""
 
 from __future__ import annotations
 

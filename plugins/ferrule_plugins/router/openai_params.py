@@ -1,4 +1,6 @@
-"""From a body to what the service takes, and what both OpenAI routes keep while they answer."""
+"""The conversion of a body to the service's parameters, and the values that both OpenAI routes keep while they
+answer.
+"""
 
 from __future__ import annotations
 

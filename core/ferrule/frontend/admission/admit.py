@@ -1,4 +1,4 @@
-"""From what a client sent to what the engine takes: prompts become ids, and the rules of this model apply."""
+"""The conversion of a client's request to the engine's: prompts become ids, and the rules of this model apply."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
+"""The conversion of the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
 
-Deltas are the only path: an answer as a whole is what the outputs of a streamed one add up to (`Admitted.answer`).
+There is no other path: a whole answer is the sum of the outputs of a streamed one (`Admitted.answer`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What an output must look like and how it is read: its format, its calls, and the thoughts before them."""
+"""The demands on an output and the way in which it is read: its format, its calls, and the thoughts before them."""
 
 from __future__ import annotations
 

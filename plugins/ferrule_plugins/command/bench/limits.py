@@ -1,8 +1,8 @@
-"""What the machine can do at most, what a model's tokens cost, and how near a run came.
+"""The machine's limits, the cost of a model's tokens, and how near to the limits a run came.
 
-A decode step reads all weights once, and the KV cache of its rows: bytes are compared with the bandwidth. A token of a
-prompt costs two operations per weight that it is multiplied by: they are compared with the rate of products in the
-weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
+A decode step reads all weights once, and the KV cache of its rows: these bytes are compared with the bandwidth. A token
+of a prompt costs two operations per weight that it is multiplied by: these are compared with the rate of products in
+the weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
 """
 
 from __future__ import annotations

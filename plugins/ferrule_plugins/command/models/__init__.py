@@ -1,4 +1,4 @@
-"""`ferrule models`: which architectures there are, and whether and how one checkpoint would run here."""
+"""`ferrule models`: the known architectures, and whether and how one checkpoint would run here."""
 
 from __future__ import annotations
 

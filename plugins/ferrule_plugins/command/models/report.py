@@ -1,4 +1,4 @@
-"""What `ferrule models` says. A model is built on the meta device, which needs its config.json and no memory."""
+"""The report of `ferrule models`. A model is built on the meta device, which needs its config.json and no memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows in, records out: a window of requests in flight, and a writer that puts their results into the journal."""
+"""The work of a batch: a window of requests in flight, and a writer that puts their results into the journal."""
 
 from __future__ import annotations
 

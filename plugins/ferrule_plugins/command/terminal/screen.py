@@ -1,4 +1,4 @@
-"""What is written to the terminal. Nothing from a server reaches it without `clean`."""
+"""The output to the terminal. No text from a server reaches it without `clean`."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
 
-_POLL = 0.02  # seconds between two looks at what the launcher says of the next engine
+_POLL = 0.02  # seconds between two looks at the launcher's number of the next engine
 
 _logger = log.get("client")
 
@@ -81,7 +81,7 @@ class ProcessClient(DemuxClient):
             socket.greet()
             self._on_readable()
             await asyncio.sleep(0.05)
-        self._post(Call(0, "stats"))  # an engine sends its figures to those that it has heard from
+        self._post(Call(0, "stats"))  # an engine sends its figures only to clients that have sent it a message
 
     def _post(self, message: ToEngine) -> None:
         if self._socket is not None and self._socket.send(message):
@@ -95,7 +95,7 @@ class ProcessClient(DemuxClient):
     def _on_lifeline(self) -> None:
         if self._socket is None or not lifeline.has_ended(self._alive_fd):
             return
-        self._on_readable()  # its last words, if there were any
+        self._on_readable()  # the engine's last messages, if there are any
         self._disconnect()
         if self._restarts:
             self.lose("The engine process has ended.")

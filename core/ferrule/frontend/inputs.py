@@ -65,7 +65,7 @@ def _check_template(option: str, text: str) -> None:
 
     A built-in template that replaces a file of vLLM's examples is logged.
     """
-    from ferrule.frontend.text.template import compile_template  # the template engine, which children alone need else
+    from ferrule.frontend.text.template import compile_template  # otherwise imported by children alone
 
     try:
         compile_template(text)

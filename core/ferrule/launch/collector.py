@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 _YOUNG, _MIDDLE = 700, 10  # Python's own
-_ALL = 200  # of the middle's turns: once 1.4 million objects have been added, in place of 70 thousand
+_ALL = 200  # collections of the middle generation: every 1.4 million new objects, in place of 70 thousand
 
 
 def put_off() -> None:

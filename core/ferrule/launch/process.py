@@ -26,7 +26,7 @@ from ferrule.plugin import Plugins
 from ferrule.wire import lifeline
 from ferrule.wire.board import ENGINE, Board
 
-LENGTH_BYTES = 4  # of the number before a boot message, big-endian
+LENGTH_BYTES = 4  # bytes of the length before a boot message, big-endian
 MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB
 
 _PREFIX = "ferrule-"  # of the folders of runs
@@ -40,7 +40,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # "engine-0", "api-0", "api-1", …
-    role: str  # what `ferrule.launch.child` is called with
+    role: str  # the argument of `ferrule.launch.child`
     config: Resolved
     plugins: Plugins
     socket_path: str  # engine: its own; API: the first engine's. The board is beside it

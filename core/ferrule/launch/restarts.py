@@ -4,7 +4,7 @@ ran.
 
 from __future__ import annotations
 
-HEALTHY_SECONDS = 300.0  # an engine that served for so long starts the count anew
+HEALTHY_SECONDS = 300.0  # after so long a service, restarts are counted anew
 _LONGEST_PAUSE = 60  # seconds
 
 

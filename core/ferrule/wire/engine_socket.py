@@ -145,7 +145,7 @@ class ClientSocket:
                 return
             try:
                 yield self._decoder.decode(frame)
-            except ValueError:  # nobody knows whom it concerns
+            except ValueError:  # its request is not known
                 yield _UNREADABLE
             except MemoryError:
                 yield from self._in_parts(frame)

@@ -83,7 +83,7 @@ def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
         with contextlib.redirect_stdout(page), contextlib.redirect_stderr(io.StringIO()):
             try:
                 plugins.make("command", name).run(["--help=json"], plugins)
-            except (Exception, SystemExit) as error:  # a command of others may do anything; its name is still completed
+            except (Exception, SystemExit) as error:  # of a third party, perhaps; its name is still completed
                 why = f"{type(error).__name__}: {error}"
         if why:
             print(f"# ferrule completion: no options of {name}: {why}", file=sys.stderr)

@@ -28,9 +28,9 @@ from ferrule.types import (
     TokenSampling,
 )
 
-_POOL_TOKENS = 1 << 22  # room that the cache is said to have, or one longest request where that is more
+_POOL_TOKENS = 1 << 22  # the cache's claimed room in tokens, or one longest request where that is more
 _OPTIONS = ("step_seconds", "token_seconds")
-_CALLS = frozenset({"check", "release", "restore"})  # nothing is held, so there is nothing to do
+_CALLS = frozenset({"check", "release", "restore"})  # there is no memory to check or release
 _log = Log("worker")
 
 
@@ -93,7 +93,7 @@ class SimulatedExecutor(Executor):
             groups=(CacheGroup("full", size),),
             page_bytes=1,
             max_blocks=max(_POOL_TOKENS, length) // size + 2,
-            num_parameters=values["vocab_size"] * values["hidden_size"],  # the embedding's, as the sizes tell them
+            num_parameters=values["vocab_size"] * values["hidden_size"],  # those of the embedding
             depth=2,
         )
         self._dead = None

@@ -89,7 +89,7 @@ class Asked:
         try:
             notes = review(body, info.unknown_fields, ctx)
         except RequestError:
-            service.resolve(request.model)  # of two mistakes, an unknown model is told
+            service.resolve(request.model)  # of two mistakes, an unknown model is reported
             raise
         admitted = await service.admit(request)
         header = info.headers.get("x-request-id", "")

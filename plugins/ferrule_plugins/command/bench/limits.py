@@ -98,11 +98,11 @@ def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
         if folder and (Path(folder) / "config.json").is_file():
             cost, table = _of_files(Path(folder), width)
     except CheckpointError:
-        cost, table = Cost(), 0  # a server runs it, whatever it is: only fractions of limits are not known
+        cost, table = Cost(), 0  # the server runs it all the same: only the fractions of the limits stay unknown
     if info is None or not info.weight_bytes:
         return cost
     token_bytes = info.page_bytes // info.groups[0].block_size if info.groups else 0
-    step_bytes = info.weight_bytes - table  # a table whose rows are looked up is kept beside what is multiplied
+    step_bytes = info.weight_bytes - table  # rows of the table are looked up, not multiplied
     if info.quantization is None and cost.body:
         step_bytes = (cost.body + cost.head) * width
     return Cost(cost.body or info.num_parameters, cost.head, step_bytes, token_bytes)

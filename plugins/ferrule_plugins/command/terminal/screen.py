@@ -20,7 +20,7 @@ _CONTROLS = MappingProxyType(
     }
 )
 _DIM, _RED, _CYAN, _PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
-_LINE = 500  # most characters of one line about something
+_LINE = 500  # the most characters of a note or an error
 
 
 def clean(text: str) -> str:

@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from ferrule.config import Config
 from ferrule.errors import CheckpointError, ConfigError, OverloadedError
-from ferrule.wire.board import MAX_CALLERS, OPEN, SPENT, SPENT_IN, Board, caller_cell
+from ferrule.shared_memory.board import MAX_CALLERS, OPEN, SPENT, SPENT_IN, Board, caller_cell
 
 _MINUTE = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")

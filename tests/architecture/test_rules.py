@@ -71,7 +71,7 @@ def test_every_layer_has_a_budget_or_is_part_of_serving() -> None:
 
 
 def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
-    """A base class that no kind names could not be plugged in."""
+    """Check that a kind names every base class: others could not be plugged in."""
     shared = {"dialect", "kernels", "plugins", "ranks", "service"}  # what a plugin is handed, not what it is
     shared |= {"speculator", "adapters"}  # not chosen by an option yet: a runner is given one
     modules = {module.name for module in repository() if module.name.startswith("ferrule.interfaces.")}
@@ -84,7 +84,7 @@ def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
 
 
 def planted() -> Iterator[tuple[str, str, str, int]]:
-    """(rule, path, source, line of the fault)."""
+    """Yield (rule, path, source, line of the fault)."""
     engine = "core/ferrule/engine/x.py"
     yield "layer-order", engine, "from ferrule.types import Chunk\nimport ferrule.runner\n", 2
     yield "layer-order", engine, "def f():\n    from ferrule.api.app import x\n", 2
@@ -197,7 +197,7 @@ def test_a_planted_cycle_is_found(a: str, b: str) -> None:
 
 
 def test_a_planted_cycle_of_packages_is_found() -> None:
-    """No module is in a cycle: the packages are, and so are a module and a package beside it."""
+    """Find cycles of packages, and of a module and a package beside it, though no module is in a cycle."""
     modules = [
         Module("core/ferrule/api/__init__.py", "from ferrule.api.a import x"),
         Module("core/ferrule/api/a.py", "import ferrule.engine.b"),

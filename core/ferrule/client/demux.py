@@ -27,9 +27,9 @@ from ferrule.client.pulse import stalled_engine
 from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
+from ferrule.shared_memory.board import CHECKED, READY, Board
+from ferrule.shared_memory.buffers import Buffers
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import CHECKED, READY, Board
-from ferrule.wire.buffers import Buffers
 from ferrule.wire.messages import (
     Call,
     CallReply,

@@ -11,8 +11,8 @@ from typing import Any
 from ferrule import log
 from ferrule.client.demux import DemuxClient
 from ferrule.config import LimitsConfig
+from ferrule.shared_memory.board import ENGINE_NUMBER, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
 

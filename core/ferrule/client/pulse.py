@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ferrule.interfaces.service import Health
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 
 def stalled_engine(board: Board, watchdog: float) -> Health | None:

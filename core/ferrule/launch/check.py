@@ -12,8 +12,8 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import check_remote, is_path, localise
 from ferrule.plugin import Component, check_plugins
+from ferrule.shared_memory.board import Board
 from ferrule.slow_start import waiting
-from ferrule.wire.board import Board
 
 _logger = log.get("launch")
 

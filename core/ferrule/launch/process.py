@@ -23,8 +23,8 @@ from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError, StartupError
 from ferrule.plugin import Plugins
+from ferrule.shared_memory.board import ENGINE, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import ENGINE, Board
 
 LENGTH_BYTES = 4  # bytes of the length before a boot message, big-endian
 MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB

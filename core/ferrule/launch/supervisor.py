@@ -29,8 +29,8 @@ from ferrule.launch.reload import Reloader, tell
 from ferrule.launch.resources import memory_limits
 from ferrule.launch.restarts import Restarts
 from ferrule.plugin import Plugins
+from ferrule.shared_memory.board import BEAT, ENGINE_NUMBER, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
 
 if TYPE_CHECKING:
     from ferrule.launch.probe_server import ProbeServer

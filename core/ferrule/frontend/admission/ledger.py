@@ -20,8 +20,7 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.frontend.metrics import Loggers
 from ferrule.interfaces.stats import RequestStats
-from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
-from ferrule.wire.board import (
+from ferrule.shared_memory.board import (
     BUFFERED,
     GENERATION_TOKENS,
     PROMPT_CACHED,
@@ -30,7 +29,8 @@ from ferrule.wire.board import (
     WAITING_TOKENS,
     Board,
 )
-from ferrule.wire.buffers import Buffers
+from ferrule.shared_memory.buffers import Buffers
+from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
 
 TOKEN_BYTES = 40  # bytes of a prompt's token as a Python object, with its place in a tuple
 

@@ -55,7 +55,8 @@ def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str
     open_log(config, area)
     check_memory()
     chosen = configured(plugins, config.plugins, config.env)
-    unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it reports its own
+    # A command reports its own unused options.
+    unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]
     for notice in (*notices, *chosen.problems, *unused):
         _logger.warning("%s", notice)
     resolved = resolve(config)

@@ -1,1 +1,1 @@
-"""The communication between processes: the board, the messages between engine and clients, and the socket for them."""
+"""The communication between the engine and its clients: messages, the sockets or queues for them, and lifelines."""

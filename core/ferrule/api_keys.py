@@ -193,8 +193,8 @@ class Visit:
         self._callers.spend(self.name, tokens)
 
 
-# Set by the frame around every request that came with a key. It is found and not passed, so that a router cannot forget
-# to say for whom it generates.
+# Set by the frame around every request with an API key. It is not an argument, so that a router cannot forget to pass
+# on whose request it is.
 CALLER: ContextVar[Visit | None] = ContextVar("ferrule.caller", default=None)
 
 

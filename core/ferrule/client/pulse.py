@@ -1,4 +1,4 @@
-"""Whether the processes of a server show signs of life, by their heartbeats on the board."""
+"""Signs of life of the server's processes, by their heartbeats on the board."""
 
 from __future__ import annotations
 

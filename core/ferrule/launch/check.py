@@ -1,4 +1,4 @@
-"""What a start opens and checks before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
+"""The checks of a start before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def open_api(
         return front, open_inputs(config, plugins)
 
 
-_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made before the model is loaded, from nothing
+_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins need no model, and no arguments
 
 
 def check_start(config: Resolved, plugins: Plugins) -> None:

@@ -8,6 +8,7 @@ Notes               fields of a request that do nothing: in the answer, in a hea
 unread_by_template  which parts of a conversation the server's chat template does not show
 Closing             a stream of events that lets go of its source even when it was never begun
 Meter               the usage of all choices
+check_tool_choice   whether a choice of tools fits the tools and the server
 spelling            how a body names the fields that the service refuses under other names
 fingerprint         what changes with the model and how it runs
 finite              a log-probability that JSON has
@@ -28,6 +29,7 @@ from ferrule_protocol.answers import fingerprint, finite
 from ferrule_protocol.closing import Closing
 from ferrule_protocol.notes import MAX_NOTES, NOTES_HEADER, Extension, Notes, extended, unread_by_template
 from ferrule_protocol.sampling import Meter, sampling, spelling
+from ferrule_protocol.tools import check_tool_choice
 
 __all__ = [
     "MAX_NOTES",
@@ -42,6 +44,7 @@ __all__ = [
     "TemplateFields",
     "Tools",
     "chat_prompt",
+    "check_tool_choice",
     "choose_templates",
     "extended",
     "fingerprint",

@@ -85,6 +85,8 @@ class Limits:
         if self._front.enable_request_id_headers:  # the client's own is echoed when it is valid
             given = headers.get("x-request-id", "")
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else answer.info.id))
+        if answer.dialect.id_header:
+            answer.extra.append((answer.dialect.id_header, answer.info.id))
         return Call(path, headers, methods, exchange, claim, intake, answer)
 
     async def _refuse(self, error: Exception, call: Call) -> None:

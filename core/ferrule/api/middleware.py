@@ -25,7 +25,7 @@ from ferrule.errors import ConfigError, RequestError
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import JSON
 
-_READABLE = ("x-request-id", "x-ferrule-ignored-fields", "retry-after")  # by scripts of other origins
+_READABLE = ("x-request-id", "request-id", "x-ferrule-ignored-fields", "retry-after")  # by scripts of other origins
 
 
 def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dialect]) -> ASGIApp:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from starlette.requests import Request
@@ -107,7 +108,7 @@ class Answer:
         counts.
         """
         if self._failure is None:
-            self._failure = failure_of(error, self.log_fault, self.route)
+            self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=self.info.id)
         return self._failure
 
     async def failure(self, failure: Failure) -> None:

@@ -26,6 +26,7 @@ class Failure:
     message: str
     param: str | None = None  # the field at fault
     headers: tuple[tuple[str, str], ...] = ()  # sent by the frame, when the status line has not gone out yet
+    request_id: str = ""  # `RequestInfo.id` of the request that failed; empty where the server has none yet
 
 
 class Dialect:
@@ -54,6 +55,9 @@ class Dialect:
     key_headers: Sequence[str] = ()
     """Headers that hold the bare key, in lower case. The first one that a request has counts; without any of them, it
     is ``Authorization: Bearer KEY``, which every protocol takes."""
+
+    id_header: str = ""
+    """A header, in lower case, that every answer has with the request's id (`RequestInfo.id`); empty: none."""
 
     media_type: str = "text/event-stream; charset=utf-8"
     """Of an `EventStream`."""

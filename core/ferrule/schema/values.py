@@ -107,14 +107,15 @@ class by_field:
     """An annotation of a union of objects whose members carry Tag("<value>"): the text in the field `name` decides
     which one a value must be.
 
-    `values` are all texts that the field may have.
+    `values` are all texts that the field may have; a refusal lists them, and `hint` follows the list.
     """
 
     name: str
     values: tuple[str, ...]
+    hint: str = ""
 
     def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
-        must = f"must be one of {', '.join(map(repr, self.values))}"
+        must = f"must be one of {', '.join(map(repr, self.values))}{self.hint}"
         decides = Discriminator(
             self._tag,
             custom_error_type=RULE,

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.config import RouterSettings
-from ferrule.errors import RequestError, nearest
+from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import CallArguments, CallStart, Event
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.service import Answer, Generate, Output, ReadPrompt, ToolCall
@@ -18,7 +18,7 @@ from ferrule_plugins.router.openai_fields import EFFORT, echo_of, role_of
 from ferrule_plugins.router.openai_form import Form, respond
 from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
-from ferrule_protocol import chat_prompt, extended, finite, sampling, spelling
+from ferrule_protocol import chat_prompt, check_tool_choice, extended, finite, sampling, spelling
 
 
 class Chat:
@@ -51,7 +51,6 @@ class Chat:
             "max_tokens": most,
             "logprobs": (body.top_logprobs or 0) if body.logprobs else None,
         }
-        choice = body.tool_choice
         return Generate(
             prompts=(prompt,),
             params=sampling(body, service, given),
@@ -62,7 +61,7 @@ class Chat:
             grammar=grammar_of(body),
             logits_processors=processors(body),
             tools=prompt.tools,
-            tool_choice=choice.model_dump() if isinstance(choice, NamedTool) else choice,
+            tool_choice=_choice(body),
             parallel_tool_calls=body.parallel_tool_calls is not False,
             beam=beam(body),
             thought_tokens=body.include_reasoning,
@@ -95,30 +94,18 @@ def _check_logprobs(body: ChatBody, config: RouterSettings) -> None:
 
 def _check_tools(body: ChatBody, config: RouterSettings) -> None:
     choice = body.tool_choice
-    if body.tools is None:
-        if choice not in (None, "none"):
-            raise RequestError("tool_choice needs tools.", "tool_choice")
-    elif choice in (None, "auto"):
-        if not config.frontend.enable_auto_tool_choice:
-            raise RequestError(
-                'tool_choice "auto", the default with tools, needs a server that was started with '
-                '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
-                "tool_choice",
-            )
-    elif choice != "none" and (field := constraint_of(body)):
+    if body.tools is not None and choice not in (None, "auto", "none") and (field := constraint_of(body)):
         raise RequestError(
             f"{field} cannot be combined with a tool_choice other than auto and none: both say what the output looks "
             "like.",
             field,
         )
-    elif isinstance(choice, NamedTool):
-        names = [tool["function"]["name"] for tool in body.tools]
-        if choice.function.name not in names:
-            raise RequestError(
-                f"tool_choice names {choice.function.name!r:.80}, which is not one of the tools."
-                f"{nearest(choice.function.name, names)}",
-                "tool_choice",
-            )
+    check_tool_choice(body.tools, _choice(body), config)
+
+
+def _choice(body: ChatBody) -> str | dict[str, Any] | None:
+    choice = body.tool_choice
+    return choice.model_dump() if isinstance(choice, NamedTool) else choice
 
 
 class ChatForm(Form):

@@ -38,7 +38,7 @@ Count = Annotated[int, Meta(ge=1)]
 
 
 class Entry(Struct, frozen=True, forbid_unknown_fields=True):
-    """What the file may say of a key: the key itself, or its SHA-256 in hexadecimal digits."""
+    """An entry of the file of keys: the key itself, or its SHA-256 in hexadecimal digits, and the key's limits."""
 
     key: Annotated[str, Meta(min_length=1)] | None = None
     sha256: Digest | None = None
@@ -48,7 +48,7 @@ class Entry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Caller(Struct, frozen=True):
-    """One key. None as a limit: there is none."""
+    """The owner of one key. A limit of None stands for no limit."""
 
     name: str
     digest: bytes  # SHA-256 of the key
@@ -60,11 +60,11 @@ class Caller(Struct, frozen=True):
 class Callers:
     """The keys of a server, and how much of its limits each uses, in all API processes together.
 
-    Minutes are those of the machine's monotonic clock; what was used in one is forgotten in the next.
+    Minutes are those of the machine's monotonic clock; the tokens of one minute do not count in the next.
     """
 
     def __init__(self, config: Config, board: Board | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError for a file that cannot be used."""
+        """Read the keys of a configuration. Raises ConfigError for a file that cannot be used."""
         self._board = board or Board()
         self._clock = clock
         self._known: dict[str, int] = {}  # name → its number on the board
@@ -75,8 +75,10 @@ class Callers:
         return len(self._callers)
 
     def read(self, config: Config) -> tuple[str, ...]:
-        """Take the keys of a configuration, and of the file as it is now; return the names of all. With a ConfigError
-        everything stays as it was."""
+        """Read the keys of a configuration and the file as it is now, and return the names of all keys.
+
+        Raises ConfigError; then all keys stay as they were.
+        """
         front, limits = config.frontend, config.limits
         found = [Caller(f"key-{number}", _digest(key.encode())) for number, key in enumerate(front.api_key, 1)]
         if front.api_key_file:
@@ -94,19 +96,20 @@ class Callers:
         return tuple(self._known)
 
     def find(self, key: bytes) -> Caller | None:
-        """Whose key it is. All keys are compared, each in constant time."""
+        """Return the caller with this key, or None. All keys are compared, each in constant time."""
         presented = _digest(key)
         matches = [caller for caller in self._callers if hmac.compare_digest(presented, caller.digest)]
         return matches[0] if matches else None
 
     @property
     def any_admin(self) -> bool:
-        """Whether a key is marked as the administrators'. If none is, every key opens their routes."""
+        """Whether a key is marked as the administrators'. If none is, every key opens the administrators' routes."""
         return any(caller.admin for caller in self._callers)
 
     @contextmanager
     def visit(self, caller: Caller | None) -> Iterator[None]:
-        """Count a request of this caller for the length of a block, in which `CALLER` is it. None: not counted.
+        """Count a request of this caller while the block runs, and set `CALLER` to the caller in it. None is not
+        counted.
 
         Raises OverloadedError when one of the caller's limits is reached.
         """
@@ -158,7 +161,10 @@ class Callers:
             self._board.add(caller_cell(number, which), value)
 
     def _renumber(self, names: Sequence[str]) -> None:
-        """Numbers are places in the file: each process moves what it wrote itself, and all have read the same file."""
+        """Give each key the number of its place in the file, and move this process's figures to the new numbers.
+
+        Each process moves only the figures that it wrote itself; all processes have read the same file.
+        """
         cells = (OPEN, SPENT_IN, SPENT)
         former = {
             name: [self._board.mine(caller_cell(number, which)) for which in cells]
@@ -193,7 +199,7 @@ CALLER: ContextVar[Visit | None] = ContextVar("ferrule.caller", default=None)
 
 
 def read_file(file: Path) -> list[Caller]:
-    """The keys of a file. Raises ConfigError; no message has a key in it."""
+    """Return the keys of a file. Raises ConfigError; no message has a key in it."""
     # imported here, because it brings yaml: most servers have no such file
     from ferrule.yaml_text import YamlError, read_yaml, value_of
 

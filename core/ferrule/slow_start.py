@@ -26,14 +26,14 @@ _logger = log.get("start")
 
 
 class Progress:
-    """What a part of a start has come to. A limit counts from the last step."""
+    """The progress of a part of the start. A time limit counts from the last step."""
 
     def __init__(self) -> None:
         self.moved = time.monotonic()
         self.last = ""
 
     def step(self, last: str) -> None:
-        """Something has moved; `last` is told when the next does not come."""
+        """Note progress; `last` is logged when the next step does not come."""
         self.moved, self.last = time.monotonic(), last
 
 
@@ -48,9 +48,9 @@ def give_up(text: str) -> NoReturn:
 def waiting(
     what: str, limit: float = 0.0, advice: str = "", first: float = _FIRST, end: Callable[[str], object] = give_up
 ) -> Iterator[Progress]:
-    """Tell in the log that `what` is waited for, when the block takes longer than `first` seconds, and again.
+    """Log that the server waits for `what`, when the block takes longer than `first` seconds, and again later.
 
-    After `limit` seconds without a step, if it is not 0, `end` gets the text that says so, with the `advice`.
+    After `limit` seconds without a step, if it is not 0, `end` is called with a text about that and the `advice`.
     """
     progress, done = Progress(), threading.Event()
     arguments = (what, progress, done, threading.get_ident(), first)
@@ -72,7 +72,7 @@ def waiting(
 
 
 def _overdue(what: str, progress: Progress, done: threading.Event, thread: int, first: float, limit: float) -> bool:
-    """Log until `done`, which is False, or until the limit has passed."""
+    """Log until `done`, and return False then; return True when the limit has passed."""
     began = time.monotonic()
     tell = began + first
     while True:
@@ -89,7 +89,7 @@ def _overdue(what: str, progress: Progress, done: threading.Event, thread: int, 
 
 
 def _place(thread: int) -> str:
-    """Where a thread is, in Python's files."""
+    """Return the place in a Python file at which a thread is, as a phrase."""
     frame = sys._current_frames().get(thread)
     while frame is not None and frame.f_code.co_filename.startswith(_IMPORTS):
         frame = frame.f_back

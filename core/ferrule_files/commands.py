@@ -22,12 +22,16 @@ Taken = Mapping[str, Sequence[str]]  # names of fields, by section of `Config`
 
 
 def sections(taken: Taken, said: Mapping[str, Mapping[str, Any]]) -> dict[str, type]:
-    """Sections with the fields of `taken` alone; `said` has attributes of options that differ from a server's."""
+    """Return sections with the fields in `taken` alone; `said` has attributes of options that differ from a
+    server's.
+    """
     return {key: _part(config_sections()[key], names, said) for key, names in taken.items()}
 
 
 def whole(config: Config, taken: Taken) -> Config:
-    """The configuration with its own sections, as what loads a model expects them."""
+    """Return the configuration with its own sections in place of the partial ones, as the loading of a model expects
+    them.
+    """
     parts: dict[str, Any] = {}
     for key, names in taken.items():
         parts[key] = config_sections()[key](**{name: getattr(getattr(config, key), name) for name in names})
@@ -51,7 +55,7 @@ def prepared(config: Config, notices: Sequence[str], plugins: Plugins, area: str
 
 
 def _part(cls: type, names: Sequence[str], said: Mapping[str, Mapping[str, Any]]) -> type:
-    """A section of the same title with these fields alone."""
+    """Return a section of the same title with the fields `names` alone."""
     hints, found = get_type_hints(cls), {field.name: field for field in dataclasses.fields(cls)}
     rows = []
     for name in names:

@@ -21,7 +21,7 @@ _LICENSES = ("LICENSE", "NOTICE")
 
 @contextmanager
 def beside(out: Path) -> Iterator[Path]:
-    """A folder that takes the place of `out` when all went well, and leaves no trace when not. Raises ConfigError."""
+    """Yield a folder that replaces `out` when the block succeeds, and is removed when it fails. Raises ConfigError."""
     folder = out.parent / f".{out.name}.{os.getpid()}.part"
     old = out.parent / f".{out.name}.{os.getpid()}.old"
     try:
@@ -43,7 +43,7 @@ def beside(out: Path) -> Iterator[Path]:
 
 @contextmanager
 def beside_file(out: Path) -> Iterator[Path]:
-    """As `beside`, for one file, whose ending stays what it is. Raises ConfigError."""
+    """Do for one file what `beside` does for a folder; its ending stays the same. Raises ConfigError."""
     file = out.parent / f".{out.stem}.{os.getpid()}.part{out.suffix}"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
@@ -58,9 +58,10 @@ def beside_file(out: Path) -> Iterator[Path]:
 
 
 def copy_others(source: Path, folder: Path) -> None:
-    """What the folder has beside weights: tokenizer, chat templates, defaults of generation, code, licenses.
+    """Copy the files that are not weights: tokenizer, chat templates, defaults of generation, code, licenses.
 
-    Raises CheckpointError for a link to what is not the model's: a folder may come from anyone, and this one be shared.
+    Raises CheckpointError for a link to a file outside of the model: the source may come from anyone, and the copy may
+    be shared.
     """
     files = [file for file in sorted(source.iterdir()) if file.name != _CONFIG and _is_wanted(file)]
     templates = source / _TEMPLATES
@@ -83,7 +84,9 @@ def _is_wanted(file: Path) -> bool:
 
 
 def _is_own(file: Path, source: Path) -> bool:
-    """Whether a file is in the folder, or, of a snapshot, among the blobs of the same repository of a hub's cache."""
+    """Return whether a file is in the folder; for a snapshot in a hub's cache, also whether it is among the blobs of
+    the same repository.
+    """
     at, root = file.resolve(), source.resolve()
     snapshot = root.parent.name == "snapshots"
     return at.is_relative_to(root) or snapshot and at.is_relative_to(root.parent.parent / "blobs")

@@ -20,7 +20,10 @@ OPTION = "pt_load_map_location"  # of `WeightSource.tensors`
 
 
 class Locations:
-    """Devices by the locations that files state, "" for every other. Raises ConfigError for one that is not here."""
+    """Devices by the locations that files state, "" for every other location.
+
+    Raises ConfigError for a device that this machine does not have.
+    """
 
     def __init__(self, options: Mapping[str, Any]) -> None:
         self._devices = {location: _device(name) for location, name in options.get(OPTION, {}).items()}

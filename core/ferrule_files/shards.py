@@ -82,7 +82,7 @@ def is_file_name(name: Any) -> bool:
 
 
 def check_index(folder: Path, single: str, tensors: Mapping[Path, Iterable[str]]) -> None:
-    """Check that each tensor is in one file only, and that what an index says is so. Raises CheckpointError."""
+    """Check that each tensor is in one file only, and that an index agrees with the files. Raises CheckpointError."""
     counts = Counter(name for names in tensors.values() for name in names)
     index = folder / f"{single}.index.json"
     for name, count in counts.items():
@@ -119,7 +119,9 @@ def known_options(options: Mapping[str, Any], *names: str) -> dict[str, Any]:
 
 
 class _Told:
-    """Progress where there is no terminal: a line of the log, now and then, and one at the end of what took long."""
+    """A display of progress without a terminal: a log line now and then, and one at the end of a load that took
+    long.
+    """
 
     def __init__(self, total: int, what: str) -> None:
         self._total, self._done, self._said, self._what = total, 0, -1, what
@@ -133,7 +135,7 @@ class _Told:
             self._tell(now)
 
     def end(self) -> None:
-        """Tell the last state, if loading took so long that it is worth a line, and if it was not told."""
+        """Log the last state, unless it was logged or the load was too short to be worth a line."""
         now = time.monotonic()
         if now - self._start >= _LONG_SECONDS and self._said != self._done:
             self._tell(now)

@@ -7,7 +7,7 @@ from typing import Any
 
 
 class Closing(AsyncIterator[Any]):
-    """Yields from `events`, which reads `source`. `aclose` closes both.
+    """An iterator over `events`, which reads `source`. `aclose` closes both.
 
     A generator that was never begun runs no clean-up of its own when it is closed, so the source is closed here.
     """

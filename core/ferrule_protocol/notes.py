@@ -23,35 +23,38 @@ NOTES_HEADER = "x-ferrule-ignored-fields"
 
 
 class Extension(TypedDict):
-    """What a protocol's own shapes have no place for. `warnings`: fields of the request that did nothing, and why."""
+    """The part of an answer that a protocol's own shapes have no place for.
+
+    `warnings` are about fields of the request that had no effect, with the reasons.
+    """
 
     warnings: list[str]
 
 
 @dataclass
 class Notes:
-    """Fields of one request that do nothing, each with the reason."""
+    """The fields of one request that have no effect, each with the reason."""
 
     known: list[tuple[str, str]] = field(default_factory=list)
     unknown: list[tuple[str, str]] = field(default_factory=list)
 
     @classmethod
     def of(cls, unknown_fields: Sequence[str], body: type[BaseModel]) -> Notes:
-        """Return what can be told of any body: fields that its type does not know."""
+        """Return the notes on any body: the fields that its type does not know."""
         return cls(unknown=_unknown(unknown_fields, body))
 
     @property
     def extension(self) -> Extension | None:
-        """For the answer; None when there is nothing to say."""
+        """The extension of the answer; None when there is nothing to report."""
         return extended(None, [f"{name}: {why}" for name, why in (*self.unknown, *self.known)])
 
     @property
     def headers(self) -> dict[str, str]:
-        """The known ones; the frame sets a header of the same name for the unknown ones."""
+        """The header about known fields; the frame sets a header of the same name for the unknown ones."""
         return {NOTES_HEADER: ", ".join(name for name, _ in self.known)} if self.known else {}
 
     def settle(self, strict: bool) -> None:
-        """Log the known ones, or refuse them when the server is strict."""
+        """Log the known fields, or refuse them when the server is strict."""
         if self.known and strict:
             name, why = self.known[0]
             raise RequestError(f"{name}: {why} This server refuses fields without effect.", name)
@@ -60,7 +63,7 @@ class Notes:
 
 
 def extended(extension: Extension | None, warnings: Sequence[str]) -> Extension | None:
-    """Return the extension with more warnings; None when there is nothing to say."""
+    """Return the extension with more warnings; None when there is nothing to report."""
     told = [*(extension["warnings"] if extension is not None else ()), *warnings]
     return {"warnings": told} if told else None
 
@@ -78,10 +81,10 @@ def unread_by_template(
     shows_tools: bool = True,
     others: Mapping[str, Collection[str]] = _NONE,
 ) -> list[tuple[str, str]]:
-    """Name what of a conversation and its variables the server's template does not read, where that is known.
+    """Name the parts of a conversation and its variables that the server's template does not read, where that is known.
 
-    `shows_tools` says whether the template was to show the tools; `others` has further fields that only templates read,
-    each with the names of the variables that it sets.
+    `shows_tools` tells whether the template was to show the tools; `others` has further fields that only templates
+    read, each with the names of the variables that it sets.
     """
     if fields.chat_template is not None:
         return []
@@ -102,7 +105,9 @@ def unread_by_template(
 
 
 def _unread_keys(messages: Sequence[Mapping[str, object]], read: frozenset[str] | None) -> list[tuple[str, str]]:
-    """Keys of messages that nothing documents and that the server's template does not read, as far as that is known."""
+    """Name the keys of messages that are not documented and that the server's template does not read, as far as is
+    known.
+    """
     notes = []
     for number, message in enumerate(messages):
         for key in other_keys(message) - (read or frozenset()):

@@ -19,13 +19,15 @@ def sampling(body: SamplingFields, service: Service, given: Mapping[str, Any]) -
 
 
 def spelling(body: ConstraintFields, **names: str) -> dict[str, str]:
-    """Return `Generate.names`: those given, and the field of the body that states a form of the output, if one does."""
+    """Return `Generate.names`: those given, and the field of the body that demands a form of the output, if one
+    does.
+    """
     field = constraint_of(body)
     return {**names, "structured_outputs": field} if field else names
 
 
 class Meter:
-    """Usage of all choices so far. `count` choices are expected, `per_prompt` of them for each prompt."""
+    """The usage of all choices so far. `count` choices are expected, `per_prompt` of them for each prompt."""
 
     def __init__(self, count: int, per_prompt: int) -> None:
         self._usages = [Usage()] * count
@@ -35,7 +37,7 @@ class Meter:
         self._usages[output.index] = output.usage
 
     def of(self, index: int) -> Usage:
-        """Return the usage of one choice, for streams that tell it in each chunk."""
+        """Return the usage of one choice, for streams that report it in each chunk."""
         return self._usages[index]
 
     def total(self) -> Usage:

@@ -16,14 +16,16 @@ _POLL = 0.01  # seconds
 
 
 async def until(done: Callable[[], bool], seconds: float) -> None:
-    """Return once `done()`, or after `seconds`. Starts no thread, so it works also while the interpreter goes down."""
+    """Return once `done()`, or after `seconds`. No thread is started, so it works also while the interpreter shuts
+    down.
+    """
     end = time.monotonic() + seconds
     while not done() and time.monotonic() < end:
         await asyncio.sleep(_POLL)
 
 
 class EngineClient(ABC):
-    """One event loop owns a client; its methods are called there only."""
+    """The frontend's connection to the engine. One event loop owns a client, and its methods are called only there."""
 
     info: ModelInfo
     num_blocks: int
@@ -34,8 +36,8 @@ class EngineClient(ABC):
     def generate(self, request: EngineRequest, patient: bool = False) -> AsyncIterator[RequestDelta]:
         """Submit at once (not at the first `anext`) and iterate over the request's deltas until the terminal one.
 
-        Where the caller is `patient`, deltas after the first one may wait for others, and be one with them.
-        Closing the iterator before its end cancels the request. Raises EngineDead when the engine is gone.
+        Where the caller is `patient`, deltas after the first one may wait for others and be joined with them. Closing
+        the iterator before its end cancels the request. Raises EngineDead when the engine is gone.
         """
 
     @abstractmethod
@@ -44,20 +46,22 @@ class EngineClient(ABC):
 
     @abstractmethod
     def expect(self, backend: str) -> None:
-        """Let the engine open a guided decoding backend. If that fails, the first request that needs it says so."""
+        """Let the engine open a guided decoding backend. If that fails, the first request that needs it gets the
+        error.
+        """
 
     @abstractmethod
     async def call(self, name: str, *args: Any) -> Any:
-        """An administrative call on the engine. Raises RequestFailed with the engine's message."""
+        """Make an administrative call on the engine. Raises RequestFailed with the engine's message."""
 
     @abstractmethod
     def health(self) -> Health:
-        """State now, without a wait."""
+        """Return the state now, without waiting."""
 
     @abstractmethod
     def stats(self) -> EngineStats:
-        """The last figures that the engine sent."""
+        """Return the last figures that the engine sent."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Let go of the engine; open requests end with EngineDead."""
+        """Disconnect from the engine; open requests end with EngineDead."""

@@ -53,8 +53,8 @@ _logger = log.get("client")
 
 
 class DeltaStream(AsyncIterator[RequestDelta]):
-    """One request's deltas; several that have come since the last was read are one. So a process that lags behind the
-    engine does less for each token. `aclose` before the terminal one cancels the request.
+    """The deltas of one request. Deltas that have come since the last was read are joined, so that a process that lags
+    behind the engine does less for each token. `aclose` before the terminal delta cancels the request.
 
     A `patient` reader waits for the whole answer: it gets the first delta at once and later ones in batches. If nobody
     reads, the engine pauses the request until everything that has arrived is read. `request` is kept where it may be
@@ -115,7 +115,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         return items[0] if len(items) == 1 else _joined(items)
 
     def _take(self) -> list[RequestDelta]:
-        """The oldest of the items: all of them, unless they are a lot."""
+        """Take the oldest items: all of them, unless they are very many."""
         items, self._items = self._items, []
         if self._unread.size <= _MAX_READ:
             self._unread.close()
@@ -148,7 +148,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self._client.pause(self._id, paused)
 
     def end(self, reason: FinishReason, error: str | None = None) -> None:
-        """The last delta, in place of the engine's."""
+        """Push a last delta, in place of the engine's."""
         self.push(RequestDelta(id=self._id, finish=reason, error=error))
 
     def fail(self, error: EngineDead) -> None:
@@ -161,7 +161,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
             self._waiter.set_result(None)
 
     async def aclose(self) -> None:
-        """Idempotent."""
+        """Cancel the request unless it has ended. Idempotent."""
         if not self._done and self._error is None:
             self._done = True
             self._unread.close()
@@ -169,25 +169,26 @@ class DeltaStream(AsyncIterator[RequestDelta]):
 
 
 def _weight(delta: RequestDelta) -> int:
-    """Bytes that a delta takes, about."""
+    """Estimate the bytes that a delta takes."""
     kinds = (delta.logprobs, delta.prompt_logprobs)
     return 240 + 40 * len(delta.token_ids) + sum(len(some) * (100 + 120 * len(some[0].top)) for some in kinds if some)
 
 
 def _joined(deltas: Sequence[RequestDelta]) -> RequestDelta:
-    """One delta that says what these say: the last one's word, with the tokens of all."""
+    """Return one delta in place of several: the last one's fields, with the tokens of all."""
     lists = ("token_ids", "logprobs", "prompt_logprobs")
     whole = {name: tuple(chain.from_iterable(getattr(delta, name) for delta in deltas)) for name in lists}
     return replace(deltas[-1], **whole)
 
 
 class DemuxClient(EngineClient):
-    """Subclasses carry messages: `_post` sends one, and they call `_dispatch` with what comes back.
+    """A client that sorts the engine's messages by request. Subclasses carry messages: `_post` sends one, and they call
+    `_dispatch` with each that arrives.
 
     `watchdog` is the time in seconds after which an engine that makes no progress is ended. With `restarts` another
-    engine may follow one that has died (`lose`): requests that it has said nothing of are then submitted to the next,
-    once. One that is itself the cause cannot take down engine after engine. When this process keeps `max_buffered`
-    bytes, requests whose output waits to be read are paused however little it is.
+    engine may follow one that has died (`lose`): requests that got no delta from the dead one are then submitted to the
+    next, once, so that a request that kills engines cannot kill one after the other. When this process keeps
+    `max_buffered` bytes, requests whose output waits to be read are paused however little it is.
     """
 
     def __init__(
@@ -212,7 +213,7 @@ class DemuxClient(EngineClient):
         self._ready = asyncio.Event()
 
     def begin_loading(self) -> None:
-        """Let the engine load weights: everything that this process can check without them has been checked."""
+        """Let the engine load weights, as this process has checked everything that it can check without them."""
         self.board.put(CHECKED, 1.0)
 
     @abstractmethod
@@ -238,12 +239,12 @@ class DemuxClient(EngineClient):
             self._post(Cancel(tuple(ids), reason))
 
     def pause(self, request_id: str, paused: bool) -> None:
-        """Let the engine give a request no steps, or steps again."""
+        """Let the engine stop giving steps to a request, or give it steps again."""
         if self._dead is None and not self._lost and request_id in self._streams:
             self._post(Pause(request_id, paused))
 
     def forget(self, request_id: str) -> None:
-        """Cancel, and drop what still comes."""
+        """Cancel a request, and drop the deltas that still come."""
         if self._streams.pop(request_id, None) is not None:
             self.cancel([request_id])
 
@@ -279,7 +280,7 @@ class DemuxClient(EngineClient):
             raise self._dead
 
     def die(self, message: str) -> None:
-        """Latch the first cause and end everything that waits."""
+        """Keep the first cause of death, and end everything that waits."""
         if self._dead is not None:
             return
         self._dead, self._lost = EngineDead(message), False
@@ -287,7 +288,9 @@ class DemuxClient(EngineClient):
         self._ready.set()
 
     def lose(self, message: str) -> None:
-        """The engine has died, and another one may follow: what it has said nothing of waits for that one."""
+        """Note that the engine has died and another may follow: requests that got no delta wait for the next, all
+        others end.
+        """
         self._lost = True
         self._ready.clear()
         self._served = self._served or self.board.get(READY, self.board.row)
@@ -296,7 +299,7 @@ class DemuxClient(EngineClient):
         self._end_all(EngineDead(message), [id for id, stream in self._streams.items() if stream.request is not None])
 
     def _end_all(self, error: EngineDead, kept: Collection[str]) -> None:
-        """End everything that waits for the engine but the streams of `kept`."""
+        """End everything that waits for the engine, except for the streams of `kept`."""
         streams, self._streams = self._streams, {id: self._streams[id] for id in kept}
         for id, stream in streams.items():
             if id not in self._streams:
@@ -306,7 +309,7 @@ class DemuxClient(EngineClient):
                 reply.set_exception(error)
 
     def _found(self, ready: Ready) -> None:
-        """An engine has answered: the first one, or the one that follows one that died."""
+        """Note that an engine has answered: the first one, or the successor of one that died."""
         self.info, self.num_blocks = ready.info, ready.num_blocks
         self._ready.set()
         if self._lost:

@@ -13,12 +13,12 @@ _COUNTERS = (
 
 
 def with_past(past: EngineStats, stats: EngineStats) -> EngineStats:
-    """What the running engine says, with what those before it had counted."""
+    """Return the figures of the running engine, with the counters of the engines before it added."""
     if not past.restarts:
         return stats
     return replace(stats, **{name: getattr(past, name) + getattr(stats, name) for name in _COUNTERS})
 
 
 def past_of(stats: EngineStats) -> EngineStats:
-    """What stays of the figures when their engine has died: the counters, and that another one is needed."""
+    """Return the part of the figures that outlives their engine: the counters, with one more restart."""
     return EngineStats(**{name: getattr(stats, name) + (name == "restarts") for name in _COUNTERS})

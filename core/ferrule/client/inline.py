@@ -18,7 +18,8 @@ from ferrule.wire.queues import QueueChannel
 
 
 class InlineClient(DemuxClient):
-    """Loads the model on the engine's thread; `wait_ready` returns once it is loaded, or raises what stopped it.
+    """A client that loads the model on the engine's thread. `wait_ready` returns once it is loaded, or raises the error
+    that stopped it.
 
     Weights are loaded at once if `checked`, else after `begin_loading`.
     """

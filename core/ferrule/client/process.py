@@ -22,7 +22,10 @@ _logger = log.get("client")
 
 
 class ProcessClient(DemuxClient):
-    """`path` is the socket of the first engine. With `restarts` the board tells when another one follows, and which."""
+    """A client of an engine in another process.
+
+    `path` is the socket of the first engine. With `restarts` the board tells when another one follows, and its number.
+    """
 
     remote = True
 
@@ -40,7 +43,7 @@ class ProcessClient(DemuxClient):
         self._connect(0)
 
     def _connect(self, number: int) -> None:
-        """Talk to the engine that was started as the `number`-th after the first one."""
+        """Connect to the engine that was started as the `number`-th after the first one."""
         path = lifeline.socket_path(self._path, number)
         self._number = number
         self._alive_fd = lifeline.watch(path)
@@ -51,7 +54,9 @@ class ProcessClient(DemuxClient):
         self._loop.call_soon(self._on_lifeline)  # it may have died already
 
     def _work(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        """The one task of a client. Without it nobody would notice what it looks for: its fault is the end."""
+        """Start the client's one task. An exception of the task ends the client, as nothing else would notice a dead
+        engine.
+        """
 
         def ended(task: asyncio.Task[None]) -> None:
             if not task.cancelled() and task.exception() is not None:
@@ -71,7 +76,9 @@ class ProcessClient(DemuxClient):
             self._socket = None
 
     async def _greet(self, socket: ClientSocket) -> None:
-        """Greet until the engine answers, which it does once its model is loaded."""
+        """Greet the engine until it answers, which it does once its model is loaded; then probe it for lost
+        messages.
+        """
         while not self._ready.is_set():
             socket.greet()
             self._on_readable()
@@ -99,7 +106,7 @@ class ProcessClient(DemuxClient):
             self.die("The engine process has ended.")
 
     async def _follow(self) -> None:
-        """Connect to the next engine once the launcher has started it; the end of all is when there will be none."""
+        """Connect to the next engine once the launcher has started it; end the client when there will be none."""
         while (number := int(self.board.get(ENGINE_NUMBER))) == self._number:
             await asyncio.sleep(_POLL)
         if number < 0:

@@ -7,13 +7,13 @@ from ferrule.wire.board import Board
 
 
 def stalled_engine(board: Board, watchdog: float) -> Health | None:
-    """Return the state of an engine that makes no progress; None for one that does."""
+    """Return the state of an engine that makes no progress; None for one that makes progress."""
     waits = board.stalled(watchdog)
     return Health(state="stalled", detail=f"The engine has made no progress for {waits:.0f} s.") if waits else None
 
 
 def stalled_api(board: Board) -> Health | None:
-    """Return the state of a server of which another API process than this one does nothing; None for any other."""
+    """Return the state of a server in which another API process is stalled; None where none is."""
     silent = board.silent_api()
     if not silent:
         return None

@@ -22,7 +22,7 @@ _logger = log.get("frontend")
 
 
 class Inputs(Struct, frozen=True):
-    """The tokenizer (None: without one), the chat templates by name, and the parsers of output."""
+    """The tokenizer (None without one), the chat templates by name, and the parsers of output."""
 
     tokenizer: Tokenizer | None
     templates: Templates
@@ -30,9 +30,9 @@ class Inputs(Struct, frozen=True):
 
 
 def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
-    """Open all of it, and read the generation config. Model and tokenizer are folders. Raises StartupError.
+    """Open tokenizer, templates and parsers, and read the generation config. Model and tokenizer are folders.
 
-    The plugins that the frontend will use are checked first, those included that are made later.
+    The plugins that the frontend will use are checked first, including those that are made later. Raises StartupError.
     """
     check_plugins(plugins, chosen_plugins(config, plugins), Component.FRONTEND)
     parsers = open_parsers(config, plugins)
@@ -61,9 +61,9 @@ def open_parsers(config: Resolved, plugins: Plugins) -> Parsers:
 
 
 def _check_template(option: str, text: str) -> None:
-    """Refuse a template of the operator's that cannot be parsed; that of a checkpoint only fails conversations.
+    """Refuse a template of the operator's that cannot be parsed; a checkpoint's template only fails conversations.
 
-    A built-in template that is used in the place of a file of vLLM's examples is told.
+    A built-in template that replaces a file of vLLM's examples is logged.
     """
     from ferrule.frontend.text.template import compile_template  # the template engine, which children alone need else
 

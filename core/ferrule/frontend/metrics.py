@@ -10,9 +10,9 @@ from ferrule.plugin.faults import FaultCount
 
 
 class Loggers:
-    """Stat loggers with their titles, guarded: what one raises is logged, and it is disabled after three times.
+    """Stat loggers with their titles. An exception of a logger is logged, and after three the logger is disabled.
 
-    With `silent` they are told of HTTP alone.
+    With `silent`, loggers are told of HTTP alone.
     """
 
     def __init__(
@@ -23,7 +23,7 @@ class Loggers:
         self._loggers = [(FaultCount(title), logger) for title, logger in loggers]
 
     def tell(self, event: str, say: Callable[[StatLogger], None], always: bool = False) -> None:
-        """Call `say` with each of them; `event` is the method that it calls, for the log."""
+        """Call `say` with each logger; `event` is the method that `say` calls, for the log."""
         for faults, logger in self._loggers if always or not self._silent else ():
             if faults.disabled:
                 continue

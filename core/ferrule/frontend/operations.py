@@ -13,13 +13,13 @@ from ferrule.interfaces.stats import HttpStats
 
 
 class Operations(Administration):
-    """Part of a service, which has these two."""
+    """The part of a service that serves operators and the HTTP edge; it needs these two attributes."""
 
     ledger: Ledger
     _client: EngineClient
 
     def health(self) -> Health:
-        """Return the state of the server; requests are taken here though another API process does nothing."""
+        """Return the state of the server. This process is answering, but another API process may be stalled."""
         now = self._client.health()
         return now if now.state != "ready" else stalled_api(self.ledger.board) or now
 

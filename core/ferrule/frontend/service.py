@@ -48,7 +48,9 @@ _logger = log.get("frontend")
 
 
 class Planned(Struct, frozen=True):
-    """One prompt: how its answers are read, and what the engine is asked for each of them, but for id and seed."""
+    """The plan for one prompt: how its answers are read, and the engine's request for each of them, without id and
+    seed.
+    """
 
     prompt: Prepared
     reading: Reading
@@ -56,7 +58,9 @@ class Planned(Struct, frozen=True):
 
 
 class FrontendService(Vectors):
-    """Built by `build_service`. One event loop owns it; `close` ends its children, threads and tasks."""
+    """A service of one API process, made by `build_service`. One event loop owns it; `close` ends its children, threads
+    and tasks.
+    """
 
     def __init__(
         self,
@@ -127,14 +131,16 @@ class FrontendService(Vectors):
         return self._reader.renderer.pids | self._compiler.pids
 
     def start(self) -> None:
-        """Begin to report the engine's figures once a second, and start a child for templates. Once, on the loop."""
+        """Start to report the engine's figures once a second, and start a child for templates. Call it once, on the
+        loop.
+        """
         for work in (self._report(), self._warm()):
             task = asyncio.get_running_loop().create_task(work)
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
     async def use(self, reader: PromptReader) -> None:
-        """Read prompts, and show tokens, by another tokenizer from now on. Raises RequestError while requests run."""
+        """Use another tokenizer for prompts and outputs from now on. Raises RequestError while requests run."""
         if self.ledger.open:
             raise RequestError(f"{self.ledger.open} requests are running: wait for their end.")
         former, self._reader = self._reader, reader
@@ -143,13 +149,13 @@ class FrontendService(Vectors):
         await former.close()
 
     def take_limits(self, limits: LimitsConfig) -> None:
-        """Other limits, for the requests from now on."""
+        """Apply other limits to the requests from now on."""
         self._config = dataclasses.replace(self._config, limits=limits)
         self.ledger.limits = limits
         self._reader.rules = replace(self._reader.rules, limits=limits)
 
     async def close(self) -> None:
-        """End children, threads and tasks. The client is the caller's to close."""
+        """End children, threads and tasks. The caller closes the client."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
@@ -196,7 +202,7 @@ class FrontendService(Vectors):
         return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
     async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
-        """Render and tokenize the prompts, which take room in the queue."""
+        """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
         num_tokens = 0
         for number, prompt in enumerate(request.prompts, 1):
@@ -211,7 +217,7 @@ class FrontendService(Vectors):
     async def _plan(
         self, request: Generate, checked: Checked, asked: Prompt | ChatPrompt, prompt: Prepared, arrival: float
     ) -> Planned:
-        """Decide what the engine is asked and how its answers are read. `asked` is the prompt as it came."""
+        """Decide the engine's request and how its answers are read. `asked` is the prompt as the client sent it."""
         reading, caller = self._output.reading(request, asked, prompt, checked), CALLER.get()
         sampling, grammar = replace(prompt.sampling, thoughts=reading.thoughts), None
         if reading.constraint is not None:  # such an output ends where its form does, with ignore_eos too
@@ -274,7 +280,7 @@ class FrontendService(Vectors):
         return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
     def _log(self, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int) -> None:
-        """Log one line for each prompt, of which at most --max-log-len characters or ids are shown, or none."""
+        """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
         front = self._config.frontend
         for plan, one in zip(plans, firsts, strict=True):
             text = plan.prompt.read.text
@@ -293,11 +299,11 @@ def build_service(
     hooks: HookRunner | None = None,
     inputs: Inputs | None = None,
 ) -> FrontendService:
-    """The service of a client that is ready. `folder` is the model's; by default what ``config.model.model`` names.
-    `hooks` and `inputs` are those of this process; by default they are opened here.
+    """Return the service for a client that is ready.
 
-    Raises StartupError. To be called on the event loop that owns the client; `start` and `close` frame the life of what
-    it returns.
+    `folder` is the model's, by default ``config.model.model``. `hooks` and `inputs` are those of this process, and by
+    default are opened here. Call it on the event loop that owns the client; `start` and `close` of the service begin
+    and end its work. Raises StartupError.
     """
     folder = folder or Path(config.model.model)
     inputs = inputs or open_inputs(config, plugins)
@@ -312,7 +318,7 @@ def build_service(
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:
-    """What reads prompts with the tokenizer and the templates of `inputs`. Raises StartupError."""
+    """Return a reader of prompts with the tokenizer and the templates of `inputs`. Raises StartupError."""
     tokenizer = inputs.tokenizer
     rules = read_rules(config, plugins, client, tokenizer, folder)
     specials = tokenizer.special_tokens if tokenizer else {}

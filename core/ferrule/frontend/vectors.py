@@ -26,7 +26,7 @@ from ferrule.types import EngineRequest, FinishReason, Pooling, RequestDelta
 
 
 class Vectors(Operations, Service):
-    """Part of a service, which has these."""
+    """The part of a service that computes vectors; it needs these attributes."""
 
     _config: Resolved
     _reader: PromptReader

@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 
 class Prompt(Struct, frozen=True, kw_only=True):
-    """Text, ids or embeddings; exactly one is set. `add_special_tokens` holds for text.
+    """A prompt: text, ids or embeddings, exactly one of which is set. `add_special_tokens` applies to text.
 
-    With `suffix` the text is what stands before the answer, and the suffix behind it. `embeds` is a tensor
-    [tokens, hidden] as clients send it, base64 of a file: it goes through the one tensor decoder.
+    With `suffix`, the text stands before the answer and the suffix behind it. `embeds` is a tensor [tokens, hidden] as
+    clients send it, base64 of a file: it goes through the one tensor decoder.
     """
 
     text: str | None = None
@@ -54,7 +54,8 @@ class ChatPrompt(Struct, frozen=True, kw_only=True):
 
 
 class ReadPrompt(Struct, frozen=True):
-    """The ids of a prompt, its text if it has one, and notes on what of a conversation the text does not show.
+    """The ids of a prompt, its text if it has one, and notes on the parts of a conversation that the text does not
+    show.
 
     Each embedding of a prompt has the id 0.
     """
@@ -122,8 +123,8 @@ class ToolCall(Struct, frozen=True, gc=False):
 class Output(Struct, frozen=True, kw_only=True, gc=False):
     """News of one choice. Text comes as events of the parse chain; ids and logprobs are those of the new tokens.
 
-    `finish` is set on a choice's last output. With finish ERROR, `error` says why, and `invalid` whether the request is
-    to blame (400) or the server (500).
+    `finish` is set on a choice's last output. With finish ERROR, `error` is the reason, and `invalid` tells whether the
+    request is to blame (400) or the server (500).
     """
 
     index: int  # choice: prompt index x n + number
@@ -172,11 +173,11 @@ class Outputs(AsyncIterator[Output], ABC):
 
     @abstractmethod
     async def aclose(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel the choices that still run. Idempotent."""
 
 
 def add_up(outputs: Sequence[Output]) -> Output:
-    """Return the one output that says what these outputs of one choice say in their order. There is at least one."""
+    """Return one output with the meaning of these outputs of one choice, in their order. There is at least one."""
     if len(outputs) == 1:
         return outputs[0]
     prompt_logprobs = next((one.prompt_logprobs for one in outputs if one.prompt_logprobs is not None), None)
@@ -192,28 +193,30 @@ def add_up(outputs: Sequence[Output]) -> Output:
 
 
 class Answer(Struct, frozen=True, kw_only=True):
-    """All that came of a request: each choice as one output, in the order of their index, and the usage of all."""
+    """The whole answer to a request: each choice as one output, in the order of their index, and the usage of all."""
 
     choices: tuple[Output, ...]
     usage: Usage
 
 
 class Admitted(Struct, frozen=True, kw_only=True):
-    """A request that was checked, read and given to the engine. Whoever admits it reads its outputs or closes them."""
+    """A request that was checked, read and submitted to the engine. Whoever admits it reads its outputs or closes
+    them.
+    """
 
     model: str  # what answers call the model, whichever of its names was asked for
     prompts: tuple[ReadPrompt, ...]  # as they were given to the engine: truncated
     stream: Outputs
 
     def outputs(self) -> Outputs:
-        """Return what comes of the request: the same iterator, however often it is asked for."""
+        """Return the outputs of the request: the same iterator at every call."""
         return self.stream
 
     async def answer(self) -> Answer:
-        """Read all outputs, and return what they add up to.
+        """Read all outputs, and return them as one answer.
 
-        Raises RequestError or RequestFailed when a choice has failed, and EngineDead. What still runs then, or when the
-        caller is cancelled, is cancelled.
+        Raises RequestError or RequestFailed when a choice has failed, and EngineDead. Choices that still run then, or
+        when the caller is cancelled, are cancelled.
         """
         found: dict[int, list[Output]] = {}
         async with aclosing(self.stream) as outputs:
@@ -228,7 +231,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
 
 
 class Pool(Struct, frozen=True, kw_only=True):
-    """One request for vectors, of any protocol: one for each prompt. `normalize` None: as the model usually does."""
+    """One request for vectors, of any protocol: one vector for each prompt. `normalize` None: the model's default."""
 
     prompts: tuple[Prompt | ChatPrompt, ...]
     normalize: bool | None = None
@@ -246,73 +249,77 @@ class Pooled(Struct, frozen=True, kw_only=True):
 
 
 class Health(Struct, frozen=True, kw_only=True):
-    """`state` is one of starting, ready, draining, dead, stalled."""
+    """The state of a server: `state` is one of starting, ready, draining, dead, stalled."""
 
     state: str
     detail: str = ""
 
 
 class Tokens(ABC):
-    """Text to ids and back, as the served model's tokenizer does it."""
+    """The conversion of text to ids and back, by the served model's tokenizer."""
 
     tokenizer: Tokenizer | None  # None with --skip-tokenizer-init
 
     @abstractmethod
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        """Ids of a prompt, off the event loop, under the limits."""
+        """Return the ids of a prompt, off the event loop, under the limits. Raises RequestError."""
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
-        """Read a prompt as `tokenize` does, and tell its text and notes, too. Raises RequestError."""
+        """Read a prompt as `tokenize` does, and return its text and notes, too. Raises RequestError."""
         return ReadPrompt(tuple(await self.tokenize(prompt)))
 
     @abstractmethod
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """Text of ids; an id out of range is a RequestError."""
+        """Return the text of ids; an id out of range is a RequestError."""
 
     @abstractmethod
     def token_text(self, token_id: int) -> str:
-        """How a token is shown in logprobs."""
+        """Return the text by which logprobs show a token."""
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token stands for; part of a character where its text is U+FFFD."""
+        """Return the bytes that a token stands for; part of a character where its text is U+FFFD."""
         return self.token_text(token_id).encode()
 
     def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
-        """Where the tokens of a prompt begin in its text, in characters. By default each is as long as it is shown."""
+        """Return the start of each token of a prompt in its text, in characters. By default each is as long as its own
+        text.
+        """
         lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
         return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
 
 
 class Administration(ABC):
-    """What operators ask."""
+    """The part of a service that operators and the HTTP server use."""
 
     @abstractmethod
     def health(self) -> Health:
-        """State now, without a wait."""
+        """Return the state now, without waiting."""
 
     @abstractmethod
     async def call(self, name: str, *args: Any) -> Any:
-        """An administrative call on the engine, such as ``reset_prefix_cache``."""
+        """Make an administrative call on the engine, such as ``reset_prefix_cache``."""
 
     def answered(self, stats: HttpStats) -> None:
         """Count an HTTP call that was answered."""
 
     def check_room(self, ahead: int = 0) -> None:
-        """Raise OverloadedError while the queue is full, or will be with the requests that are `ahead` of this one."""
+        """Raise OverloadedError while the queue is full, or will be with the `ahead` requests in front of this one."""
 
     def stalled(self, seconds: float) -> None:
         """Count a stall of the event loop."""
 
     def report(self) -> None:
-        """Tell the stat loggers the newest figures of the engine now; they are told once a second anyway."""
+        """Report the newest figures of the engine to the stat loggers now, which otherwise happens once a second."""
 
     @abstractmethod
     def exposition(self) -> tuple[str, str]:
-        """(media type, text) of the metrics."""
+        """Return (media type, text) of the metrics."""
 
 
 class Service(Tokens, Administration):
-    """Generation and vectors, and the two other roles. Code that needs one role can name that one in its type hints."""
+    """A service of generation and vectors, with the two other roles. Code that needs one role can use that type in its
+    hints.
+    """
 
     model: ModelInfo
     names: tuple[str, ...]  # served model names; responses carry the first
@@ -320,20 +327,20 @@ class Service(Tokens, Administration):
     template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
 
     def enforces_strict_tools(self) -> bool:
-        """Whether calls that the model chooses to make fit the schemas of strict functions."""
+        """Return whether calls that the model chooses to make fit the schemas of strict functions."""
         return False
 
     @abstractmethod
     def resolve(self, model: str | None) -> str:
-        """The served name for what a request calls `model`. Raises NotFoundError that lists the valid names."""
+        """Return the served name for the name `model` in a request. Raises NotFoundError that lists the valid names."""
 
     @abstractmethod
     def sampling_defaults(self) -> dict[str, Any]:
-        """Default sampling values of the model's generation config, by field name of `SamplingParams`."""
+        """Return the default sampling values of the model's generation config, by field name of `SamplingParams`."""
 
     @abstractmethod
     async def admit(self, request: Generate) -> Admitted:
-        """Check a request, read its prompts, and give it to the engine.
+        """Check a request, read its prompts, and submit it to the engine.
 
         Raises RequestError, which names fields as the protocol does, or UnavailableError. Nothing was generated then.
         """
@@ -342,6 +349,6 @@ class Service(Tokens, Administration):
     async def pool(self, request: Pool) -> list[Pooled]:
         """Return the vectors of the prompts, in their order.
 
-        Raises RequestError, also where the model has none, UnavailableError, RequestFailed and EngineDead. If it is
-        cancelled, what still runs is.
+        Raises RequestError, also where the model has none, UnavailableError, RequestFailed and EngineDead. A cancelled
+        call cancels the prompts that still run.
         """

@@ -37,7 +37,7 @@ _logger = log.get("api")
 
 
 def run_api(boot: Boot, hooks: HookRunner) -> int:
-    """Serve until the supervisor says stop or the engine dies. Returns the exit status."""
+    """Serve until the supervisor asks to stop or the engine dies. Returns the exit status."""
     os.set_inheritable(boot.listen_fd, False)
     listener = socket.socket(fileno=boot.listen_fd)
 
@@ -54,7 +54,10 @@ def run_api(boot: Boot, hooks: HookRunner) -> int:
 
 
 def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket, reloader: Reloader) -> int:
-    """`--disable-frontend-multiprocessing`: HTTP, engine and model in this process. Raises StartupError."""
+    """Run HTTP, engine and model in this process (`--disable-frontend-multiprocessing`). Returns the exit status.
+
+    Raises StartupError.
+    """
     hooks = open_hooks(plugins)
     hooks.process_started("api-0", config)
 
@@ -115,14 +118,14 @@ async def _serve(
 
 
 async def _beat(board: Board) -> None:
-    """Show that the event loop turns."""
+    """Show other processes that the event loop runs."""
     while True:
         board.put(BEAT, time.monotonic())
         await asyncio.sleep(1.0)
 
 
 def announce(config: Resolved, client: EngineClient, listener: socket.socket, hooks: HookRunner) -> None:
-    """The log's first screen: what runs, on what, with how much room, and where it answers."""
+    """Log the server's first lines: the model, its device, the room for requests, and the server's address."""
     info = client.info
     _logger.info(
         "ferrule %s serves %s: %s (%s), %.1f M parameters, %s",

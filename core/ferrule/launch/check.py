@@ -21,7 +21,7 @@ _logger = log.get("launch")
 def open_api(
     config: Resolved, plugins: Plugins, board: Board | None = None, hooks: HookRunner | None = None
 ) -> tuple[Front, Inputs]:
-    """Open everything that an API process needs beside the engine. Model and tokenizer are folders.
+    """Open everything that an API process needs besides the engine. Model and tokenizer are folders.
 
     Raises StartupError.
     """
@@ -37,8 +37,8 @@ _MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made be
 def check_start(config: Resolved, plugins: Plugins) -> None:
     """Raise the StartupError with which a start would end before it loads weights.
 
-    It opens what a start opens and lets the executor check what it would load. A model or tokenizer that is not a
-    folder is not fetched: its hub is asked for its files, and what they contain is not checked.
+    The check opens what a start opens and lets the executor check what it would load. A model or tokenizer that is not
+    a folder is not fetched: its hub is asked for its files, and what they contain is not checked.
     """
     _check_plugins(config, plugins)
     hooks = open_hooks(plugins)
@@ -58,8 +58,10 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
 
 
 def _check_plugins(config: Resolved, plugins: Plugins) -> None:
-    """Import the plugins of other distributions that are chosen, whichever process would; make those that can be made
-    without a model. Built-in ones are not imported: many of them bring torch."""
+    """Import the chosen plugins of other distributions, whichever process would, and make those that need no model.
+
+    Built-in plugins are not imported: many of them bring torch.
+    """
     chosen = [(kind, name) for kind, name in chosen_plugins(config, plugins) if not plugins.is_builtin(kind, name)]
     found = check_plugins(plugins, chosen, *Component)
     for (kind, _), make in found.items():

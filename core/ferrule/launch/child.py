@@ -28,7 +28,9 @@ _READ_BYTES = 1 << 20  # of the boot message, at once
 
 
 def read_boot(stream: BinaryIO) -> Boot:
-    """Read the boot message that `Child` wrote. Raises StartupError where it is not one, or ends early."""
+    """Read the boot message that `Child` wrote. Raises StartupError for anything else, or where the message ends
+    early.
+    """
     length = int.from_bytes(_exactly(stream, LENGTH_BYTES), "big")
     if length > MAX_BOOT_BYTES:
         raise StartupError(f"The boot message has {length} bytes; the largest that is read has {MAX_BOOT_BYTES}.")
@@ -39,7 +41,9 @@ def read_boot(stream: BinaryIO) -> Boot:
 
 
 def _exactly(stream: BinaryIO, length: int) -> bytes:
-    """A pipe gives what is in it, which may be less than was asked for."""
+    """Read `length` bytes of a pipe, which may return fewer at a time. Raises StartupError where the pipe ends
+    early.
+    """
     parts, left = [], length
     while left:
         part = stream.read(min(left, _READ_BYTES))
@@ -51,7 +55,9 @@ def _exactly(stream: BinaryIO, length: int) -> bytes:
 
 
 def die_with_parent(stream: BinaryIO) -> None:
-    """Leave when the parent does: the kernel's signal where there is one, and the end of the boot pipe everywhere."""
+    """Exit when the parent does: by the kernel's signal where there is one, and at the end of the boot pipe
+    everywhere.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 

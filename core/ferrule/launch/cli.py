@@ -26,7 +26,7 @@ _INTERRUPTED = 130
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line, without the program's name, and return the exit status.
 
-    Without `argv` it is the program itself, whose command line it runs, and it does not return.
+    Without `argv`, run the program's own command line and exit with its status.
     """
     if argv is None:
         usable_streams()
@@ -91,7 +91,7 @@ def _run(words: list[str]) -> int:
 
 
 def _command(name: str, argv: list[str], plugins: Plugins) -> int:
-    from ferrule.plugin.extras import missing
+    from ferrule.extras import missing
 
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):
@@ -104,7 +104,7 @@ def _command(name: str, argv: list[str], plugins: Plugins) -> int:
 
 
 def _report(error: FerruleError, words: Sequence[str]) -> None:
-    """One readable block on stderr; the traceback only with --debug."""
+    """Print an error as one readable block on stderr; the traceback only with --debug."""
     from ferrule import log
 
     if "--debug" in words:

@@ -13,12 +13,14 @@ _ALL = 200  # of the middle's turns: once 1.4 million objects have been added, i
 
 
 def put_off() -> None:
-    """Not while a process starts: what it makes stays."""
+    """Turn the collector off while a process starts: the objects that a start makes stay."""
     gc.disable()
 
 
 def settle() -> None:
-    """The process has started: leave out what is there now, and look through the rest, but seldom through all."""
+    """Turn the collector on after the start: leave out the objects made until now, and look at all others only
+    seldom.
+    """
     gc.freeze()
     gc.set_threshold(_YOUNG, _MIDDLE, _ALL)
     gc.enable()

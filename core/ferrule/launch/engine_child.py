@@ -17,9 +17,9 @@ _GRACE = 8.0  # seconds that the engine has to exit before it is killed
 
 
 class EngineChild(ProcessClient):
-    """The client of a child that it starts, and that `close` ends.
+    """A client that starts its engine as a child, and ends it in `close`.
 
-    To be made on the event loop, by a thread that lives as long: the child dies with the thread that started it.
+    It is made on the event loop, by a thread that lives as long: the child dies with the thread that started it.
     """
 
     def __init__(self, config: Resolved, plugins: Plugins) -> None:

@@ -30,7 +30,7 @@ _logger = log.get("engine")
 
 
 class _Stopped(BaseException):
-    """SIGTERM came while the model was being loaded."""
+    """An error that ends the loading of the model at SIGTERM."""
 
 
 def run_engine(boot: Boot) -> int:
@@ -81,7 +81,7 @@ def run_engine(boot: Boot) -> int:
 
 
 def _stuck() -> None:
-    """The executor is unhealthy, and the loop waits for it."""
+    """Exit because the executor is unhealthy while the loop waits for it."""
     _logger.error("a worker is gone, and a step waits for it: the engine stops")
     log.flush()
     os._exit(1)
@@ -95,7 +95,7 @@ def _reload_log(folder: Path) -> None:
 
 
 def _stacks() -> str:
-    """Where each thread is."""
+    """Return the stacks of all threads as text."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as file:
         faulthandler.dump_traceback(file, all_threads=True)
         file.seek(0)

@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def kill_group(leader: int) -> bool:
-    """Kill what is left of the group of `leader`, which has ended. True when nothing runs any more.
+    """Kill the remaining processes of the group of `leader`, which has ended. Returns True when none of them runs any
+    more.
 
     A process that has ended but that its parent has not asked about (a zombie) holds no memory, and does not count.
     """
@@ -25,7 +26,7 @@ def kill_group(leader: int) -> bool:
 
 
 def _states(group: int) -> list[str]:
-    """State letters of the members that are not zombies."""
+    """Return the state letters of the group's members that are not zombies."""
     found = []
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):

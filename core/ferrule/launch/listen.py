@@ -11,7 +11,7 @@ from ferrule.config import Resolved
 
 
 def exposure(listener: socket.socket, config: Resolved) -> str:
-    """A warning where others than this machine may use the server without a key; else an empty text."""
+    """Return a warning where other machines may use the server without a key; else an empty string."""
     front = config.frontend
     if front.api_key or front.api_key_file or front.ssl_cert_reqs == ssl.CERT_REQUIRED:
         return ""
@@ -25,7 +25,7 @@ def exposure(listener: socket.socket, config: Resolved) -> str:
 
 
 def reach(listener: socket.socket, config: Resolved) -> str:
-    """Where the server answers, for the log: the URL, and whether it has others."""
+    """Return the server's URL for the log, with a note where it listens on all addresses."""
     everywhere = listener.family != socket.AF_UNIX and _address(listener).is_unspecified
     others = f", and on port {listener.getsockname()[1]} of all addresses of this machine" if everywhere else ""
     return f"{base_url(listener, config)}/v1{others}"
@@ -36,7 +36,7 @@ def _address(listener: socket.socket) -> ipaddress.IPv4Address | ipaddress.IPv6A
 
 
 def base_url(listener: socket.socket, config: Resolved) -> str:
-    """The URL to show to a person; a Unix socket's as clients such as Docker's and requests-unixsocket write it."""
+    """Return the URL to show to a person; a Unix socket's is written as for Docker's client and requests-unixsocket."""
     root = config.frontend.root_path
     if listener.family == socket.AF_UNIX:
         return f"http+unix://{quote(listener.getsockname(), safe='')}{root}"

@@ -19,7 +19,7 @@ _logger = log.get("launch")
 
 
 def open_log(config: Config, process: str) -> None:
-    """Set up this process's log as options and variables say. Raises ConfigError."""
+    """Set up this process's log from options and variables. Raises ConfigError."""
     observability = config.observability
     if not config.env.configure_logging:
         return
@@ -30,7 +30,7 @@ def open_log(config: Config, process: str) -> None:
 
 
 def reload_log(config: Config) -> None:
-    """Take the level, or what the file of the log now says. Raises ConfigError."""
+    """Apply the log's level, or its file of settings as it is now. Raises ConfigError."""
     observability = config.observability
     if not config.env.configure_logging:
         return
@@ -41,11 +41,11 @@ def reload_log(config: Config) -> None:
 
 
 def prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str) -> tuple[Resolved, Plugins]:
-    """Set up the log, apply the plugin options, fill what is open, and check names.
+    """Set up the log, apply the plugin options, fill in open values, and check names.
 
-    Raises ConfigError, PluginError, also for options of a plugin that cannot be used, and StartupError where the
-    system gives too little memory. Nothing is fetched, and no plugin is loaded but one of the launcher's that has
-    options.
+    Nothing is fetched, and no plugin is loaded except those of the launcher's that have options. Raises ConfigError and
+    PluginError, also for options of a plugin that cannot be used, and StartupError where the system gives too little
+    memory.
     """
     with placed(config):
         return _prepare(config, notices, plugins, area)

@@ -46,7 +46,9 @@ _logger = log.get("launch")
 
 
 class ProbeServer:
-    """Made, started and closed on the launcher's main thread. Raises StartupError, PluginError."""
+    """A server of health and metrics, made, started and closed on the launcher's main thread. Raises StartupError,
+    PluginError.
+    """
 
     def __init__(
         self,
@@ -74,7 +76,7 @@ class ProbeServer:
         self._thread.start()
 
     def reload(self, config: Resolved) -> None:
-        """Take the API keys as they are now."""
+        """Use the API keys as they are now."""
         self._reloads.run(config)
 
     def close(self) -> None:
@@ -87,7 +89,7 @@ class ProbeServer:
 
 
 class _Lifecycle(Lifecycle):
-    """The state of this thread, which has no row of the board; the load is that of the API processes."""
+    """The state of this thread, which has no row of the board; its load is the sum of the API processes'."""
 
     def __init__(self, board: Board) -> None:
         super().__init__()
@@ -99,7 +101,7 @@ class _Lifecycle(Lifecycle):
 
 
 class BoardService:
-    """The part of a `Service` that the router `health` and the HTTP server use. Nothing else can be asked of it."""
+    """The part of a `Service` that the router `health` and the HTTP server use. It has no other methods."""
 
     def __init__(self, config: Resolved, plugins: Plugins, board: Board, folder: Path) -> None:
         self._config, self._plugins, self._board, self._folder = config, plugins, board, folder
@@ -118,7 +120,7 @@ class BoardService:
         return stalled or Health(state="ready" if board.ready else "starting")
 
     def exposition(self) -> tuple[str, str]:
-        """Return the figures of the API processes, which may be a second old: they take longer than all else here.
+        """Return the figures of the API processes, which may be a second old, as they are slow to collect.
 
         Raises UnavailableError, PluginError.
         """
@@ -140,14 +142,14 @@ class BoardService:
         return loggers
 
     def answered(self, stats: HttpStats) -> None:
-        """Leave the call uncounted: the figures are those of the API processes."""
+        """Ignore the call: the figures are those of the API processes."""
 
     def stalled(self, seconds: float) -> None:
-        """Leave the stall uncounted, too."""
+        """Ignore the stall: the figures are those of the API processes."""
 
 
 def tell_model(folder: Path, info: ModelInfo) -> None:
-    """Write what is served beside the board, for the stat loggers of the probe server."""
+    """Write the served model's description beside the board, for the stat loggers of the probe server."""
     new = folder / f"{_MODEL}.new"
     new.write_bytes(msgspec.msgpack.encode(info))
     new.replace(folder / _MODEL)

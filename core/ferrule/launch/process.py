@@ -35,7 +35,9 @@ _logger = log.get("launch")
 
 
 class Boot(msgspec.Struct, frozen=True, kw_only=True):
-    """A row of the process table, and what its process is given. Descriptors are inherited; -1: the role has none."""
+    """A row of the process table, and the values that its process is given. Descriptors are inherited; -1 stands for
+    none.
+    """
 
     name: str  # "engine-0", "api-0", "api-1", …
     role: str  # what `ferrule.launch.child` is called with
@@ -79,18 +81,18 @@ class Child:
             _logger.error("process ended before it started name=%s", spec.name)
 
     def poll(self) -> int | None:
-        """Exit status, or None while it runs."""
+        """Return the exit status, or None while the process runs."""
         return self._process.poll()
 
     def wait(self) -> int:
-        """Block until it ends."""
+        """Block until the process ends, and return its exit status."""
         return self._process.wait()
 
     def kill(self) -> None:
         self._process.kill()
 
     def terminate(self, number: int = signal.SIGTERM) -> None:
-        """Ask it to end; nothing happens when it already has."""
+        """Ask the process to end; nothing happens when it already has."""
         if self.poll() is None:
             self._process.send_signal(number)
 
@@ -105,7 +107,7 @@ class Child:
 
 
 def process_table(config: Resolved, plugins: Plugins, run_dir: Path, listen_fd: int = -1) -> list[Boot]:
-    """Return what will run: the engine, and the API processes, which share the listening socket."""
+    """Return the processes to run: the engine, and the API processes, which share the listening socket."""
     path = str(run_dir / "engine-0.sock")
     root = os.urandom(32)
     engine = Boot(name="engine-0", role="engine", config=config, plugins=plugins, socket_path=path, cache_root=root)
@@ -126,7 +128,10 @@ def start_engine(spec: Boot) -> Child:
 
 
 def private_dir(base: str | None) -> Path:
-    """A new folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed."""
+    """Create a folder for the sockets of this run, mode 0700. Folders left by runs that were killed are removed.
+
+    Raises ConfigError.
+    """
     try:
         root = Path(base or tempfile.gettempdir())
     except FileNotFoundError:

@@ -10,7 +10,7 @@ from ferrule.plugin.stated import stated
 
 
 def program_page(plugins: Plugins) -> str:
-    """The text, as wide as the terminal."""
+    """Return the help of the program, as wide as the terminal."""
     return "\n".join(_program(plugins, terminal_width()))
 
 
@@ -34,6 +34,8 @@ def _program(plugins: Plugins, width: int) -> Iterator[str]:
 
 
 def summary(target: str) -> str:
-    """The `summary` that the class at "module:Class" declares as a plain text; "" where it is not told so simply."""
+    """Return the `summary` that the class at "module:Class" declares as a plain string; "" where it has no such
+    string.
+    """
     said = stated(target, "summary")
     return said if isinstance(said, str) else ""

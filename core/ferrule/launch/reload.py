@@ -39,9 +39,10 @@ _logger = log.get("launch")
 
 
 def merge(running: Resolved, given: Config, new: Config) -> tuple[Resolved, list[str]]:
-    """The running configuration with the options of `new` that can be reloaded, and the flags of those that cannot.
+    """Return the running configuration with the options of `new` that can be reloaded, and the flags of those that
+    cannot.
 
-    `given` is what the start was given. Raises ConfigError for values that contradict each other.
+    `given` is the configuration of the start. Raises ConfigError for values that contradict each other.
     """
     with placed(new):
         resolve(new)
@@ -60,7 +61,9 @@ def merge(running: Resolved, given: Config, new: Config) -> tuple[Resolved, list
 
 
 class Reloader:
-    """The launcher's part. `given` is what the command was given, `reread` reads it again and raises ConfigError."""
+    """The launcher's part of a reload. `given` is the configuration of the start; `reread` reads it again and raises
+    ConfigError.
+    """
 
     def __init__(self, given: Config, reread: Callable[[], Config]) -> None:
         self._given = given
@@ -68,10 +71,10 @@ class Reloader:
         self._terminal = Terminal()
 
     def read(self, running: Resolved) -> Resolved:
-        """The running configuration with what has changed; the log says what needs a restart.
+        """Return the running configuration with its changes; changes that need a restart are logged.
 
-        Raises ConfigError: nothing is to be reloaded. That is also so when the terminal is gone: then this process gets
-        a SIGTERM.
+        Raises ConfigError where nothing is to be reloaded. That includes a terminal that is gone, for which this
+        process gets a SIGTERM.
         """
         if self._terminal.is_gone():
             os.kill(os.getpid(), signal.SIGTERM)
@@ -86,19 +89,20 @@ class Reloader:
 
 
 def tell(folder: Path, config: Resolved) -> None:
-    """Write the configuration for the other processes, whole at any moment."""
+    """Write the configuration for the other processes, in one step: the file is complete at any moment."""
     new = folder / f"{_FILE}.new"
     new.write_bytes(msgspec.json.encode(config))
     new.replace(folder / _FILE)
 
 
 def told(folder: Path) -> Resolved:
-    """What `tell` wrote. Raises OSError, ValueError."""
+    """Return the configuration that `tell` wrote. Raises OSError, ValueError."""
     return msgspec.json.decode((folder / _FILE).read_bytes(), type=Resolved)
 
 
 class Terminal:
-    """Tells a SIGHUP that asks for a reload from one that says that the terminal is gone, which asks to stop.
+    """The terminal of the start. It tells a SIGHUP that asks for a reload from one because the terminal is gone, which
+    asks to stop.
 
     Under nohup no SIGHUP asks to stop.
     """

@@ -7,10 +7,11 @@ _LONGEST_PAUSE = 60  # seconds
 
 
 class Restarts:
-    """At most `most` restarts in a row, each after a pause twice as long as the one before: 1, 2, 4 … 60 seconds.
+    """The rule for restarts: at most `most` in a row, each after a pause twice as long as the one before: 1, 2, 4 … 60
+    seconds.
 
-    Before one has served, none is started again: what kept it from starting, such as a damaged checkpoint, is still
-    there.
+    Before one engine has served, none is started again: the cause of the failure, such as a damaged checkpoint, would
+    still be there.
     """
 
     def __init__(self, most: int) -> None:
@@ -19,9 +20,9 @@ class Restarts:
         self._has_served = False
 
     def pause(self, served: float | None) -> int | None:
-        """Seconds to wait before the next start, after an engine that served for `served` seconds (None: never).
+        """Return the seconds to wait before the next start, or None for no further start.
 
-        None: it is not started again.
+        The engine that has died had served for `served` seconds (None: never).
         """
         self._has_served = self._has_served or served is not None
         if served is not None and served >= HEALTHY_SECONDS:

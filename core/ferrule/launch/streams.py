@@ -16,7 +16,7 @@ _ENCODING = "utf-8"
 
 
 class _Forgiving(io.TextIOWrapper):
-    """Text that cannot be written is lost: what a process says must not end it."""
+    """A text stream that drops text that cannot be written: a failed log line must not end the process."""
 
     def write(self, text: str) -> int:
         with contextlib.suppress(OSError):
@@ -29,9 +29,9 @@ class _Forgiving(io.TextIOWrapper):
 
 
 def usable_streams() -> None:
-    """Open what is closed, so that no socket gets the number of a stream; stderr then never raises.
+    """Open standard streams that are closed, so that no socket gets their numbers; stderr then never raises.
 
-    Streams that something else has put in their place, such as a test, stay.
+    Streams that were replaced, for example by a test, stay.
     """
     for descriptor in range(3):
         try:
@@ -48,7 +48,7 @@ def usable_streams() -> None:
 
 
 def leave(status: int) -> NoReturn:
-    """Exit. Threads that a plugin started and that do not end keep the process for no more than some seconds."""
+    """Exit. Threads of a plugin that do not end keep the process alive for no more than some seconds."""
 
     def insist() -> None:
         time.sleep(_GRACE)
@@ -60,19 +60,21 @@ def leave(status: int) -> NoReturn:
 
 
 class Exit:
-    """The end of a program. It is made before anything is registered with `atexit`, so that its own part runs last."""
+    """The end of a program. It is made before anything is registered with `atexit`, so that its own handler runs
+    last.
+    """
 
     def __init__(self) -> None:
         self._status: int | None = None
         atexit.register(self._end)
 
     def leave(self, status: int) -> NoReturn:
-        """As `leave`, and without taking the interpreter down."""
+        """Exit as `leave` does, but without finalizing the interpreter."""
         self._status = status
         leave(status)
 
     def _end(self) -> None:
-        """Leave the interpreter as it is: to take it down with a daemon thread in C++ would abort the process."""
+        """Exit without finalizing the interpreter: with a daemon thread in C++ that would abort the process."""
         if self._status is None:
             return
         for stream in (sys.stdout, sys.stderr):

@@ -52,7 +52,7 @@ _logger = log.get("launch")
 
 
 def how(status: int) -> str:
-    """What an exit status says, where it is negative by the name of its signal."""
+    """Describe an exit status; a negative one by the name of its signal."""
     named = {each.value: each.name for each in signal.Signals}.get(-status)
     if named is None:
         return f"status={status}"
@@ -61,12 +61,16 @@ def how(status: int) -> str:
 
 
 def _as_asked(status: int) -> bool:
-    """Whether a process that was asked to stop has: it may not yet have known what to do at that signal."""
+    """Return whether an exit status is that of a process that was asked to stop, maybe before it handled that
+    signal.
+    """
     return status in (0, -signal.SIGTERM) or status > 128
 
 
 class Supervisor:
-    """Starts the processes of the table and waits until all have ended. `run` is called on the main thread, once."""
+    """A parent of the processes in the table, which starts them and waits until all have ended. `run` is called once,
+    on the main thread.
+    """
 
     def __init__(
         self,
@@ -98,9 +102,11 @@ class Supervisor:
         self._status = 0  # since the first failure 1, or what a child said of it
 
     def run(self) -> int:
-        """Return the exit status: 1 after a failure, 2 where a child says that an option is wrong, 0 when the server
-        was stopped and drained, and 128 + the signal when it was stopped before it was ready, or a second signal cut
-        the drain short."""
+        """Start the processes, wait for their end, and return the exit status.
+
+        The status is 1 after a failure, 2 where a child reports a wrong option, 0 when the server was stopped and
+        drained, and 128 + the signal when it was stopped before it was ready, or a second signal cut the drain short.
+        """
         run_dir = private_dir(self._config.env.rpc_base_path)
         self._board = Board.create(run_dir / "board", self._config.frontend.api_server_count)
         previous = {number: signal.signal(number, self._on_signal) for number in (*STOPS, signal.SIGHUP)}
@@ -141,7 +147,9 @@ class Supervisor:
         self._events.put((child, child.wait()))
 
     def _watch(self) -> None:
-        """Return when all processes must stop. The first signal makes the API processes drain, the second ends that."""
+        """Return when all processes must stop. The first signal makes the API processes drain, the second ends the
+        drain.
+        """
         while self._deadline is None or time.monotonic() < self._deadline:
             try:
                 child, number = self._events.get(timeout=_TICK)
@@ -173,7 +181,7 @@ class Supervisor:
             api.terminate()
 
     def _reload(self) -> None:
-        """Tell the processes that serve what has changed; an engine that is started later is given it then."""
+        """Pass changed options to the processes that serve; an engine that is started later gets them at its start."""
         if self._asked:
             return
         try:
@@ -191,7 +199,7 @@ class Supervisor:
                 child.terminate(signal.SIGHUP)
 
     def _apis(self) -> list[Child]:
-        """The API processes that run."""
+        """Return the API processes that run."""
         return [child for child in self._children[1:] if child.poll() is None]
 
     def _fail(self, child: Child, status: int) -> None:
@@ -206,7 +214,7 @@ class Supervisor:
                 _logger.error("%s", limits)
 
     def _api_ended(self, child: Child, status: int) -> bool:
-        """Record that an API process has ended; True if all others must stop."""
+        """Record that an API process has ended. Returns True if all others must stop."""
         expected = self._deadline is not None or (self._asked and _as_asked(status))
         if not expected:
             self._fail(child, status)
@@ -215,7 +223,7 @@ class Supervisor:
     # ---------------------------------------------------------------------------------------- the engine
 
     def _engine_ended(self, child: Child, status: int) -> None:
-        """Plan the next start, or let the API processes send errors to their clients and exit by themselves."""
+        """Plan the next start of the engine, or let the API processes send errors to their clients and exit."""
         pause = None if self._asked else self._restarts.pause(self._served_for())
         self._serving_since = None
         self._pulses.pop(0, None)
@@ -280,7 +288,7 @@ class Supervisor:
     def _stop(self) -> None:
         """Stop all children that still run. API processes exit at once after a second signal, so two are sent.
 
-        One that has to be killed for that is not a failure; one that ends in another way than it should is.
+        A child that has to be killed for that is not a failure; one that ends in another unexpected way is.
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             for child in self._children:

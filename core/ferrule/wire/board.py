@@ -41,13 +41,13 @@ _POLL = 0.005  # seconds between two looks at a cell
 
 
 def caller_cell(number: int, which: int) -> int:
-    """The cell of a caller by its number, for OPEN, SPENT_IN or SPENT."""
+    """Return the cell of a caller by its number, for OPEN, SPENT_IN or SPENT."""
     return _FIRST_CALLER + _PER_CALLER * number + which
 
 
 class Board:
-    """A row of numbers for each process. A cell has one writer, its row's process; a reader sees whole values. The row
-    of an engine that has died is the launcher's, until the next one runs.
+    """A table of numbers with a row for each process. A cell has one writer, its row's process; a reader sees whole
+    values. After an engine has died, the launcher writes its row until the next one runs.
 
     `path` names the file, made by `Board.create`; without one the only row is this process's own, whatever it does.
     """
@@ -66,22 +66,24 @@ class Board:
 
     @classmethod
     def create(cls, path: Path, num_api: int) -> Board:
-        """For the launcher."""
+        """Create the board's file, and open it for the launcher."""
         path.write_bytes(bytes(_BYTES * (1 + num_api)))
         return cls(path)
 
     def engine_ended(self) -> None:
-        """For the launcher: an engine does not beat while it loads."""
+        """Reset the engine's heartbeat, in the launcher: the next engine does not beat while it loads."""
         for cell in (BEAT, STALLED):
             self.put(cell, 0.0)
 
     @property
     def ready(self) -> bool:
-        """All API processes could serve: they say so together, whichever is asked."""
+        """Whether all API processes can serve. Every process gives the same answer, so that they are ready together."""
         return self.total(READY) >= self.rows - 1
 
     def wait_checked(self, stopping: threading.Event) -> bool:
-        """Wait until every API process has put CHECKED: weights may be loaded. False when `stopping` came first."""
+        """Wait until every API process has set CHECKED, so that weights may be loaded. Returns False when `stopping`
+        came first.
+        """
         processes = max(self.rows - 1, 1)  # without a file, the engine's process has the API in it
         with waiting("the API processes, which open what they need"):
             while self.total(CHECKED) < processes:
@@ -91,12 +93,12 @@ class Board:
 
     @property
     def shared(self) -> tuple[Path, int] | None:
-        """The folder of the API processes and this one's number, where others read what this one writes there."""
+        """The folder in which API processes read each other's files, and this process's number; None without one."""
         return (self.folder, self.row - 1) if self.folder and (self.watched or self.rows > 2) else None
 
     @property
     def leads(self) -> bool:
-        """True in the first API process, which speaks for all where one has to."""
+        """Whether this is the first API process, which reports for all where one has to."""
         return self.row <= 1
 
     def put(self, cell: int, value: float) -> None:
@@ -109,13 +111,13 @@ class Board:
         return self._cells[row * _CELLS + cell]
 
     def silent(self, row: int, limit: float = _SILENCE) -> float:
-        """Seconds since a process showed that it is alive; 0 while they are within the limit, or before the first."""
+        """Return the seconds since a process showed that it is alive; 0 within the limit, or before the first sign."""
         beat = self.get(BEAT, row)
         silent = time.monotonic() - beat if beat else 0.0
         return silent if silent > min(_SILENCE, limit) else 0.0
 
     def stalled(self, watchdog: float) -> float:
-        """Seconds without a sign of progress from the engine; 0 while they are within the limits.
+        """Return the seconds without a sign of progress from the engine; 0 within the limits.
 
         A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
         """
@@ -123,13 +125,14 @@ class Board:
         return max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
 
     def silent_api(self) -> float:
-        """Return the seconds since the least lively of the other API processes showed that it is alive; 0 within the
-        limit."""
+        """Return the seconds since the longest silent of the other API processes showed that it is alive; 0 within the
+        limit.
+        """
         return max((self.silent(row) for row in range(1, self.rows) if row != self.row), default=0.0)
 
     def mine(self, cell: int) -> float:
         return self.get(cell, self.row)
 
     def total(self, cell: int) -> int:
-        """The sum over all processes."""
+        """Return the sum of a cell over all processes."""
         return int(sum(self._cells[cell::_CELLS]))

@@ -10,7 +10,9 @@ from ferrule.wire.board import BUFFERED, Board
 
 
 class Buffers:
-    """A process may have several of one board; they count together. `limit` in bytes."""
+    """A count of the bytes that a process keeps for requests. Several of one board in a process count together. `limit`
+    is in bytes.
+    """
 
     def __init__(self, board: Board, limit: int) -> None:
         self.board = board
@@ -29,7 +31,7 @@ class Buffers:
 
 
 class Share:
-    """What one request keeps. `close` gives it back, as does the end of the last reference to it."""
+    """The bytes that one request keeps. `close` gives them back, as does the end of the last reference to the share."""
 
     __slots__ = ("buffers", "size")
 
@@ -38,12 +40,12 @@ class Share:
         self.size = 0  # bytes
 
     def grow(self, num_bytes: int) -> None:
-        """Count more bytes, or fewer, whether or not the limit is passed: they are here."""
+        """Count more bytes, or fewer, even beyond the limit, as they are already in memory."""
         self.size += num_bytes
         self.buffers.board.add(BUFFERED, num_bytes)
 
     def close(self) -> None:
-        """Idempotent."""
+        """Give all bytes back. Idempotent."""
         if self.size:
             self.grow(-self.size)
 

@@ -33,7 +33,7 @@ _logger = log.get("engine")
 
 
 def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) -> zmq.Socket[bytes]:
-    """A socket without a limit on messages that wait: a slow peer must never block a loop or lose a token."""
+    """Open a socket without a limit on waiting messages: a slow peer must never block a loop or lose a token."""
     socket = context.socket(kind)
     options = {zmq.LINGER: linger_ms, zmq.SNDHWM: 0, zmq.RCVHWM: 0}
     for option, value in {**options, zmq.HEARTBEAT_IVL: _HEARTBEAT_MS, zmq.HEARTBEAT_TIMEOUT: _NEVER_MS}.items():
@@ -42,20 +42,20 @@ def _open(context: zmq.Context[zmq.Socket[bytes]], kind: int, linger_ms: int) ->
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Whose a delta is, without the rest of it."""
+    """The id of a delta's request, without the rest of the delta."""
 
     id: str
 
 
 class _Parts(msgspec.Struct, frozen=True, tag="Deltas"):
-    """`Deltas` whose parts are not read yet."""
+    """A `Deltas` message whose parts are not decoded yet."""
 
     deltas: tuple[msgspec.Raw, ...]
     stats: EngineStats | None = None
 
 
 class EngineSocket:
-    """The engine's end. Owned by the thread that runs the loop."""
+    """The engine's end. The thread that runs the loop owns it."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -72,7 +72,9 @@ class EngineSocket:
         self.ready: Ready | None = None
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
-        """Messages that have arrived; waits up to `timeout` seconds for the first. Foreign frames are dropped."""
+        """Return the messages that have arrived; wait up to `timeout` seconds for the first. Foreign frames are
+        dropped.
+        """
         messages: list[tuple[bytes, ToEngine]] = []
         if timeout > 0 and not self._socket.poll(int(timeout * 1000) or 1):
             return messages
@@ -103,7 +105,7 @@ class EngineSocket:
 
 
 class ClientSocket:
-    """A client's end. Owned by the thread of the client's event loop, which waits for `fd` to become readable.
+    """A client's end. The thread of the client's event loop owns it, and waits for `fd` to become readable.
 
     `identity` names the client to the engine, and is unique among its clients.
     """
@@ -124,7 +126,8 @@ class ClientSocket:
         self.send(Call(0, HELLO))
 
     def send(self, message: ToEngine) -> bool:
-        """Send without waiting. True when messages have arrived, for which `fd` may not become readable any more.
+        """Send without waiting. Returns True when messages have arrived, for which `fd` may not become readable any
+        more.
 
         ZeroMQ's descriptor is edge-triggered: sending may consume the edge of a message that has just arrived.
         """
@@ -132,7 +135,9 @@ class ClientSocket:
         return bool(int(self._socket.getsockopt(zmq.EVENTS)) & zmq.POLLIN)
 
     def receive(self) -> Iterator[FromEngine | Unread]:
-        """The messages that have arrived. One that memory does not suffice for is `Unread` for whose it was."""
+        """Yield the messages that have arrived; a message too large for the memory becomes `Unread` for its
+        requests.
+        """
         while not self._socket.closed:
             try:
                 frame = self._socket.recv(zmq.NOBLOCK, copy=False).buffer  # a copy may be too large
@@ -146,7 +151,9 @@ class ClientSocket:
                 yield from self._in_parts(frame)
 
     def _in_parts(self, frame: memoryview) -> tuple[FromEngine | Unread, ...]:
-        """The message in `frame`, one request at a time: what is too large for one is there for the others."""
+        """Return the message in `frame`, decoded one request at a time: a part too large for the memory costs only its
+        request.
+        """
         try:
             parts = self._parts.decode(frame)
         except ValueError:  # it concerns no request

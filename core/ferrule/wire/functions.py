@@ -16,9 +16,9 @@ __all__ = ["find_function"]
 
 
 def import_path(function: Callable[..., Any], param: str) -> str:
-    """Where another process finds a function. Raises RequestError for one that it cannot import.
+    """Return the path at which another process finds a function. Raises RequestError for one that it cannot import.
 
-    Those are lambdas, functions inside functions, methods of objects, and whatever the main program defines.
+    Lambdas, functions inside functions, methods of objects, and functions of the main program cannot be imported.
     """
     module, name = getattr(function, "__module__", None), getattr(function, "__qualname__", "")
     path = f"{module}:{name}"
@@ -38,9 +38,10 @@ def import_path(function: Callable[..., Any], param: str) -> str:
 
 
 def find_function(path: str) -> Any:
-    """What a path names: behind the colon, or else behind the last dot. Raises ImportError, AttributeError.
+    """Return the object that a path names: behind the colon, or else behind the last dot.
 
-    Behind a dot there is one attribute of a module, and not of something that the module has imported.
+    Behind a dot there is one attribute of a module, and not of something that the module has imported. Raises
+    ImportError, AttributeError.
     """
     module, colon, name = path.partition(":")
     if not colon:

@@ -11,27 +11,30 @@ from pathlib import Path
 
 
 def socket_path(first: Path, number: int) -> Path:
-    """The socket of the engine that was started as the `number`-th after the first one, whose own path is `first`.
+    """Return the socket of the engine that was started as the `number`-th after the first one, whose own path is
+    `first`.
 
-    No two engines share one: nothing that was said to a dead engine can reach the next.
+    No two engines share one: no message to a dead engine can reach the next.
     """
     return first.with_stem(f"{first.stem}-{number}") if number else first
 
 
 def hold(path: Path) -> int:
-    """Make the pipe beside an engine's socket. Returns the end to write, for the engine to inherit."""
+    """Create the pipe beside an engine's socket. Returns the end to write, for the engine to inherit."""
     pipe = path.with_suffix(".alive")
     os.mkfifo(pipe, 0o600)
     return os.open(pipe, os.O_RDWR)  # with O_WRONLY alone it would wait for a reader
 
 
 def watch(path: Path) -> int:
-    """The end to read: it becomes readable when the process has ended, unless it had ended before. See `has_ended`."""
+    """Open the end to read, which becomes readable when the process ends, unless it had ended before. See
+    `has_ended`.
+    """
     return os.open(path.with_suffix(".alive"), os.O_RDONLY | os.O_NONBLOCK)
 
 
 def has_ended(fd: int) -> bool:
-    """Whether the process has ended; it never writes."""
+    """Return whether the process has ended; it never writes."""
     try:
         return not os.read(fd, 1)
     except BlockingIOError:

@@ -14,14 +14,14 @@ class Submit(Struct, frozen=True, tag=True):
 
 
 class Cancel(Struct, frozen=True, tag=True):
-    """`reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
+    """The end of requests. `reason` is ABORT (client gone, deadline) or STOP (stop string found)."""
 
     ids: tuple[str, ...]
     reason: FinishReason = FinishReason.ABORT
 
 
 class Pause(Struct, frozen=True, tag=True):
-    """The output of a request is not read: it gets no steps from here on, or, with `paused` False, gets them again."""
+    """A pause of a request whose output is not read: it gets no more steps or, with `paused` False, gets them again."""
 
     id: str
     paused: bool
@@ -36,7 +36,7 @@ class Call(Struct, frozen=True, tag=True):
 
 
 class Unread(Struct, frozen=True):
-    """Said by a client's own end: there is no memory to read what came for these requests."""
+    """Deltas of these requests that a client has no memory to decode, as reported by the client's own end."""
 
     ids: tuple[str, ...]
 
@@ -45,21 +45,23 @@ ToEngine = Submit | Cancel | Pause | Call
 
 
 class Ready(Struct, frozen=True, tag=True):
-    """Answer to a client's greeting, once the model is loaded. `num_blocks` includes the null block."""
+    """The answer to a client's greeting, once the model is loaded. `num_blocks` includes the null block."""
 
     info: ModelInfo
     num_blocks: int
 
 
 class Deltas(Struct, frozen=True, tag=True):
-    """What a step, a cancellation or a second of idleness brought for one client."""
+    """The deltas for one client from a step, a cancellation or a second of idleness."""
 
     deltas: tuple[RequestDelta, ...]
     stats: EngineStats | None = None
 
 
 class CallReply(Struct, frozen=True, tag=True):
-    """`error` is a message fit for the caller; `status` is that of HTTP where the caller is at fault, else 500."""
+    """The answer to a `Call`. `error` is a message fit for the caller; `status` is that of HTTP where the caller is at
+    fault, else 500.
+    """
 
     number: int
     result: Any = None
@@ -68,7 +70,7 @@ class CallReply(Struct, frozen=True, tag=True):
 
 
 class Fatal(Struct, frozen=True, tag=True):
-    """The engine's last words; the process exits non-zero after them."""
+    """The engine's last message, after which its process exits non-zero."""
 
     message: str
 
@@ -77,13 +79,13 @@ FromEngine = Ready | Deltas | CallReply | Fatal
 
 
 class Channel(Protocol):
-    """The engine's end of what connects it with its clients: a socket, or queues where they share a process.
+    """The engine's end of the connection with its clients: a socket, or queues where they share a process.
 
     A client is named by the bytes that its messages came with.
     """
 
     def receive(self, timeout: float) -> list[tuple[bytes, ToEngine]]:
-        """The messages that have arrived; waits up to `timeout` seconds for the first one."""
+        """Return the messages that have arrived; wait up to `timeout` seconds for the first one."""
         ...
 
     def send(self, client: bytes, message: FromEngine) -> None:

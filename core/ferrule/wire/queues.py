@@ -11,7 +11,8 @@ CLIENT = b"inline"  # the only one
 
 
 class QueueChannel:
-    """The engine's end, which the engine's thread calls, and `post`, which the client's thread calls.
+    """The engine's end, for a client in the same process: the engine's thread calls it, and the client's thread calls
+    `post`.
 
     `deliver` takes a message for the client on the engine's thread.
     """

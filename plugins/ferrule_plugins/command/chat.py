@@ -32,7 +32,7 @@ class ChatCommand(Command):
     summary = "Chat with a model on a running server."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 1 when the server does not answer a single message."""
+        """Run the conversation. Returns 1 when the server does not answer a single message."""
         usage = Usage("ferrule chat", self.summary)
         parsed = parse_command(argv, usage, plugins, sections={"chat": ChatOptions})
         if parsed is None:

@@ -95,7 +95,9 @@ def _devices() -> Iterator[tuple[str, str]]:
 
 
 def _proc(path: str) -> dict[str, str]:
-    """`name : value` lines of a file in /proc; the first of a name counts. Empty where there is no such file."""
+    """Return the `name : value` lines of a file in /proc; the first line of a name counts. Empty without such a
+    file.
+    """
     rows: dict[str, str] = {}
     try:
         text = Path(path).read_text(encoding="utf-8", errors="replace")

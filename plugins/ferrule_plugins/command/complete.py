@@ -27,7 +27,7 @@ class CompleteCommand(Command):
     summary = "Complete texts with a model on a running server."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 1 when the server did not answer."""
+        """Run the session. Returns 1 when the server did not answer."""
         usage = Usage("ferrule complete", self.summary)
         parsed = parse_command(argv, usage, plugins, sections={"complete": CompleteOptions})
         if parsed is None:

@@ -29,7 +29,7 @@ _FILE_ENDS = ("file", "path", "dir", "certfile", "keyfile", "ca_certs")
 
 @dataclass(frozen=True, kw_only=True)
 class CompletionOptions:
-    """For which shell."""
+    """Options of `ferrule completion`."""
 
     shell: str = opt("bash", "The shell.", choices=("bash", "zsh", "fish"))
 
@@ -38,7 +38,7 @@ class CompletionCommand(Command):
     summary = "Print a script that completes the command line in a shell."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """`source <(ferrule completion bash)`. Returns 0."""
+        """Print the script of a shell, for `source <(ferrule completion bash)`. Returns 0."""
         usage = Usage("ferrule completion", self.summary, "shell")
         parsed = parse_command(argv, usage, plugins, sections={"completion": CompletionOptions})
         if parsed is not None:
@@ -59,7 +59,7 @@ class Completed:
 
 
 class _Option(msgspec.Struct):
-    """An option as `--help=json` tells it."""
+    """An option as `--help=json` describes it."""
 
     flags: tuple[str, ...]
     name: str
@@ -73,7 +73,10 @@ class _Page(msgspec.Struct):
 
 
 def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
-    """Command → its options. One that cannot be imported, or does not use `parse_command`, is there without options."""
+    """Return the options of each command, by its name.
+
+    A command that cannot be imported, or does not use `parse_command`, is there without options.
+    """
     found: dict[str, tuple[Completed, ...]] = {}
     for name in plugins.names("command"):
         page, why = io.StringIO(), ""
@@ -89,7 +92,9 @@ def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
 
 
 def _options(page: str) -> tuple[_Option, ...]:
-    """The options that a page tells; none where it is text, as that of a command which has further commands."""
+    """Return the options in a command's `--help=json`; none where the page is text, as for a command with
+    subcommands.
+    """
     try:
         return msgspec.json.decode(page, type=_Page).options
     except msgspec.DecodeError:
@@ -114,7 +119,7 @@ def _completed(option: _Option) -> Completed:
 
 
 def bash(commands: Mapping[str, tuple[Completed, ...]]) -> str:
-    """For bash from 4 on, without the bash-completion package."""
+    """Return the script for bash from 4 on; it does not need the bash-completion package."""
     return "\n".join(_bash(commands)) + "\n"
 
 
@@ -154,7 +159,7 @@ def _bash(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
 
 
 def zsh(commands: Mapping[str, tuple[Completed, ...]]) -> str:
-    """For zsh; `compinit` must have run."""
+    """Return the script for zsh; `compinit` must have run."""
     return "\n".join(_zsh(commands)) + "\n"
 
 
@@ -188,7 +193,7 @@ def _zsh(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
 
 
 def fish(commands: Mapping[str, tuple[Completed, ...]]) -> str:
-    """For fish, with the sentence of each option beside it."""
+    """Return the script for fish, which shows the sentence of each option beside it."""
     return "\n".join(_fish(commands)) + "\n"
 
 
@@ -210,5 +215,5 @@ def _fish(commands: Mapping[str, tuple[Completed, ...]]) -> Iterator[str]:
 
 
 def _quoted(text: str) -> str:
-    """One word for any of the shells: between single quotes, without what could end them."""
+    """Quote a text as one word for any of the shells: between single quotes, without characters that could end them."""
     return "'" + "".join(c for c in text if c.isprintable() and c not in "'\\") + "'"

@@ -37,7 +37,11 @@ class Process(NamedTuple):
 
 
 def report(parsed: Parsed, config: Resolved, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
-    """The text of a dry run. `form`: "" for what is not at its default, "all", or "json" (all of it, for machines)."""
+    """Return the text of a dry run.
+
+    `form` is "" for the values that differ from their defaults, "all" for every value, or "json" (every value, for
+    machines).
+    """
     rows = list(_rows(parsed, config, Schema(sections)))
     table = list(processes(config, plugins))
     if form == "json":
@@ -69,7 +73,7 @@ def _value(spec: Spec, parsed: Parsed, config: Resolved) -> Any:
 
 
 def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
-    """What would run. The launcher is this very process."""
+    """Yield the processes that would run. The launcher is this very process."""
     from ferrule.launch.process import process_table
 
     device, front = config.device, config.frontend

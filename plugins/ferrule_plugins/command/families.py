@@ -20,7 +20,11 @@ from ferrule.interfaces.plugins import Plugins
 
 @dataclass(frozen=True)
 class Family:
-    """`words`: one of them must be in the model's name, in lower case; none: any name fits. "": there is none."""
+    """A family of models and the parsers that suit it.
+
+    One of `words` must be in the model's name, in lower case; without words any name fits. A parser of "" means that
+    there is none.
+    """
 
     title: str
     kinds: tuple[str, ...]
@@ -90,7 +94,7 @@ FAMILIES = (
 
 
 def find_family(config: Mapping[str, Any], names: Sequence[str]) -> Family | None:
-    """The row of a checkpoint, by its ``config.json`` and by what it is called; of a path, the last part counts."""
+    """Return the family of a checkpoint, by its ``config.json`` and its names; of a path, the last part counts."""
     outer = getattr(config, "outer", config)
     kinds = {config.get("model_type"), outer.get("model_type")}
     called = [*names, str(outer.get("_name_or_path") or "")]
@@ -114,6 +118,6 @@ def suggestions(config: Resolved, plugins: Plugins) -> list[str]:
 
 
 def _last(name: str) -> str:
-    """What a folder is called; in the hub's cache, what its repository is called."""
+    """Return the name of a folder; for a folder in the hub's cache, the name of its repository."""
     cached = re.search(r"models--[^/]*--([^/]+)", name)
     return cached.group(1) if cached else Path(name).name

@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 from ferrule.config.help import topic
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.program import program_page
-from ferrule.plugin.extras import missing
 
 
 class HelpCommand(Command):
     summary = "Tell about a command."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """`help` lists the commands; `help COMMAND` is `COMMAND --help`. Raises ConfigError for an unknown one."""
+        """List the commands for `help`; print `COMMAND --help` for `help COMMAND`. Raises ConfigError for an unknown
+        command.
+        """
         words = [word for word in argv if topic([word]) is None]
         if not words:
             print(program_page(plugins))

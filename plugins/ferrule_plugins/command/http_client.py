@@ -21,9 +21,10 @@ def open_session(
     unix_socket: str | None = None,
     proxies: bool = False,
 ) -> aiohttp.ClientSession:
-    """Return a session for any number of requests at once, on the running event loop. The caller closes it.
+    """Return a session for any number of concurrent requests on the running event loop. The caller closes it.
 
-    With `unix_socket` all requests go there, whatever host they name; with `proxies` the environment's are used.
+    With `unix_socket` all requests go to that socket, whatever host they name; with `proxies` the proxies named in the
+    environment are used.
     """
     connector = aiohttp.TCPConnector(limit=0) if unix_socket is None else aiohttp.UnixConnector(unix_socket, limit=0)
     timeout = aiohttp.ClientTimeout(total=None, sock_connect=connect_seconds, sock_read=silence_seconds)

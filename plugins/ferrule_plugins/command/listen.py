@@ -17,7 +17,7 @@ _BACKLOG = 4096  # as many as the default of --max-connections; Linux takes no m
 
 
 def bind(host: str | None, port: int) -> socket.socket:
-    """Listen before anything is loaded. Raises StartupError when the address cannot be had."""
+    """Listen on an address, before anything is loaded. Raises StartupError when the address cannot be had."""
     address = host or "::"
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     if host is None and not socket.has_dualstack_ipv6():
@@ -41,7 +41,9 @@ def bind(host: str | None, port: int) -> socket.socket:
 
 @contextmanager
 def listening(front: FrontendConfig) -> Iterator[socket.socket]:
-    """Open the socket that the options ask for; the file of a Unix socket is gone at the end. Raises StartupError."""
+    """Open the socket that the options ask for, and remove the file of a Unix socket at the end. Raises
+    StartupError.
+    """
     if front.uds is not None:
         listener = bind_file(front.uds)
         try:
@@ -55,7 +57,7 @@ def listening(front: FrontendConfig) -> Iterator[socket.socket]:
 def check_address(front: FrontendConfig) -> None:
     """Raise the StartupError with which `listening` ends for an address that this machine does not have.
 
-    Whether another server has it now is not asked: that one may end before this one starts.
+    An address that another server uses passes: that server may end before this one starts.
     """
     if front.uds is None:
         bind(front.host, 0).close()
@@ -66,7 +68,7 @@ def check_address(front: FrontendConfig) -> None:
 
 @contextmanager
 def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
-    """The socket of `--probe-port`. Raises StartupError."""
+    """Yield the listening socket of `--probe-port`, or None without that option. Raises StartupError."""
     if front.probe_port is None:
         yield None
         return
@@ -77,7 +79,7 @@ def probing(front: FrontendConfig) -> Iterator[socket.socket | None]:
 def bind_file(path: str) -> socket.socket:
     """Listen on a Unix socket, with the mode that the umask leaves. Raises StartupError.
 
-    What a dead server left there is replaced; a live server's socket, and anything that is not a socket, stays.
+    The socket of a dead server is replaced; a live server's socket, and a file that is not a socket, stays.
     """
     listener = socket.socket(socket.AF_UNIX)
     try:

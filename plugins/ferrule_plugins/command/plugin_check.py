@@ -32,7 +32,7 @@ _MARKS = {"ok": "ok  ", "failed": "FAIL", "skipped": "-   "}
 
 @dataclass(frozen=True, kw_only=True)
 class CheckOptions:
-    """What to check, and for how long."""
+    """Options of `ferrule plugins check`."""
 
     name: str = opt("", "kind:name, a name, or a distribution.")
     all: bool = opt(False, "Check every plugin that can be used, the built-in ones included.")
@@ -51,7 +51,7 @@ class Subject:
 
 
 class Promise(msgspec.Struct, frozen=True, kw_only=True):
-    """`result` is one of ok, failed, skipped. `where` is file and line of what failed."""
+    """One promise of a kit: `result` is one of ok, failed, skipped; `where` is file and line of the failure."""
 
     name: str
     promise: str = ""
@@ -62,7 +62,7 @@ class Promise(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Checked(msgspec.Struct, kw_only=True):
-    """What a check came to. `error` is set where it had no end of its own: a broken import, a crash, a deadline."""
+    """The result of a check. `error` is set where it was cut short: by a broken import, a crash, a deadline."""
 
     error: str | None = None
     promises: list[Promise] = msgspec.field(default_factory=list)
@@ -84,7 +84,7 @@ class _Line(msgspec.Struct):
 
 
 def run_checks(subjects: Sequence[Subject], options: CheckOptions) -> int:
-    """Check one after the other and print what each came to. Returns 1 when one failed."""
+    """Check plugins one after the other and print the result of each. Returns 1 when one failed."""
     if min(options.deadline, options.import_deadline) <= 0:
         raise ConfigError("A deadline must be more than 0 seconds.")
     rows, failed = [], False
@@ -133,7 +133,7 @@ class _Sentence(msgspec.Struct):
 
 
 class _Listed(msgspec.Struct, kw_only=True):
-    """A kind of plugin: what its kit proves, and the names of its settings."""
+    """A kind of plugin: the promises of its kit, and the names of its settings."""
 
     kind: str
     kit: str
@@ -143,7 +143,7 @@ class _Listed(msgspec.Struct, kw_only=True):
 
 
 def list_promises(kinds: Sequence[str], options: CheckOptions) -> int:
-    """Print what the kits of these kinds prove. They are imported in a process of their own: some need torch."""
+    """Print the promises of the kits of these kinds. Kits are imported in a process of their own: some need torch."""
     child = subprocess.run([sys.executable, "-m", _LISTING, *kinds], stdout=subprocess.PIPE, check=True)
     if options.json:
         print(msgspec.json.format(child.stdout, indent=2).decode())
@@ -160,7 +160,7 @@ def list_promises(kinds: Sequence[str], options: CheckOptions) -> int:
 
 
 def check(ref: PluginRef, deadline: float, import_deadline: float) -> Checked:
-    """Import one plugin and prove its kit. Deadlines are in seconds; a crash and a hang are results like any other."""
+    """Import one plugin and run its kit. Deadlines are in seconds; a crash and a hang are results like any other."""
     start = time.monotonic()
     reading, writing = os.pipe()
     with tempfile.TemporaryFile() as output:
@@ -242,7 +242,7 @@ class _Reports:
 
 
 def _proving(names: list[str], found: Checked) -> str:
-    """What the child is at."""
+    """Return the promise that the child is working on, as words."""
     return spoken(names[len(found.promises)]) if len(found.promises) < len(names) else "the check"
 
 
@@ -254,10 +254,10 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def spoken(name: str) -> str:
-    """A promise's name as words."""
+    """Return a promise's name as words."""
     return name.removeprefix("test_").replace("_", " ")
 
 
 def ending(status: int) -> str:
-    """How a process ended, from its return code."""
+    """Return a phrase for the end of a process, from its return code."""
     return f"signal {signal.Signals(-status).name}" if status < 0 else f"exit status {status}"

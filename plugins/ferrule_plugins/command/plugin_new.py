@@ -27,7 +27,7 @@ _CLASS = re.compile(r"\bclass (Example\w*)\(")
 
 @dataclass(frozen=True, kw_only=True)
 class NewOptions:
-    """What to write."""
+    """Options of `ferrule plugins new`."""
 
     kind: str = opt("", "Kind of plugin; the first word without a dash.")
     name: str = opt("", "What users will type to choose it; the second word.")
@@ -36,7 +36,7 @@ class NewOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class Names:
-    """How one plugin is called in each place. Raises ConfigError when made `of` a name that cannot be used."""
+    """The names of one plugin in each place. `Names.of` raises ConfigError for a name that cannot be used."""
 
     entry: str  # what users type
     distribution: str
@@ -59,15 +59,17 @@ class Names:
 
 
 def arguments(argv: Sequence[str]) -> list[str]:
-    """``KIND NAME …`` as options: the parser knows one word without a dash, and that is the name."""
+    """Turn ``KIND NAME …`` into options: the parser knows one word without a dash, and that is the name."""
     if argv and not argv[0].startswith("-"):
         return ["--kind", *argv]
     return list(argv)
 
 
 def new(plugins: Plugins, options: NewOptions) -> int:
-    """Write the package and say what to do next. Raises ConfigError for wrong names, PluginError for a folder or a
-    name that is taken."""
+    """Write the package and print what to do next.
+
+    Raises ConfigError for wrong names, PluginError for a folder or a name that is taken.
+    """
     if options.kind not in KINDS:
         problem = f"{options.kind!r} is not a kind of plugin." if options.kind else "The kind is missing."
         raise ConfigError(
@@ -94,7 +96,7 @@ def _check_free(plugins: Plugins, kind: str, names: Names) -> None:
 
 
 def _files(kind: str, names: Names) -> Iterator[tuple[Path, str]]:
-    """(path, text) of each file of the new package."""
+    """Yield (path, text) of each file of the new package."""
     template = _TEMPLATES / kind
     paths = [file.relative_to(template) for file in sorted(template.rglob("*")) if file.is_file()]
     texts = {

@@ -24,7 +24,9 @@ class _Task(msgspec.Struct):
 
 
 class Trial(msgspec.Struct):
-    """`error` is None for a plugin that could be imported and fits its base class. `options`: those that it takes."""
+    """The result of a trial import: `error` is None for a plugin that could be imported and fits its base class;
+    `options` are the plugin's options.
+    """
 
     error: str | None
     seconds: float
@@ -52,7 +54,7 @@ def _ending(status: int) -> str:
 
 
 def main() -> None:
-    """The child: a task on standard input, a trial as the last line on standard output."""
+    """Run the child: read a task from standard input, and write a trial as the last line on standard output."""
     task = msgspec.json.decode(sys.stdin.buffer.read(), type=_Task)
     sys.path[:] = task.path
     start = time.perf_counter()

@@ -42,7 +42,7 @@ _TRIED = frozenset({State.AVAILABLE, State.CONFLICT})  # states in which it is s
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """What to list."""
+    """Options of `ferrule plugins list`."""
 
     kind: str | None = opt(None, "Only this kind.")
     probe: bool = opt(False, "Try the import of every plugin that is not built in, each in its own process.")
@@ -51,7 +51,7 @@ class ListOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NameOptions:
-    """Which plugin."""
+    """Options of `ferrule plugins` actions about one plugin."""
 
     name: str = opt("", "kind:name, or a name.")
     json: bool = opt(False, "Print JSON.")
@@ -61,7 +61,7 @@ class PluginsCommand(Command):
     summary = "List plugins, say how a name resolves, check them, and begin new ones."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Exit status 0; `why` gives 1 for a name that cannot be used. Raises ConfigError, PluginError."""
+        """Run an action. Returns 0; `why` returns 1 for a name that cannot be used. Raises ConfigError, PluginError."""
         actions: dict[str, tuple[Callable[[Plugins, Any], int], type, str]] = {
             "list": (_list, ListOptions, "kind"),
             "info": (_info, NameOptions, "name"),
@@ -87,7 +87,7 @@ class PluginsCommand(Command):
 
 
 def _summary(action: str) -> str:
-    """The sentences about an action, which may go over several lines."""
+    """Return the sentences about an action in the usage text, where they may take several lines."""
     words: list[str] = []
     for line in _USAGE.splitlines()[2:]:
         begins = line[:2] == "  " and line[2:3] != " "
@@ -147,7 +147,7 @@ def _info(plugins: Plugins, options: NameOptions) -> int:
 
 
 def _option_lines(options: Sequence[PluginOption]) -> Iterator[str]:
-    """The options that a plugin takes, for `--plugin-config`."""
+    """Yield lines about the options that a plugin takes, for `--plugin-config`."""
     yield "options:     none" if not options else "options:"
     for option in options:
         yield from columns(f"  {option.name}", option.text, terminal_width())
@@ -195,7 +195,7 @@ def _check(plugins: Plugins, options: CheckOptions) -> int:
 
 
 def _kinds(plugins: Plugins, name: str) -> list[str]:
-    """Return the kind of that name, else those of the plugins of that name, else, without a name, all."""
+    """Return the kind of that name, else the kinds of the plugins of that name; without a name, all kinds."""
     found = list(KINDS) if not name else [name] if name in KINDS else [ref.kind for ref in _matching(plugins, name)]
     if not found:
         raise _unknown(plugins, name, *KINDS)
@@ -218,7 +218,10 @@ def _concerns(ids: Sequence[str], distribution: str, name: str) -> bool:
 
 
 def _row(plugins: Plugins, ref: PluginRef, *, tried: bool) -> dict[str, Any]:
-    """`error` is None when the import was not tried, or succeeded; `seconds` is None when it was not tried."""
+    """Return the fields of one plugin in the listing.
+
+    `error` is None when the import was not tried, or succeeded; `seconds` is None when it was not tried.
+    """
     verdict = plugins.verdict(ref)
     trial = probe(ref) if tried and verdict.state in _TRIED else None
     return {

@@ -30,7 +30,7 @@ _EMBEDDED_CACHE = 0.5  # GiB, for 100 requests of its longest: the default would
 
 @dataclass(frozen=True, kw_only=True)
 class ServeConfig:
-    """What the command itself does."""
+    """Options of the command itself."""
 
     dry_run: str | None = opt(
         None,
@@ -44,7 +44,7 @@ class ServeConfig:
 
 
 def sections() -> Mapping[str, type]:
-    """All options of the command."""
+    """Return all sections of options of the command."""
     return {**engine_sections(), "serve": ServeConfig}
 
 
@@ -89,7 +89,7 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
 
 
 def _reread(argv: Sequence[str], plugins: Plugins) -> Config:
-    """What the same command line would be given now: the configuration file may have changed. Raises ConfigError."""
+    """Parse the same command line again: the configuration file may have changed. Raises ConfigError."""
     parsed = parse_command(argv, USAGE, plugins, sections=sections())
     if parsed is None:
         raise ConfigError("The command line asks for help.")
@@ -110,7 +110,7 @@ def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
 
 
 def with_model(config: Config) -> Config:
-    """Without a model, the embedded one."""
+    """Return the configuration with the embedded model where it names none."""
     if config.model.model:
         return config
     from ferrule_contrib import tiny

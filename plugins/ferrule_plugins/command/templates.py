@@ -25,7 +25,7 @@ _SHOW = "Print the text of a built-in chat template."
 
 @dataclass(frozen=True, kw_only=True)
 class ListOptions:
-    """Which templates, and how."""
+    """Options of `ferrule templates`."""
 
     parser: str | None = opt(None, "Only templates for this tool parser.")
     json: bool = opt(False, "Print JSON.")
@@ -33,7 +33,7 @@ class ListOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class ShowOptions:
-    """Which template."""
+    """Options of `ferrule templates show`."""
 
     name: str = opt("", "Its name.")
 
@@ -42,7 +42,9 @@ class TemplatesCommand(Command):
     summary = "List and print the built-in chat templates."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """`templates`, or `templates show NAME`. Returns 0. Raises ConfigError for a name that is not there."""
+        """List the templates, or print one for `templates show NAME`. Returns 0. Raises ConfigError for a name that is
+        not found.
+        """
         if argv and argv[0] == "show":
             usage = Usage("ferrule templates show", _SHOW, "name")
             parsed = parse_command(argv[1:], usage, plugins, sections={"show": ShowOptions})

@@ -35,7 +35,7 @@ _log = Log("worker")
 
 
 class SimulatedStep(Step):
-    """Done when its time has come."""
+    """A step that is done when its time has passed."""
 
     def __init__(self, result: StepResult, due: float) -> None:
         self._result = result
@@ -63,7 +63,9 @@ class FailedStep(Step):
 
 
 class SimulatedExecutor(Executor):
-    """A token is a function of its request's seed and its position, so a recomputed request repeats itself."""
+    """An executor without a model. A token is a function of its request's seed and its position, so a recomputed
+    request repeats itself.
+    """
 
     runs_model = False
 
@@ -118,7 +120,7 @@ class SimulatedExecutor(Executor):
         return SimulatedStep(StepResult(plan.step, rows), self._free_at)
 
     def _row(self, chunk: Chunk) -> RowResult:
-        """Raises EngineDead for positions without a block."""
+        """Return the result of one row. Raises EngineDead for positions without a block."""
         end = chunk.start + chunk.count
         if chunk.new_blocks and self._info is not None:
             self._room[chunk.slot] += len(chunk.new_blocks[0]) * self._info.groups[0].block_size
@@ -157,7 +159,7 @@ class SimulatedExecutor(Executor):
 
 
 def _seconds(options: dict[str, Any]) -> tuple[float, float]:
-    """Raises ConfigError."""
+    """Return the two times in the options, in seconds. Raises ConfigError."""
     unknown = options.keys() - set(_OPTIONS)
     values = [options.get(name, 0.0) for name in _OPTIONS]
     if unknown or not all(isinstance(value, int | float) and 0 <= value <= 60 for value in values):
@@ -168,12 +170,14 @@ def _seconds(options: dict[str, Any]) -> tuple[float, float]:
 
 
 def _logprob(token: int, count: int) -> TokenLogprobs:
-    """Made up like the token: it is the most likely one, its neighbours follow."""
+    """Make up log-probabilities for a token: it is the most likely one, and the ids beside it follow."""
     return TokenLogprobs(token, -1.0, 1, tuple([(token + rank, -1.0 - rank) for rank in range(max(count, 0))]))
 
 
 def _sampling(admit: Admit) -> TokenSampling:
-    """Raises EngineDead for a request that is to be pooled: the gate lets none in."""
+    """Return the sampling parameters of a request. Raises EngineDead for a request to be pooled, which the gate never
+    admits.
+    """
     if not isinstance(admit.work, TokenSampling):
         raise EngineDead(f"request {admit.id} is to be pooled, and there is no model that does")
     return admit.work

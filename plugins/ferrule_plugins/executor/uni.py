@@ -14,7 +14,7 @@ from ferrule.types import ModelInfo, Need, StepPlan
 
 
 class UniExecutor(Executor):
-    """A worker on a thread of its own."""
+    """An executor with a worker on a thread of its own."""
 
     def __init__(self) -> None:
         self._worker: WorkerThread | None = None

@@ -18,7 +18,9 @@ _SPREAD = 0.05
 
 
 class Dummy(WeightSource):
-    """The same seed (option `seed`, default 0) gives the same weights, on one kind of device: they are made there."""
+    """Random weights. The same seed (option `seed`, default 0) gives the same ones on one kind of device, as they are
+    drawn there.
+    """
 
     forms = ()
 

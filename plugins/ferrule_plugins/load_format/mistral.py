@@ -41,7 +41,7 @@ _ROTATED = re.compile(r"\.attention\.w([qk])\.weight$")
 
 
 class MistralFiles(Safetensors):
-    """The tensors of the text model; those of a part for images are left out."""
+    """A reader of the text model's tensors in Mistral's layout; tensors of a part for images are left out."""
 
     conformance = "ferrule_testkit.samples.load_format:MISTRAL"
     forms = ("consolidated*.safetensors",)

@@ -137,7 +137,7 @@ def _load(file: Path, bfloat16: bool) -> torch.Tensor:
 
 
 def _check_header(file: Path, expected: np.dtype[Any] | None) -> None:
-    """Raise ValueError where a file is not as long as its shape says: numpy would allocate the shape first."""
+    """Raise ValueError where a file is not as long as its shape says, before numpy allocates that shape."""
     with file.open("rb") as stream:
         first = np.lib.format.read_magic(stream) == (1, 0)  # type: ignore[no-untyped-call]
         read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
@@ -150,9 +150,9 @@ def _check_header(file: Path, expected: np.dtype[Any] | None) -> None:
 
 
 def _renew(cache: Path, sources: Mapping[str, Any], tensors: Callable[[], Iterable[tuple[str, torch.Tensor]]]) -> None:
-    """Write the copy beside where it belongs, and then move it there: one that is not whole is never found.
+    """Write the copy beside its final place, and then move it there: an incomplete copy is never found.
 
-    One process does so, and others wait for it.
+    One process writes it, and others wait for that.
     """
     unfinished = cache.with_name(".np")
     try:

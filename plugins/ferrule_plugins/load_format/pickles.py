@@ -16,7 +16,10 @@ _PUTS, _GETS = frozenset({"PUT", "BINPUT", "LONG_BINPUT"}), frozenset({"GET", "B
 
 
 def check_tuples(stream: IO[bytes]) -> None:
-    """Read one pickle from here on. Raises ValueError for a larger tuple, and that or LookupError for damaged data."""
+    """Read one pickle from the stream's position on.
+
+    Raises ValueError for a tuple of more than `LARGEST` objects, and ValueError or LookupError for damaged data.
+    """
     stack: list[int] = []  # sizes, and marks
     memo: dict[int, int] = {}
     for opcode, argument, _ in genops(stream):

@@ -18,7 +18,9 @@ from ferrule_plugins.load_format.safetensors import Safetensors
 
 @dataclass(frozen=True)
 class RemoteWeights:
-    """`files` are names in the store's folder. `headers` are the bytes before their data, once they were looked at."""
+    """The safetensors files of a model in a store. `files` are names in the store's folder; `headers` has the number of
+    bytes before the data of each file, once its header was read.
+    """
 
     folder: Path  # on this machine: with everything but weights
     place: Remote
@@ -86,7 +88,7 @@ class RemoteWeights:
 
 
 class _Parts:
-    """The first bytes of an object, in as many requests as there are reads."""
+    """A reader of the first bytes of an object, with one request for each read."""
 
     def __init__(self, weights: RemoteWeights, name: str) -> None:
         self._weights, self._name, self._position = weights, name, 0

@@ -30,7 +30,9 @@ _AHEAD = 1 << 30  # bytes read ahead where `memory_limit` is not given; the libr
 
 
 class RunaiStreamer(Safetensors):
-    """Options: `concurrency`, the number of threads; `memory_limit`, bytes that are read ahead, at least a tensor's."""
+    """A reader with many threads. Options: `concurrency`, the number of threads; `memory_limit`, the bytes that are
+    read ahead, at least those of the largest tensor.
+    """
 
     forms = ("*.safetensors",)
     streams_from: ClassVar[tuple[str, ...]] = ("s3://",)

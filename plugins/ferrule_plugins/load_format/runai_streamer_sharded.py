@@ -9,7 +9,9 @@ from ferrule_plugins.load_format.sharded_state import ShardedState
 
 
 class RunaiStreamerSharded(ShardedState, RunaiStreamer):
-    """Options: those of both."""
+    """A reader of `sharded_state` files with many threads. Options: those of `sharded_state` and of
+    `runai_streamer`.
+    """
 
     forms = ("*.safetensors",)
     streams_from = ()

@@ -17,9 +17,10 @@ if TYPE_CHECKING:
 
 
 class Safetensors(WeightSource):
-    """Files are mapped. A subclass may `read` them in another way, and take `options`.
+    """A reader of safetensors files, which are mapped. A subclass may `read` them in another way, and take `options`.
 
-    `single` is the file of a checkpoint in one, `start` how the files of another layout begin.
+    `single` is the name of the file of an unsharded checkpoint, `start` the beginning of the file names of another
+    layout.
     """
 
     forms: ClassVar[tuple[str | tuple[str, ...], ...]] = ("*.safetensors",)

@@ -28,7 +28,10 @@ _MAX_RANKS = 1024
 
 
 class ShardedState(Safetensors):
-    """Option: `pattern`, the name of a file, with ``{part}`` and, if there can be several ranks, ``{rank}``."""
+    """A reader of the state that vLLM's workers save, which puts the parts of all ranks together.
+
+    Option: `pattern`, the name of a file, with ``{part}`` and, if there can be several ranks, ``{rank}``.
+    """
 
     forms = ("*.safetensors",)
     options: tuple[str, ...] = ("pattern",)
@@ -100,7 +103,7 @@ class ShardedState(Safetensors):
 
 
 class _Rank:
-    """The files of one rank, with the bytes of each tensor; `names` are those of all."""
+    """The files of one rank, with the bytes of each tensor; `names` are the tensors of all files."""
 
     def __init__(self, files: Sequence[Path]) -> None:
         self.files = {file: read_header(file) for file in files}

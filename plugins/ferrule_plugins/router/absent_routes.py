@@ -59,7 +59,7 @@ _FEATURES: Mapping[str, str] = {
 
 
 def absent_routes(ctx: RouterContext) -> dict[str, str]:
-    """A sentence for each path."""
+    """Return the paths that this server does not serve, each with a sentence that says why."""
     task = ctx.config.task if ctx.config.task != "auto" else "generate"
     found = dict(_FEATURES)
     for path, needed in _TASKS.items():
@@ -68,7 +68,7 @@ def absent_routes(ctx: RouterContext) -> dict[str, str]:
 
 
 def _left_out(ctx: RouterContext) -> dict[str, str]:
-    """Routes of built-in routers that `--routers` does not name."""
+    """Return the routes of built-in routers that `--routers` does not name."""
     found: dict[str, str] = {}
     for name in ctx.plugins.defaults("router"):
         if ("router", name) not in ctx.config.chosen:

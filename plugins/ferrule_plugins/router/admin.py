@@ -95,7 +95,9 @@ class Admin(Router):
 
 
 async def _only_named(request: Request) -> None:
-    """Refuse query parameters that the route does not have: a misspelt one would change nothing in silence."""
+    """Refuse query parameters that the route does not have: a misspelt one would have no effect without a word about
+    it.
+    """
     route: APIRoute = request.scope["route"]
     known = [param.alias for param in route.dependant.query_params]
     for name in request.query_params:

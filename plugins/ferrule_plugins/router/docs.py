@@ -73,9 +73,10 @@ def _read(name: str) -> bytes:
 
 
 def _page(page: HTMLResponse) -> Response:
-    """The page with a policy that lets its own script run, files and calls of this server, and nothing else.
+    """Return the page with a content security policy that allows its own script, and files and calls of this server
+    only.
 
-    Styles may be inline: both pages make theirs as they go.
+    Styles may be inline: both pages generate theirs as they run.
     """
     scripts = [hashlib.sha256(text).digest() for text in map(str.encode, _SCRIPT.findall(bytes(page.body).decode()))]
     allowed = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in scripts)

@@ -105,7 +105,7 @@ class ChatLogprobs(TypedDict):
 
 
 class ChatCompletionMessage(TypedDict):
-    """A delta of a stream, or the whole message. Reasoning goes out under its old and its new name."""
+    """A delta of a stream, or the whole message. Reasoning is sent under its old and its new name."""
 
     role: NotRequired[str]
     content: NotRequired[str | None]
@@ -115,7 +115,7 @@ class ChatCompletionMessage(TypedDict):
 
 
 class ChatChoice(TypedDict):
-    """`delta` in chunks, `message` in whole answers."""
+    """A choice of an answer: `delta` in chunks, `message` in whole answers."""
 
     index: int
     delta: NotRequired[ChatCompletionMessage]
@@ -141,7 +141,7 @@ class ChatCompletion(TypedDict):
 
 
 class ModelPermission(BaseModel):
-    """What old clients of OpenAI look for. Nothing here is a right that this server gives or checks."""
+    """A record that old clients of OpenAI look for. It is not a right that this server gives or checks."""
 
     id: str
     object: str = "model_permission"

@@ -22,7 +22,7 @@ from ferrule_protocol import chat_prompt, extended, finite, sampling, spelling
 
 
 class Chat:
-    """The handler."""
+    """The handler of chat completions."""
 
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
@@ -73,7 +73,9 @@ class Chat:
 
 
 def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
-    """Templates read `reasoning_effort`, or whether to think at all, under these names; the request's own win."""
+    """Return the arguments of the chat template: those that are derived from `reasoning_effort`, and the request's own,
+    which win.
+    """
     effort = body.reasoning_effort
     if effort is None:
         return body.chat_template_kwargs
@@ -183,7 +185,7 @@ class ChatForm(Form):
         return choice
 
     def _choice(self, output: Output) -> ChatChoice:
-        """Return what chunks and whole answers say alike."""
+        """Return the fields that chunks and whole answers have in common."""
         choice: ChatChoice = {
             "index": output.index,
             "logprobs": None,

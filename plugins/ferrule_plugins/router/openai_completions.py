@@ -20,7 +20,7 @@ _MAX_TOKENS = 16  # the documented default
 
 
 class Completions:
-    """The handler."""
+    """The handler of completions."""
 
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
@@ -73,7 +73,9 @@ class Completions:
 
 
 def prompts_of(body: CompletionBody) -> tuple[Prompt, ...]:
-    """A string, a list of strings, token ids, or a list of lists of token ids; before them, what came as embeddings."""
+    """Return the prompts of a body: those given as embeddings, then a string, a list of strings, token ids, or a list
+    of lists of token ids.
+    """
     embedded = tuple(Prompt(embeds=item) for item in embeds_of(body))
     if embedded and not body.prompt:  # the official client cannot leave `prompt` out
         return embedded
@@ -81,7 +83,7 @@ def prompts_of(body: CompletionBody) -> tuple[Prompt, ...]:
 
 
 def embeds_of(body: CompletionBody) -> list[str]:
-    """Return the prompts that came as embeddings."""
+    """Return the prompts that were given as embeddings."""
     return [body.prompt_embeds] if isinstance(body.prompt_embeds, str) else body.prompt_embeds or []
 
 
@@ -150,7 +152,7 @@ class CompletionForm(Form):
         return choice
 
     def _begin(self, choice: CompletionChoice, first: Output, prompt: int) -> None:
-        """Add what is told of the prompt, before anything else of the choice."""
+        """Add the prompt's text and log-probabilities, before anything else of the choice."""
         ids, text = self._prompts[prompt].ids, self._prompts[prompt].text
         if self.asked.token_ids and prompt >= self._num_embedded:
             choice["prompt_token_ids"] = list(ids)

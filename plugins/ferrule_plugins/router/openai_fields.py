@@ -18,9 +18,9 @@ EFFORT = ("reasoning_effort", "enable_thinking")  # variables of templates that 
 
 
 def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext) -> Notes:
-    """All fields of a generate request that do nothing.
+    """Return notes on all fields of a generate request that have no effect.
 
-    Raises RequestError for a feature that is not here, and on a strict server for any of them.
+    Raises RequestError for a feature that is not implemented, and on a strict server for any such field.
     """
     config, service = ctx.config, ctx.service
     notes = Notes.of(unknown_fields, type(body))
@@ -40,7 +40,7 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext
 
 
 def _read_by_plugins(ctx: RouterContext) -> bool:
-    """Whether something is chosen that may read extra arguments. Nothing that is built in does."""
+    """Return whether a plugin was chosen that may read extra arguments. No built-in one reads them."""
     if ctx.plugins.names("hooks"):
         return True
     chosen = [each for each in ctx.config.chosen if each[0] in _READS_ARGUMENTS]
@@ -95,12 +95,12 @@ def _only_ids(prompt: Any) -> bool:
 
 
 def role_of(body: ChatBody, response_role: str) -> str:
-    """The role that answers: without a generation prompt it is the last message's."""
+    """Return the role of the answer, which without a generation prompt is the role of the last message."""
     return response_role if body.begins_message else str(body.messages[-1]["role"])
 
 
 def echo_of(body: ChatBody, role: str) -> str:
-    """The text of the last message, when it is to be sent back before the answer."""
+    """Return the text of the last message when the request asks for it before the answer, else ""."""
     last: Mapping[str, Any] = body.messages[-1]
     if not body.echo or last["role"] != role:
         return ""

@@ -16,7 +16,7 @@ from ferrule_protocol import Closing, Extension, Meter
 
 
 class Form(ABC):
-    """How one request is answered. `chunk` and `whole` have no effect but what they return."""
+    """The form of the answer to one request. `chunk` and `whole` have no effect besides their return values."""
 
     kind: str  # what the field "object" of a whole answer says
     chunk_kind: str
@@ -28,7 +28,7 @@ class Form(ABC):
 
     @abstractmethod
     def chunk(self, output: Output) -> list[dict[str, Any]]:
-        """Return the chunks of a stream that say what an output says; none where it says nothing."""
+        """Return the chunks of a stream that carry an output; none for an output without news."""
 
     @abstractmethod
     def choices(self, answer: Answer) -> Sequence[Mapping[str, Any]]:
@@ -40,14 +40,14 @@ class Form(ABC):
         return self._written(self.kind, self.choices(answer)) | self.head | {"usage": usage}
 
     def chunk_of(self, choices: Sequence[Mapping[str, Any]], usage: UsageInfo | None) -> dict[str, Any]:
-        """Return a chunk, which has the field "usage" in a stream that tells it."""
+        """Return a chunk, which has the field "usage" in a stream that reports usage."""
         chunk = self._written(self.chunk_kind, choices)
         if self.asked.include_usage:
             chunk["usage"] = usage
         return chunk
 
     def usage_so_far(self, output: Output) -> UsageInfo | None:
-        """Return the usage of an output's choice, where each chunk tells it."""
+        """Return the usage of an output's choice, where each chunk reports it."""
         return usage_of(output.usage) if self.asked.each_usage else None
 
     def _written(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -26,7 +26,7 @@ _LOGGED = 1024  # characters of a note that the log repeats
 
 
 def check(body: GenerateBody, config: RouterSettings) -> None:
-    """Refuse what does not go together, or not with this server."""
+    """Refuse fields that do not go together, or that this server cannot serve."""
     if body.stream_options is not None and not body.stream:
         raise RequestError("stream_options needs stream to be true.", "stream_options")
     if body.prompt_logprobs is not None and body.stream:
@@ -45,13 +45,15 @@ def targets(body: GenerateBody) -> Targets:
 
 
 def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:
-    """Logits processors, each by a qualified name or as {qualname, args, kwargs}."""
+    """Return the logits processors, each as a qualified name or as {qualname, args, kwargs}."""
     given = body.logits_processors or ()
     return tuple(item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
 
 
 def beam(body: GenerateBody) -> Beam | None:
-    """Beam search, where it is asked for: `n` beams, or `best_of` beams of which the `n` best are returned."""
+    """Return the beam search that a request asks for: `n` beams, or `best_of` beams of which the `n` best are
+    returned.
+    """
     if not body.use_beam_search:
         return None
     width = body.n if body.best_of is None else body.best_of
@@ -60,7 +62,7 @@ def beam(body: GenerateBody) -> Beam | None:
 
 @dataclass(frozen=True)
 class Asked:
-    """One request on its way: what its answers repeat, and how tokens are shown."""
+    """One request: the fields that its answers repeat, and how tokens are shown."""
 
     id: str
     created: int
@@ -116,7 +118,7 @@ class Asked:
         return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
 
     def usage(self, total: Usage) -> UsageInfo:
-        """Return the usage of all choices, with the details that this server tells."""
+        """Return the usage of all choices, with the details that this server reports."""
         told = usage_of(total)
         if self.cached_details:
             told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
@@ -125,7 +127,9 @@ class Asked:
         return told
 
     def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
-        """By token id: the prompt's own token, then the most likely ones."""
+        """Return the log-probabilities of each prompt token, by token id: the prompt's own token, then the most likely
+        ones.
+        """
         return [None if entry is None else self._ranked(entry) for entry in entries]
 
     def _ranked(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
@@ -154,7 +158,7 @@ def finish_of(output: Output) -> str | None:
 
 
 def _log_notes(answer_id: str, body: GenerateBody, config: RouterSettings) -> None:
-    """`user`, `metadata` and the like change nothing: they are for whoever reads the log."""
+    """Log `user`, `metadata` and the like, which have no other effect."""
     notes = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
     if notes and not config.frontend.disable_log_requests:
         _logger.info("request notes", id=answer_id, **notes)

@@ -45,7 +45,7 @@ def _note(value: Any) -> Any:
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:
-    """Arguments for plugins as vLLM documents them."""
+    """Check arguments for plugins: each must be a plain value, or a list of those, as vLLM documents them."""
     for name, value in values.items():
         if not all(type(each) in _PLAIN for each in (value if isinstance(value, list) else (value,))):
             raise problem(f"'{printable(name)}' is not a text, a number, a boolean, or a list of these")
@@ -66,7 +66,9 @@ _TOKEN_KEYS = re.compile("(?:-?[0-9]{1,19}(?:,|\\Z))*+")
 
 
 def _token_keys(values: Any) -> Any:
-    """Keys of JSON objects are texts; here they are numbers. All are checked at once: there may be very many."""
+    """Turn the keys of a JSON object, which are strings, into token ids. All are checked at once: there may be very
+    many.
+    """
     if not isinstance(values, dict) or not set(map(type, values.values())) <= {int, float}:
         return values  # to be refused
     try:
@@ -81,7 +83,7 @@ _FORMS: dict[type, str] = {str: "<a list of strings>", list: "<a list of lists o
 
 
 def _form_of_prompt(value: Any) -> str:
-    """The first item decides what a list is: one look, however long it is."""
+    """Return the form of a prompt; the first item decides it for a list, however long the list is."""
     if isinstance(value, str):
         return "<a string>"
     if isinstance(value, list):
@@ -100,7 +102,7 @@ TextOrTexts = Annotated[Annotated[Text, Tag("<a string>")] | Annotated[list[Text
 
 
 class StreamOptions(Strict):
-    """How a stream tells usage."""
+    """Options for the usage that a stream reports."""
 
     include_usage: Annotated[
         bool | None, Field(description="One more chunk before the end: `usage`, and no choices.")
@@ -119,13 +121,13 @@ class ProcessorCall(Strict):
 
 
 class NamedFunction(Strict):
-    """Which function is meant."""
+    """The name of a function."""
 
     name: Annotated[SomeText, Field(description="One of `tools`.")]
 
 
 class NamedTool(Strict):
-    """A call that is asked for."""
+    """A call that the request demands."""
 
     type: Annotated[Literal["function"], Field(description="`function`.")]
     function: Annotated[NamedFunction, Field(description="The function to call.")]
@@ -142,7 +144,7 @@ ToolChoice = Annotated[
 
 
 class GenerateBody(ConstraintFields, SamplingFields, Body):
-    """What completions and chat have in common. null means the same as an absent field."""
+    """The fields that completions and chat have in common. null means the same as an absent field."""
 
     model: Annotated[Text | None, Field(description="One of the served names. Default: the first.")] = None
     logit_bias: Annotated[

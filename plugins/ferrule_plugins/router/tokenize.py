@@ -30,7 +30,7 @@ _EXTENSION = Field(None, exclude_if=lambda extension: extension is None)
 
 
 class TokenizeBody(TemplateFields, Body):
-    """Either `prompt` or `messages`."""
+    """A body with either `prompt` or `messages`."""
 
     model: Text | None = Field(None, description=_MODEL)
     prompt: Text | None = Field(None, description="A text.")
@@ -99,9 +99,9 @@ class Tokenize(Router):
 
 
 def describe(tokenizer: Tokenizer, chat_template: str | None) -> dict[str, Any]:
-    """``tokenizer_config.json``, special tokens as plain texts, and the template that this server applies.
+    """Return ``tokenizer_config.json``, with special tokens as plain strings and the template that this server applies.
 
-    `chat_template` is what ``--chat-template`` says. Names of files and folders are left out.
+    `chat_template` is the value of ``--chat-template``. Names of files and folders are left out.
     """
     told = {name: value for name, value in tokenizer.settings.items() if not name.endswith(("_file", "_path"))}
     templates = choose_templates(chat_template, tokenizer.chat_template)

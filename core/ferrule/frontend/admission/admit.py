@@ -61,13 +61,15 @@ class Prepared(Struct, frozen=True):
 
     @property
     def weight(self) -> int:
-        """What the prompt counts in the queue, in tokens: media by their bytes."""
+        """The size of the prompt in the queue's token budget; media count by their bytes."""
         size = sum(len(tensor.data) for item in self.media for tensor in item.data.values())
         return max(len(self.read.ids), size // _TOKEN_BYTES)
 
 
 async def check_request(request: Generate, rules: Rules, remote: bool) -> Checked:
-    """Check all that needs no prompt. `remote`: the engine runs in another process. Raises RequestError."""
+    """Check everything in a request that needs no prompt. `remote`: the engine runs in another process. Raises
+    RequestError.
+    """
     checked = check_params(request.params, rules)
     priority, salt = check_labels(request.priority, request.cache_salt)
     processors = check_functions(request.params.logits_processors or (), rules, remote)
@@ -87,7 +89,9 @@ def _cut(given: HostTensor, tokens: int, checked: Checked) -> MediaItem:
 
 
 class PromptReader:
-    """Texts, ids and conversations to ids, off the event loop, under the limits. `encoder` None: ids only."""
+    """A converter of texts, ids and conversations to ids, off the event loop and under the limits. Without an `encoder`
+    it takes ids only.
+    """
 
     def __init__(self, rules: Rules, encoder: Encoder | None, renderer: Renderer) -> None:
         self.rules = rules
@@ -101,7 +105,9 @@ class PromptReader:
         return None if self._encoder is None else self._encoder.tokenizer
 
     async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
-        """Raises RequestError."""
+        """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. Raises
+        RequestError.
+        """
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             return await self._embed(prompt.embeds, checked)
         read = await self.read(prompt)
@@ -112,7 +118,7 @@ class PromptReader:
         return Prepared(read, sampling)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
-        """What is left of the text of `ids`."""
+        """Return the part of a prompt's text that belongs to the ids in `kept`."""
         left = shown(self._need_encoder().tokenizer, ids, text)
         within = range(len(ids))[kept]
         return await self._decode(ids[max(left.start, within.start) : min(left.stop, within.stop)])
@@ -133,7 +139,7 @@ class PromptReader:
         return Prepared(ReadPrompt(ids), sampling, (item,))
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
-        """Raises RequestError."""
+        """Return the ids, the text and the notes of a prompt. Raises RequestError."""
         notes: tuple[str, ...] = ()
         if isinstance(prompt, ChatPrompt):
             encoder, param = self._need_encoder(), "messages"
@@ -169,7 +175,7 @@ class PromptReader:
         return replace(checked, base=replace(checked.base, bad_words=ids))
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        """Raises RequestError."""
+        """Return the text of ids from a client. Raises RequestError."""
         self._need_encoder()
         if len(ids) > self.max_characters:
             raise RequestError(f"There are {len(ids)} tokens; at most {self.max_characters} are taken.", "tokens")
@@ -195,7 +201,7 @@ class PromptReader:
 def read_rules(
     config: Resolved, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
 ) -> Rules:
-    """What requests are checked against, from the configuration, the loaded model and its folder."""
+    """Return the rules that requests are checked against, from the configuration, the loaded model and its folder."""
     info = client.info
     defaults = sampling_defaults(config, folder)
     rules = Rules(
@@ -224,7 +230,7 @@ def read_rules(
 
 
 def sampling_defaults(config: Resolved, folder: Path) -> dict[str, Any]:
-    """The sampling values of the generation config and of options. Raises StartupError."""
+    """Return the sampling values of the generation config and of options. Raises StartupError."""
     overrides = config.model.override_generation_config
     for name in overrides.keys() - checkpoint.SAMPLING:
         hint = f"There are {', '.join(checkpoint.SAMPLING)}."

@@ -37,9 +37,10 @@ TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a 
 
 @dataclass(slots=True, eq=False)
 class Account:
-    """One choice in the books: reserved, then (with its first token) no longer waiting, then settled, once.
+    """The account of one choice: reserved, then (with its first token) no longer waiting, then settled, once.
 
-    `received` are tokens that the engine has sent for it, `generated` those of them that were counted.
+    `received` counts the tokens that the engine has sent for the choice, `generated` those of them that were counted in
+    the totals.
     """
 
     arrival: float
@@ -73,7 +74,10 @@ class Reservation:
         self.tokens = 0
 
     def add_tokens(self, tokens: int) -> None:
-        """Raises OverloadedError when the queue's token budget is full, RequestError when it can never hold these."""
+        """Reserve room for tokens of prompts.
+
+        Raises OverloadedError when the queue's token budget is full, RequestError when it can never hold that many.
+        """
         limit = self._ledger.limits.max_waiting_tokens
         if tokens > limit:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
@@ -85,7 +89,7 @@ class Reservation:
         self.tokens += tokens
 
     def turn(self, account: Account) -> None:
-        """One of the places is an account's now."""
+        """Turn one of the places into `account`."""
         self.count -= 1
         self.tokens -= account.weight
         if account.caller is not None:
@@ -93,10 +97,11 @@ class Reservation:
 
 
 class Ledger:
-    """`waiting` counts choices that were admitted and have no token yet, from before their prompt is rendered.
+    """The accounts of the choices that are open, and their totals. `waiting` counts choices that were admitted and have
+    no token yet, from before their prompt is rendered.
 
-    The queue is one for all API processes: its limits hold for the sum. A token is counted once, for its choice and for
-    the totals: so the sums over finished choices are the totals once nothing is open, however choices end.
+    All API processes share one queue: its limits hold for the sum. A token is counted once, for its choice and for the
+    totals, so the sums over finished choices are the totals once nothing is open, however choices end.
     """
 
     def __init__(
@@ -119,23 +124,26 @@ class Ledger:
         return self.board.total(WAITING_TOKENS)
 
     def hold(self, tokens: int) -> None:
-        """Count tokens of prompts that wait, or that wait no longer."""
+        """Count tokens of prompts that wait; a negative number for prompts that no longer wait."""
         self.board.add(WAITING_TOKENS, tokens)
         self.board.add(BUFFERED, tokens * TOKEN_BYTES)
 
     def full(self, what: str, reason: str) -> OverloadedError:
-        """The refusal, counted."""
+        """Count a rejection, and return the error for it."""
         self.loggers.tell("on_rejected", lambda logger: logger.on_rejected(reason))
         return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
     def check_room(self, ahead: int) -> None:
-        """Raise OverloadedError when not one more choice has a place behind as many as are `ahead` of it."""
+        """Raise OverloadedError when the queue has no place for one more choice behind `ahead` others."""
         if self.waiting + ahead >= self.limits.max_waiting_requests:
             raise self.full("requests", "max_num_queued_reqs")
 
     @contextmanager
     def reserve(self, count: int) -> Iterator[Reservation]:
-        """Hold places for `count` choices; those that did not become accounts are given back at the end."""
+        """Reserve places for `count` choices; places that did not become accounts are given back at the end.
+
+        Raises RequestError, OverloadedError.
+        """
         limit = self.limits.max_waiting_requests
         if count > limit:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
@@ -165,7 +173,8 @@ class Ledger:
     def settle(self, account: Account, finish: FinishReason, last: RequestDelta | None) -> None:
         """Close the account of a choice that is over for client and engine; later calls for it do nothing.
 
-        `last` is the engine's last delta, None when the engine has died. What no client has read is counted now.
+        `last` is the engine's last delta, None when the engine has died. Tokens that no client has read are counted
+        now.
         """
         if account.settled:
             return
@@ -182,13 +191,13 @@ class Ledger:
             self.loggers.hooks.request_finished(account.id, stats)
 
     def pooled(self, account: Account) -> None:
-        """Count the prompt of which a vector came."""
+        """Count the prompt of a vector that was computed."""
         account.first_token = self._clock()
         self.leave_queue(account)
         self._count_prompt(account)
 
     def engine(self, stats: EngineStats) -> None:
-        """The first API process tells the engine's figures, for all: they are there once, and never go back."""
+        """Report the engine's figures to the loggers, from the first API process alone, for all of them."""
         if self.board.leads:
             stats = replace(
                 stats,
@@ -200,7 +209,7 @@ class Ledger:
             self.loggers.tell("on_engine", lambda logger: logger.on_engine(stats, 0))
 
     def leave_queue(self, account: Account) -> None:
-        """Give back the place of a choice that waits no longer."""
+        """Give back the place of a choice that no longer waits."""
         if account.waits:
             account.waits = False
             self.board.add(WAITING, -1)
@@ -211,7 +220,9 @@ class Ledger:
         self.board.add(PROMPT_CACHED, account.cached)
 
     def _count(self, account: Account, count: int) -> None:
-        """Count tokens for the choice, for all, and for the key that pays for them; with the first ones the prompt."""
+        """Count tokens for the choice, in the totals, and for the API key that is charged; with the first ones also the
+        prompt.
+        """
         if not count:
             return
         if not account.generated:
@@ -223,7 +234,7 @@ class Ledger:
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
-    """Return the figures of a choice. A phase in which it was ended lasted until then."""
+    """Return the figures of a choice. The phase in which a choice was ended lasts until its end."""
 
     def between(start: float, end: float) -> float:
         return max(0.0, end - start) if start and end else 0.0

@@ -33,7 +33,7 @@ _IMPORT_PATH = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)+")
 
 
 def find_processors(config: Resolved, plugins: Plugins, tokenizer: Tokenizer | None) -> dict[str, Trial]:
-    """The logits processors that requests may name: only those are imported."""
+    """Load the logits processors that requests may name; no others are imported."""
     names = (name for name in allowed_processors(config, plugins) if not _wraps_functions(plugins, name))
     return {name: _trial(plugins, name, tokenizer) for name in names}
 
@@ -49,10 +49,11 @@ def _wraps_functions(plugins: Plugins, name: str) -> bool:
 
 
 def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
-    """What a client names, within the server's pattern: a plugin, or the import path of a function.
+    """Return the processors that a client names within the server's pattern: a plugin, or the import path of a
+    function.
 
-    An entry is a name, or {"qualname", "args", "kwargs"}: the function that such a path names makes the processor.
-    Raises RequestError. Imports modules, so it may take long.
+    An entry is a name, or {"qualname", "args", "kwargs"}: the function at such a path makes the processor. Raises
+    RequestError. Imports modules, so it may take long.
     """
     if not processors:
         return ()
@@ -64,7 +65,10 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
 
 
 def check_functions(functions: Sequence[Callable[..., Any]], rules: Rules, remote: bool) -> Processors:
-    """`SamplingParams.logits_processors`. Raises RequestError, also for what a `remote` engine cannot import."""
+    """Return the processors of `SamplingParams.logits_processors`.
+
+    Raises RequestError, also for a function that a `remote` engine cannot import.
+    """
     return tuple(
         _function(f"logits_processors[{number}]", rules, function=import_path(function, _PARAM) if remote else function)
         for number, function in enumerate(functions)

@@ -54,10 +54,7 @@ class _Entry(msgspec.Struct):
 
 
 def read_embeds(text: Any, size: int, max_tokens: int) -> MediaItem:
-    """A prompt of at most `max_tokens` embeddings of `size` values; in linear time.
-
-    Raises RequestError.
-    """
+    """Read a prompt of at most `max_tokens` embeddings of `size` values, in linear time. Raises RequestError."""
     try:
         pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
         file = b"".join(a2b_base64(piece, strict_mode=True) for piece in pieces)
@@ -87,7 +84,7 @@ def read_embeds(text: Any, size: int, max_tokens: int) -> MediaItem:
 
 
 def embeds_item(given: HostTensor) -> MediaItem:
-    """A prompt that is embeddings [tokens, size]."""
+    """Return a prompt that is embeddings [tokens, size]."""
     tokens, size = given.shape
     digest = hashlib.sha256(f"{given.dtype} {size} ".encode())
     digest.update(given.data)
@@ -95,7 +92,7 @@ def embeds_item(given: HostTensor) -> MediaItem:
 
 
 def _read_safetensors(file: bytes) -> _Raw:
-    """https://github.com/huggingface/safetensors#format"""
+    """Read a file with one tensor: https://github.com/huggingface/safetensors#format"""
     (length,) = struct.unpack_from("<Q", file)
     header = msgspec.json.decode(file[8 : 8 + min(length, _MAX_HEADER)], type=dict[str, Any])
     header.pop("__metadata__", None)
@@ -107,7 +104,7 @@ def _read_safetensors(file: bytes) -> _Raw:
 
 
 def _read_torch(file: bytes) -> _Raw:
-    """https://docs.pytorch.org/docs/stable/notes/serialization.html"""
+    """Read a file with one tensor: https://docs.pytorch.org/docs/stable/notes/serialization.html"""
     files = _read_zip(file)
     (_, _, kind, key, *_), (elements, offset, *sizes), rank = _read_pickle(files["data.pkl"])
     shape, strides, data, width = sizes[:rank], sizes[rank:], files[f"data/{key}"], _WIDTHS[_NAMES[kind]]
@@ -119,7 +116,9 @@ def _read_torch(file: bytes) -> _Raw:
 
 
 def _read_pickle(data: memoryview) -> tuple[list[str], list[int], int]:
-    """Texts and numbers of a pickled tensor, in their order, and its rank. It is a list of opcodes, and not run."""
+    """Return the texts and the numbers of a pickled tensor, in their order, and its rank. The pickle's opcodes are only
+    listed, never run.
+    """
     codes, texts, numbers = "", list[str](), list[int]()
     for opcode, argument, _ in genops(bytes(data[:_MAX_HEADER])):
         codes += _CODES.get(opcode.code, opcode.code)
@@ -133,7 +132,7 @@ def _read_pickle(data: memoryview) -> tuple[list[str], list[int], int]:
 
 
 def _read_zip(file: bytes) -> dict[str, memoryview]:
-    """What the top folder of an archive holds; all of it must be stored as it is."""
+    """Return the files in the top folder of an archive; all of them must be stored without compression."""
     signature, count, _, place = _END.unpack(file[-_END.size :])
     files: dict[str, memoryview] = {}
     for _ in range(min(count, _MAX_ENTRIES)):

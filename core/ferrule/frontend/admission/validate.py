@@ -45,7 +45,9 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that lea
 
 
 class Rules(Struct, frozen=True, kw_only=True):
-    """What requests are checked against. `context`: most tokens, prompt and output, that model and cache hold."""
+    """The rules that requests are checked against. `context` is the most tokens, prompt and output, that model and
+    cache hold.
+    """
 
     limits: LimitsConfig
     vocab_size: int  # width of the logits
@@ -67,10 +69,10 @@ class Rules(Struct, frozen=True, kw_only=True):
 
 
 class Checked(Struct, frozen=True, kw_only=True):
-    """What a request asks for, valid for this model, before its prompts are known.
+    """The valid parameters of a request, before its prompts are known.
 
-    `base` lacks max_tokens and the seed. Its logprobs are on when answers are ranked by them;
-    `logprobs` is what the client sees.
+    `base` lacks max_tokens and the seed. Its logprobs are on when answers are ranked by them; `logprobs` is the number
+    that the client sees.
     """
 
     base: TokenSampling
@@ -93,18 +95,18 @@ class Checked(Struct, frozen=True, kw_only=True):
     cache_salt: str | None = None
 
     def kept(self, length: int) -> slice:
-        """What truncation to `length` leaves of a prompt: the first items, or the last ones."""
+        """Return the slice of a prompt that truncation to `length` leaves: the first items, or the last ones."""
         return slice(length) if self.truncate_right else slice(-length, None)
 
 
 class Seeds:
-    """Seeds for requests that bring none: a repeatable sequence with `seed`, unpredictable ones without."""
+    """A source of seeds for requests that bring none: a repeatable sequence with `seed`, unpredictable ones without."""
 
     def __init__(self, seed: int | None) -> None:
         self._source = random.SystemRandom() if seed is None else random.Random(seed)
 
     def draw(self, checked: Checked) -> list[int]:
-        """Return a seed for each choice of a prompt: the first one's plus the choice's number, within int64."""
+        """Return a seed for each choice of a prompt: the first choice's plus the choice's number, within int64."""
         first = self._source.getrandbits(63) if checked.seed is None else checked.seed
         return [(first + number + _INT64) % (2 * _INT64) - _INT64 for number in range(checked.best_of)]
 
@@ -113,7 +115,7 @@ class Seeds:
 
 
 def check_params(params: SamplingParams, rules: Rules) -> Checked:
-    """All checks that need no prompt. Raises RequestError."""
+    """Run all checks that need no prompt. Raises RequestError."""
     if not isinstance(params, SamplingParams):
         raise RequestError("sampling_params must be SamplingParams.", "sampling_params")
     stop = _stop_strings(params, rules)
@@ -164,9 +166,9 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
 
 
 def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) -> Checked:
-    """`checked` for a beam search, which has one choice for each of the n answers. Raises RequestError.
+    """Return `checked` for a beam search, which has one choice for each of the n answers. Raises RequestError.
 
-    What shapes probabilities has no place in one, unless it is the server's default.
+    Parameters that shape probabilities cannot be combined with a beam search, unless they are the server's defaults.
     """
     if not isinstance(beam, Beam):
         raise RequestError("beam must be a Beam.", "beam")
@@ -199,9 +201,11 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
 
 
 def check_output_cells(num_prompts: int, checked: Checked, rules: Rules, streamed: bool) -> None:
-    """Check the logprobs that are kept until an answer is whole: those of a stream only where answers are ranked.
+    """Check the number of logprobs that are kept until an answer is whole; a stream keeps them only where answers are
+    ranked.
 
-    Without max_tokens nobody knows how long an answer gets; what it keeps is counted as it comes. Raises RequestError.
+    Without max_tokens the length of an answer is not known; its logprobs are then counted as they come. Raises
+    RequestError.
     """
     alternatives, count = checked.base.logprobs, num_prompts * checked.width
     if checked.max_tokens is None or alternatives is None or (streamed and checked.best_of == checked.n):
@@ -217,7 +221,10 @@ def check_output_cells(num_prompts: int, checked: Checked, rules: Rules, streame
 
 
 def check_prompt_cells(num_tokens: int, checked: Checked, limits: LimitsConfig) -> None:
-    """Check the logprobs of prompts of `num_tokens` in all, once for each choice; echo too. Raises RequestError."""
+    """Check the number of logprobs of prompts with `num_tokens` in all, once for each choice, echoes included.
+
+    Raises RequestError.
+    """
     alternatives, most = checked.base.prompt_logprobs, limits.max_prompt_logprob_cells
     if alternatives is None:
         return
@@ -237,7 +244,7 @@ def check_task(task: str, model: ModelInfo) -> None:
 
 
 def check_pooled(ids: tuple[int, ...], rules: Rules, param: str) -> None:
-    """Raise RequestError for a prompt that is empty, or longer than what one vector can be computed of."""
+    """Raise RequestError for a prompt that is empty, or too long to compute one vector of it."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     most = rules.max_model_len if rules.context >= rules.max_model_len else rules.context - 1
@@ -252,15 +259,17 @@ def check_labels(priority: Any, salt: Any) -> tuple[int, str | None]:
 
 
 def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
-    """What a prompt's blocks are cached under, with `--cache-scope`. A client's own salt is printable: it cannot be
-    another key's."""
+    """Return the salt of a prompt's cache blocks under `--cache-scope`.
+
+    A client's own salt is printable, so it cannot equal that of another key.
+    """
     if caller is None or scope == "global" or (scope == "auto" and not caller.has_others):
         return salt
     return f"{caller.name}\0{salt or ''}"
 
 
 def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
-    """Token ids from a client, each within the model's vocabulary."""
+    """Check token ids from a client, each of which must be within the model's vocabulary. Raises RequestError."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         raise RequestError(f"{param} must be a list of token ids.", param)
     if not set(map(type, ids)) <= {int}:
@@ -272,7 +281,7 @@ def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
 
 
 def check_text(text: Any, max_characters: int, param: str) -> str:
-    """A text from a client: valid Unicode, and short enough to be tokenized."""
+    """Check a text from a client: it must be valid Unicode, and short enough to be tokenized. Raises RequestError."""
     if not isinstance(text, str):
         raise RequestError(f"{param} must be a text.", param)
     if len(text) > max_characters:
@@ -288,7 +297,7 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
 
 
 def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tuple[tuple[int, ...], TokenSampling]:
-    """The prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
+    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
@@ -328,7 +337,7 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
 
 
 def _within(value: int, name: str, low: int, high: int) -> int:
-    """Bounds that the server's options or the model set."""
+    """Check a value against bounds that the server's options or the model set. Raises RequestError."""
     if not low <= value <= high:
         raise RequestError(f"{name} must be an integer from {low} to {high}.", name)
     return value

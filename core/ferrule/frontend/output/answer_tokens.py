@@ -8,7 +8,7 @@ from ferrule.types import TokenLogprobs
 
 
 class Token(Struct, frozen=True, gc=False):
-    """One token of an output, and where its text stands in the whole: characters."""
+    """One token of an output, and the start and end of its text in the whole output, in characters."""
 
     id: int
     logprob: TokenLogprobs | None
@@ -17,10 +17,10 @@ class Token(Struct, frozen=True, gc=False):
 
 
 class AnswerTokens:
-    """Leaves out the tokens of thoughts and of the markup around them. Feed it token by token.
+    """A filter that leaves out the tokens of thoughts and of the markup around them, and is given tokens one by one.
 
-    Tokens wait until the reasoning parser says what came of them. Where an answer begins, the tokens that its first
-    text is made of belong to it; what stands before them, such as a closing tag and line breaks, does not.
+    A token waits until the reasoning parser has read its text. At the start of an answer, the tokens of its first text
+    belong to it; tokens before those, such as a closing tag and line breaks, do not.
     """
 
     def __init__(self) -> None:
@@ -28,10 +28,10 @@ class AnswerTokens:
         self._answering = False
 
     def take(self, tokens: list[Token], read: int, thoughts: int, content: int) -> list[Token]:
-        """The tokens of the answer that are known now.
+        """Return the tokens of the answer that are known now.
 
-        `tokens` are new. Of the text the parser has read `read` characters, and gave so many of `thoughts` and
-        `content` for the last ones.
+        `tokens` are new. The parser has read `read` characters of the text, and returned `thoughts` characters of
+        thoughts and `content` characters of the answer for the last ones.
         """
         self._waiting += tokens
         if not thoughts and not content:
@@ -43,13 +43,15 @@ class AnswerTokens:
         return due[first:]
 
     def finish(self) -> list[Token]:
-        """The tokens of the answer among those that nothing came of, such as the one that ends it."""
+        """Return the tokens of the answer among those without text, such as the one that ends it."""
         left, self._waiting = self._waiting, []
         return left if self._answering else []
 
 
 def _first(tokens: list[Token], start: int) -> int:
-    """The place of the first token with text behind `start`, or of those without text directly in front of it."""
+    """Return the index of the first token with text behind `start`, or of the tokens without text directly in front of
+    it.
+    """
     place = len(tokens)
     while place and (tokens[place - 1].end > start or (place < len(tokens) and _silent(tokens[place - 1]))):
         place -= 1
@@ -57,5 +59,5 @@ def _first(tokens: list[Token], start: int) -> int:
 
 
 def _silent(token: Token) -> bool:
-    """A part of a character."""
+    """Return whether a token has no text, as a part of a character."""
     return token.start == token.end

@@ -38,7 +38,7 @@ _logger = log.get("frontend")
 
 
 class Hypothesis(Struct, frozen=True, eq=False):
-    """A beam: tokens behind the prompt, and `total`, the sum of their logprobs."""
+    """A beam: the tokens behind the prompt, and `total`, the sum of their logprobs."""
 
     detokenizer: Detokenizer | None
     stops: StopMatcher | None
@@ -56,9 +56,10 @@ def search_beams(
     readings: Sequence[Reading],
     tasks: set[asyncio.Task[Any]],
 ) -> tuple[list[AsyncIterator[RequestDelta]], Callable[..., None]]:
-    """Start a search for each prompt. Return the deltas of each choice, which `requests` are for; and what cancels all.
+    """Start a search for each prompt. Return a stream of deltas for each choice in `requests`, and a function that
+    cancels all searches.
 
-    `tasks` are the service's, and hold those that run.
+    `tasks` are the service's running tasks, to which the searches are added.
     """
     loop, n = asyncio.get_running_loop(), len(requests) // len(readings)
     searches = [
@@ -82,7 +83,9 @@ def search_beams(
 
 @dataclass
 class _Search:
-    """One prompt's. A step is a one-token request for each beam, whose prompt the prefix cache has but for its end."""
+    """The beam search of one prompt. A step is a one-token request for each beam; the prefix cache has all but the end
+    of its prompt.
+    """
 
     client: EngineClient
     beam: Beam
@@ -94,7 +97,9 @@ class _Search:
     times: RequestTimes | None = None
 
     async def run(self) -> list[RequestDelta]:
-        """The beams, best first, each as a choice's only delta. What fails one of its requests fails all."""
+        """Return the beams, best first, each as a choice's only delta. An error of one of the requests is the result of
+        all.
+        """
         try:
             return [self._delta(beam) for beam in await self._search()]
         except EngineDead:
@@ -122,7 +127,7 @@ class _Search:
         return [beam for _, beam in over]
 
     async def _step(self, beams: Sequence[Hypothesis]) -> list[TokenLogprobs]:
-        """For each beam its most likely next tokens: enough of them even where all stop ids come first."""
+        """Return the most likely next tokens of each beam: enough of them even where all stop ids come first."""
         request, sampling = self.request, self.request.work
         top = max(self.beam.width + len(sampling.stop_token_ids), sampling.logprobs or 0)
         prompt = None if beams[0].ids else sampling.prompt_logprobs
@@ -155,7 +160,7 @@ class _Search:
     def _grow(
         self, beams: Sequence[Hypothesis], nexts: Sequence[TokenLogprobs], length: int
     ) -> tuple[list[Hypothesis], list[Hypothesis]]:
-        """(beams that go on, beams that end), best first. One ends only if it is among the `width` best."""
+        """Return (beams that go on, beams that end), best first. A beam ends only if it is among the `width` best."""
         sampling, width = self.request.work, self.beam.width
         early = length <= sampling.min_tokens
         candidates = [
@@ -204,9 +209,9 @@ class _Search:
 
 
 class BestOf(Outputs):
-    """Of each prompt's choices the `n` with the highest sum of logprobs, best first, once all of them have ended.
+    """The `n` choices of each prompt with the highest sum of logprobs, best first, once all its choices have ended.
 
-    The tokens of the others count as the best one's.
+    The tokens of the other choices count as the best one's.
     """
 
     def __init__(self, stream: OutputStream, checked: Checked) -> None:

@@ -26,7 +26,8 @@ _FAILED = "This request failed on the server."
 
 
 class Choice:
-    """One sequence: takes its deltas in order and makes outputs of them. `number` is its place among its prompt's.
+    """One sequence, which turns its deltas into outputs, in order. `number` is its place among the choices of its
+    prompt.
 
     `param` is the field to blame where the engine finds a request invalid.
     """
@@ -58,23 +59,23 @@ class Choice:
 
     @property
     def called_tools(self) -> bool | None:
-        """Whether the text held a call; None: no tool parser reads it."""
+        """Whether the text contained a call; None when no tool parser reads the text."""
         return self._parse.called
 
     @property
     def done(self) -> bool:
-        """Over for the client; the engine may not know yet."""
+        """Whether the choice is over for the client; the engine may not know yet."""
         return self.finish is not None
 
     def receive(self, delta: RequestDelta) -> None:
-        """Note what the engine has sent, whether or not a client reads it. Once for each delta, in order."""
+        """Count the tokens of a delta, whether or not a client reads them. Call it once for each delta, in order."""
         self.account.received += len(delta.token_ids)
         self.account.cached = max(self.account.cached, delta.cached)
         if delta.finish is not None:
             self.last = delta
 
     def take(self, delta: RequestDelta) -> Output | None:
-        """What a delta brings, or None for one without tokens and without an end."""
+        """Return the output of a delta, or None for a delta without tokens and without an end."""
         if self._prompt_logprobs is not None:
             self._prompt_logprobs += delta.prompt_logprobs
         if not delta.token_ids and delta.finish is None:
@@ -135,13 +136,13 @@ class Choice:
         logprobs: tuple[TokenLogprobs, ...],
         offsets: tuple[int, ...],
     ) -> list[Token]:
-        """The tokens of the answer that are known with one more token."""
+        """Return the tokens of the answer that are known with one more token."""
         ends = (*offsets[1:], self._num_characters)
         found = zip_longest(ids, logprobs, offsets, ends[: len(ids)])
         return tokens.take([Token(*one) for one in found], self._num_parsed, *self._parse.parted)
 
     def fail(self) -> Output:
-        """The last output of a choice whose delta could not be read."""
+        """Return the last output of a choice whose delta could not be read."""
         self.finish = FinishReason.ERROR
         first, self._first = self._first, False
         return Output(index=self.index, first=first, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
@@ -156,16 +157,16 @@ class Choice:
         )
 
     def _matched(self) -> str | None:
-        """The stop string that has ended the answer."""
+        """Return the stop string that has ended the answer, or None."""
         stops = self._stops or self._parse.stops
         return None if stops is None else stops.matched
 
     def _reason(self, delta: RequestDelta) -> int | None:
-        """The stop token's id when the request named it; the end of sequence is not reported."""
+        """Return the stop token's id when the request named it, else None; the end of sequence is not reported."""
         return delta.stop_reason if delta.stop_reason in self._reading.checked.named_stop_ids else None
 
     def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:
-        """(text to show, number of tokens up to a stop string's end, offset of each of them)."""
+        """Return (text to show, number of tokens up to a stop string's end, offset of each token)."""
         ids = delta.token_ids
         if self._detokenizer is None:
             return "", len(ids), ()
@@ -195,12 +196,12 @@ class Choice:
 
 
 def size_of(entries: Sequence[TokenLogprobs]) -> int:
-    """Bytes that logprobs take, about, with what an answer is made of."""
+    """Estimate the bytes that logprobs take, with the parts of an answer that are made of them."""
     return len(entries) * (200 + 200 * len(entries[0].top)) if entries else 0
 
 
 def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
-    """A delta for each token; the last one has the end."""
+    """Yield a delta for each token; the last one has the end."""
     last = len(delta.token_ids) - 1
     for place, token in enumerate(delta.token_ids):
         logprobs = delta.logprobs[place : place + 1]
@@ -211,9 +212,10 @@ def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
 
 
 class OutputStream(Outputs):
-    """The outputs of one request, choices interleaved. Everything is submitted already; `aclose` cancels what is left.
+    """The outputs of one request, choices interleaved. All choices are already submitted; `aclose` cancels those that
+    run.
 
-    With one choice, deltas are read where they are asked for; with several, one task per choice reads them.
+    With one choice, deltas are read when an output is asked for; with several, one task per choice reads them.
     """
 
     def __init__(
@@ -258,7 +260,7 @@ class OutputStream(Outputs):
         self._kept.close()
 
     def score(self, index: int) -> float:
-        """Sum of a choice's logprobs so far."""
+        """Return the sum of a choice's logprobs so far."""
         return self._choices[index].score
 
     async def _next(self) -> tuple[Choice, RequestDelta]:
@@ -281,7 +283,7 @@ class OutputStream(Outputs):
         return arrived
 
     def _take(self, choice: Choice, delta: RequestDelta) -> Output | None:
-        """Read a delta; whatever that raises ends this choice and no other."""
+        """Return the output of a delta; an exception while it is read ends this choice and no other."""
         if choice.done:
             return None
         before = choice.num_tokens
@@ -327,7 +329,7 @@ class OutputStream(Outputs):
         task.add_done_callback(self._tasks.discard)
 
     async def _pump(self, choice: Choice, stream: AsyncIterator[RequestDelta]) -> None:
-        """Read a choice's deltas to the last one. What comes after its end for the client is only counted."""
+        """Read a choice's deltas to the last one. After the choice's end for the client, deltas are only counted."""
         try:
             async for delta in stream:
                 choice.receive(delta)
@@ -342,7 +344,9 @@ class OutputStream(Outputs):
                 self._settle(choice)
 
     def _let_go(self) -> None:
-        """Nobody reads any more: each task that waits for room gets it, and puts nothing after that."""
+        """Release the tasks that wait for room in the queue, as nobody reads it any more; they put nothing more into
+        it.
+        """
         while not self._arrived.empty():
             self._arrived.get_nowait()
 
@@ -351,7 +355,9 @@ class OutputStream(Outputs):
         self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, choice.last)
 
     def _abort(self) -> None:
-        """Cancel what runs, and leave the queue. Accounts are settled with the engine's last word, if one comes."""
+        """Cancel the choices that run, and leave the queue. Accounts are settled with the engine's last delta, if one
+        comes.
+        """
         if self._closed:
             return
         self._closed = True

@@ -37,7 +37,7 @@ ToolParsers = Callable[[Sequence[dict[str, Any]]], ToolParser]
 
 @dataclass(frozen=True)
 class Parsers:
-    """How to make the parsers of a choice, None for none, and what logs call them."""
+    """Factories of a choice's parsers, None for no parser, and the parsers' names in logs."""
 
     reasoning: Callable[[], ReasoningParser] | None = None
     tools: ToolParsers | None = None
@@ -51,11 +51,11 @@ def enforces(choice: str | dict[str, Any] | None) -> bool:
 
 
 class ParseChain:
-    """The parsers of one choice, begun. `tools` are the request's; without tools the tool parser does not run.
+    """The parsers of one choice, ready to read. `tools` are the request's; without tools the tool parser does not run.
 
-    `constraint` is what `tool_choice` demands of the calls, None for nothing. `stops` end the answer, where a reasoning
-    parser knows what of the text that is. What a parser raises is logged with
-    its title, and is a RequestFailed here and in `feed` and `finish`.
+    `constraint` is the form of calls that `tool_choice` demands, None for no demand. `stops` are the stop strings that
+    end the answer and not the thoughts. An exception of a parser is logged with the parser's title, and raised as
+    RequestFailed here and in `feed` and `finish`.
     """
 
     __slots__ = (
@@ -89,7 +89,7 @@ class ParseChain:
     def _begin(
         self, make: ToolParsers | None, tools: Sequence[dict[str, Any]], context: ChoiceContext
     ) -> tuple[ReasoningParser | None, ToolParser | None, GrammarSpec | None]:
-        """Make both parsers. A call may end thoughts, so each of them is told how the other one's part is written."""
+        """Make both parsers. A call may end thoughts, so each parser is told the tags of the other."""
         reasoning, parser, constraint = None, None, None
         if make is not None:
             with self._tools_fault("begin"):
@@ -110,7 +110,7 @@ class ParseChain:
         return reasoning, parser, constraint
 
     def feed(self, text: str, token_ids: tuple[int, ...] = (), may_stop: bool = True) -> tuple[Event, ...]:
-        """Events of new text and the ids that it came from; `may_stop`: stop strings in it count."""
+        """Return the events of new text and its ids; with `may_stop`, stop strings in the text count."""
         if self.reasoning is None and self.tools is None:
             return (Content(text),) if text else ()
         events: Iterable[Event] = (Content(text),)
@@ -122,7 +122,7 @@ class ParseChain:
         return join_events(self._read_calls(list(events), token_ids))
 
     def finish(self) -> tuple[Event, ...]:
-        """Events of what the parsers held back."""
+        """Return the events of the text that the parsers held back."""
         if self.reasoning is None and self.tools is None:
             return ()
         rest: list[Event] = []
@@ -141,11 +141,11 @@ class ParseChain:
 
     @property
     def stopped(self) -> bool:
-        """Whether one of the stop strings has ended the answer. Nothing but the end is to follow."""
+        """Whether one of the stop strings has ended the answer, so that only its end is still to come."""
         return self.stops is not None and self.stops.matched is not None
 
     def _stop(self, events: Iterable[Event]) -> list[Event]:
-        """What comes before a stop string in the text that is not thoughts."""
+        """Return the events before a stop string in the text that is not thoughts."""
         if self.stops is None:
             return list(events)
         kept: list[Event] = []
@@ -193,7 +193,7 @@ def _begun(make: ToolParsers, tools: Sequence[dict[str, Any]], context: ChoiceCo
 
 
 def _checked(events: Iterable[Event]) -> list[Event]:
-    """What a parser returned. Raises TypeError where it is something else than events."""
+    """Return the events that a parser returned. Raises TypeError where one is not an event."""
     found = list(events)
     for event in found:
         if not isinstance(event, Event):
@@ -202,14 +202,17 @@ def _checked(events: Iterable[Event]) -> list[Event]:
 
 
 def join_events(events: Iterable[Event]) -> tuple[Event, ...]:
-    """Return as few events as say the same, without empty texts, and with nothing that no answer can hold."""
+    """Return the fewest events with the same meaning, without empty texts, and with characters that an answer can
+    hold.
+    """
     kept = (event for event in events if not isinstance(event, Content | Reasoning) or event.text)
     return tuple(map(_encodable, join(kept)))
 
 
 def _encodable(event: Event) -> Event:
-    """The event with U+FFFD for surrogates without a partner, which a parser may make of JSON escapes: no answer can
-    hold them."""
+    """Return the event with U+FFFD in place of lone surrogates, which a parser may make of JSON escapes and no answer
+    can hold.
+    """
     match event:
         case Content(text) | Reasoning(text):
             return event if _sound(text) else type(event)(_mended(text))

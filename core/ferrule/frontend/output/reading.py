@@ -27,7 +27,9 @@ _STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": 
 
 
 class Reading(Struct, frozen=True, kw_only=True):
-    """How the choices of one prompt are constrained and read. Each has a chain, and copies detokenizer and `stops`."""
+    """The constraint of the choices of one prompt, and the way in which they are read. Each choice has a chain of its
+    own, and copies of `detokenizer` and `stops`.
+    """
 
     checked: Checked
     chains: tuple[ParseChain, ...]
@@ -40,7 +42,9 @@ class Reading(Struct, frozen=True, kw_only=True):
 
 
 class OutputReader:
-    """Decides how outputs are read, with the parsers and the tokenizer of the server. `tokenizer` None: ids only."""
+    """A maker of readings, with the parsers and the tokenizer of the server. Without a `tokenizer`, outputs are ids
+    only.
+    """
 
     def __init__(self, parsers: Parsers, tokenizer: Tokenizer | None) -> None:
         self.parsers = parsers
@@ -50,8 +54,9 @@ class OutputReader:
     def reading(self, request: Generate, asked: Prompt | ChatPrompt, prompt: Prepared, checked: Checked) -> Reading:
         """Decide how the choices of one of the request's prompts, `asked`, are constrained and read.
 
-        The text of a raw request is not parsed: its parsers only say where thoughts end, if it demands something of
-        what follows. Raises RequestError for a constraint or a limit that cannot be kept, or that excludes another.
+        The text of a raw request is not parsed: its parsers only find the end of the thoughts, if the request demands
+        something of the text behind them. Raises RequestError for a constraint or a limit that cannot be kept, or that
+        excludes another.
         """
         raw, reasons = request.raw, self.parsers.reasoning is not None
         demands = not raw or _form_of(request) is not None or request.params.thinking_token_budget is not None
@@ -102,7 +107,7 @@ class OutputReader:
     def constraint(
         self, request: Generate, chain: ParseChain, context: ChoiceContext
     ) -> tuple[GrammarSpec | None, str]:
-        """Join what the request demands of its output, with the thoughts in front, and name the field that demands it.
+        """Join the request's demands on its output, with the thoughts in front, and name the field that demands them.
 
         Raises RequestError for demands that exclude each other, or that cannot be enforced.
         """
@@ -154,7 +159,7 @@ class OutputReader:
         )
 
     def _detokenizer(self, prompt: Prepared, checked: Checked, chain: ParseChain) -> Detokenizer | None:
-        """Open a detokenizer that leaves in the text which special tokens the parsers read."""
+        """Open a detokenizer that leaves in the text the special tokens that the parsers read."""
         if self._tokenizer is None or not checked.detokenize:
             return None
         return open_detokenizer(
@@ -166,7 +171,9 @@ class OutputReader:
         )
 
     def _check_strict(self, request: Generate, context: ChoiceContext) -> None:
-        """Raise RequestError that names the function because of which strict functions are not enforced."""
+        """Raise RequestError that names the function whose calls cannot be enforced, where strict functions are asked
+        for.
+        """
         tools = request.tools or ()
         if not any((tool.get("function") or {}).get("strict") for tool in tools) or not self.enforces_strict():
             return
@@ -188,5 +195,7 @@ class OutputReader:
 
 
 def _form_of(request: Generate) -> GrammarSpec | None:
-    """Return the format of the output that is asked for; offline callers state it with the sampling parameters."""
+    """Return the format of the output that the request asks for; offline callers put it into the sampling
+    parameters.
+    """
     return request.grammar or request.params.grammar

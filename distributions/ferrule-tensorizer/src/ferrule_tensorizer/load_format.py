@@ -102,11 +102,7 @@ class Tensorizer(WeightSource, WritesWeights):
 
     @classmethod
     def write(
-        cls,
-        folder: Path,
-        forms: Mapping[str, torch.Tensor],
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        options: Mapping[str, Any],
+        cls, into: Path, forms: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]], **options: Any
     ) -> Mapping[str, Any]:
         """Write one file, encrypted where `encryption_keyfile` names a file: one that is missing gets a new key."""
         from ferrule_tensorizer.write import supported, write_each
@@ -116,7 +112,7 @@ class Tensorizer(WeightSource, WritesWeights):
         for name, form in forms.items():
             if not supported(form):
                 raise ConfigError(f"--format tensorizer: {name} is of {form.dtype}, which the format does not have.")
-        write_each(folder / SINGLE, tensors, forms, None if key is None else key.value)
+        write_each(into / SINGLE, tensors, forms, None if key is None else key.value)
         if key is None:
             return {}
         key.save()
@@ -128,7 +124,7 @@ def _is_of_vllm(file: Path) -> bool:
 
 
 def _state(folder: Path | None, model: Model, names: Sequence[str]) -> WorkerState | None:
-    """What makes a checkpoint's tensors of those of vLLM's worker, for a native implementation.
+    """Return the mapping from the tensors of vLLM's worker to a checkpoint's, for a native implementation; else None.
 
     Raises CheckpointError for a quantized model.
     """
@@ -144,7 +140,9 @@ def _state(folder: Path | None, model: Model, names: Sequence[str]) -> WorkerSta
 
 
 def _plain(name: str) -> str:
-    """Parameters of the model itself, and of no part of it, have a dot in front."""
+    """Return a name without the dot in front that parameters of the model itself, and not of one of its modules,
+    have.
+    """
     return name.removeprefix(".")
 
 
@@ -153,7 +151,7 @@ def _is_derived(entry: Entry) -> bool:
 
 
 def _file(folder: Path | None, settings: _Settings) -> Path:
-    """The file on this machine; one of a store is downloaded. Raises CheckpointError."""
+    """Return the path of the file on this machine; a file in a store is downloaded. Raises CheckpointError."""
     if settings.place is not None:
         return _local(settings.place, settings.access)
     found = [] if folder is None else [file for file in sorted(folder.glob(f"*{_ENDING}")) if file.is_file()]
@@ -193,7 +191,10 @@ def _local(place: str, access: Access) -> Path:
 
 
 def _settings(options: Mapping[str, Any]) -> _Settings:
-    """Raises ConfigError for an unknown name or value; values that may be secret are not repeated."""
+    """Return the settings in the options.
+
+    Raises ConfigError for an unknown name or value; the message does not repeat values that may be secret.
+    """
     own = known_options(options, *_NAMES, _OUTER)
     nested = own.pop(_OUTER, {})
     if not isinstance(nested, Mapping):

@@ -51,7 +51,7 @@ def _usage(name: str, positional: str | None = None) -> Usage:
 
 
 def _told(parsed: Parsed | None) -> Parsed | None:
-    """Options without effect are named before anything is measured."""
+    """Print the notices about options without effect, before anything is measured; return `parsed`."""
     for notice in parsed.notices if parsed is not None else ():
         print(notice, file=sys.stderr)
     return parsed
@@ -66,7 +66,9 @@ def _serve(argv: Sequence[str], plugins: Plugins) -> int:
 
 
 def _startup(argv: Sequence[str], plugins: Plugins) -> int:
-    """Options of the benchmark come first; options after ``--`` are passed to `ferrule serve`."""
+    """Run the start-up benchmark: the benchmark's options come first, those after ``--`` are passed to `ferrule
+    serve`.
+    """
     from ferrule_plugins.command.bench.startup import StartupBench, run
 
     words = list(argv)

@@ -12,7 +12,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def percentile(values: Sequence[float], q: float) -> float:
-    """Linear interpolation between order statistics; 0.0 of nothing."""
+    """Return a percentile by linear interpolation between order statistics; 0.0 for no values."""
     if not values:
         return 0.0
     ordered = sorted(values)
@@ -23,7 +23,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def summary(name: str, seconds: Sequence[float], percentiles: Sequence[float] = PERCENTILES) -> dict[str, float]:
-    """Mean, median and percentiles in milliseconds, under `name`."""
+    """Return mean, median and percentiles in milliseconds, under `name`."""
     mean = sum(seconds) / len(seconds) if seconds else 0.0
     found = {f"mean_{name}_ms": round(mean * 1e3, 3), f"median_{name}_ms": round(percentile(seconds, 50) * 1e3, 3)}
     found.update({f"p{q:g}_{name}_ms": round(percentile(seconds, q) * 1e3, 3) for q in percentiles})
@@ -31,7 +31,7 @@ def summary(name: str, seconds: Sequence[float], percentiles: Sequence[float] = 
 
 
 def report(title: str, figures: Mapping[str, Any], path: str | None, kept: Mapping[str, Any] | None = None) -> None:
-    """Print a table; when a path is given, write it, or what is `kept` instead, as JSON."""
+    """Print a table of figures; when a path is given, write them there as JSON, or `kept` in their place."""
     print(f"\n{title}")
     width = max(map(len, figures))
     for name, value in figures.items():
@@ -44,9 +44,10 @@ def report(title: str, figures: Mapping[str, Any], path: str | None, kept: Mappi
 def random_prompts(
     count: int, length: int, shared: int, ids: tuple[int, int], seed: int, spread: float = 0.0
 ) -> list[list[int]]:
-    """Token-id prompts that share their first `shared` ids, drawn from the half-open range `ids`.
+    """Return prompts of token ids that share their first `shared` ids, drawn from the half-open range `ids`.
 
-    They are of `length`; with `spread` what stands behind the shared ids is longer or shorter by up to that part.
+    Each prompt has `length` ids; with `spread`, the ids behind the shared ones are more or fewer by up to that
+    fraction.
     """
     rng = random.Random(seed)
     prefix = [rng.randrange(*ids) for _ in range(min(shared, length))]
@@ -55,6 +56,6 @@ def random_prompts(
 
 
 def varied(rng: random.Random, length: int, spread: float) -> int:
-    """A length that differs from `length` by up to the part `spread` of it; at least 1 when `length` is."""
+    """Return a random length that differs from `length` by up to the fraction `spread`; at least 1 when `length` is."""
     low, high = int(length * (1 - spread)), int(length * (1 + spread))
     return max(min(length, 1), rng.randint(low, high)) if spread else length

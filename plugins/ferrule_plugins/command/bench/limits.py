@@ -30,7 +30,9 @@ _HEADS = ("lm_head.weight", "embed_out.weight")
 
 @dataclass(frozen=True)
 class Limits:
-    """Per second: bytes, and operations in bfloat16 and int8. 0.0 where it cannot be measured."""
+    """The machine's limits per second: bytes read, and operations in bfloat16 and int8; 0.0 for a limit that is not
+    known.
+    """
 
     threads: int = 0
     read_bytes: float = 0.0
@@ -49,9 +51,10 @@ class Limits:
 
 @dataclass(frozen=True)
 class Cost:
-    """`body` and `head` count weights: those of each token, and those of a token that is sampled.
+    """The cost of a model's tokens; 0 stands for a number that is not known.
 
-    `step_bytes` are read by every decode step, `token_bytes` more for each token in the cache. 0: not known.
+    `body` counts the weights that every token is multiplied by, `head` those that only a sampled token is multiplied
+    by. A decode step reads `step_bytes`, and `token_bytes` more for each token in the cache.
     """
 
     body: int = 0
@@ -60,7 +63,7 @@ class Cost:
     token_bytes: int = 0
 
     def operations(self, tokens: float, sampled: float) -> float:
-        """Of products with weights; attention is left out."""
+        """Return the number of operations in products with weights; attention is left out."""
         return 2.0 * (tokens * self.body + sampled * self.head)
 
     def decode_bytes(self, rows: float, context: float) -> float:
@@ -68,7 +71,9 @@ class Cost:
 
 
 def measure() -> Limits:
-    """About two seconds. Zeros, and a line that says why, where there are no kernels."""
+    """Measure this machine's limits, which takes about two seconds. Without kernels, print the reason and return
+    zeros.
+    """
     command = [sys.executable, "-m", "ferrule_kernels.cpu.machine"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
     if done.returncode:
@@ -83,9 +88,10 @@ def measure() -> Limits:
 
 
 def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
-    """What a checkpoint's tokens cost; `info` knows better how its weights and its cache are kept.
+    """Return the cost of a checkpoint's tokens; `info` overrides the guesses about the types of its weights and its
+    cache.
 
-    Of a model that is not a local folder with safetensors, only what `info` says is known.
+    For a model that is not a local folder with safetensors, only the numbers in `info` are known.
     """
     cost, table, width = Cost(), 0, _WIDTHS.get(info.dtype if info else "", 2)
     try:
@@ -103,7 +109,9 @@ def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
 
 
 def _of_files(folder: Path, width: int) -> tuple[Cost, int]:
-    """And how many bytes the embedding's table takes in memory, where a float takes `width`."""
+    """Return the cost read from a checkpoint's files, and the size of the embedding's table in memory, in bytes, where
+    a float takes `width` bytes.
+    """
     config = checkpoint.read(folder)
     files = weight_files(folder, ".safetensors", "model.safetensors")
     tensors = {name: entry for file in files for name, entry in shapes(file).items()}
@@ -126,7 +134,7 @@ def _of_files(folder: Path, width: int) -> tuple[Cost, int]:
 
 
 def decoded(limits: Limits, cost: Cost, rows: float, context: float, seconds: float) -> dict[str, float]:
-    """Figures of decode steps that take so long, with so many rows of `context` tokens each."""
+    """Return figures of decode steps that take `seconds` each, with `rows` rows of `context` tokens each."""
     if not cost.step_bytes or not seconds:
         return {}
     rate = cost.decode_bytes(rows, context) / seconds
@@ -134,7 +142,7 @@ def decoded(limits: Limits, cost: Cost, rows: float, context: float, seconds: fl
 
 
 def computed(name: str, limits: Limits, cost: Cost, work: tuple[float, float], seconds: float) -> dict[str, float]:
-    """Figures of computing, under `name`: `work` is tokens, and how many of them were sampled."""
+    """Return figures of computing, under `name`: `work` is the number of tokens, and how many of them were sampled."""
     if not cost.body or not seconds:
         return {}
     rate = cost.operations(*work) / seconds
@@ -146,5 +154,5 @@ def _share(name: str, rate: float, limit: float) -> dict[str, float]:
 
 
 def here(url: str) -> bool:
-    """Whether a server's address is this machine's."""
+    """Return whether a server's address is this machine's."""
     return urlsplit(url).hostname in ("127.0.0.1", "localhost", "::1")

@@ -22,7 +22,7 @@ from ferrule_plugins.command.http_client import DONE, events, open_session
 
 @dataclass
 class Record:
-    """What one request saw. Times are perf_counter seconds."""
+    """The course of one request. Times are perf_counter seconds."""
 
     start: float
     chunks: list[float] = field(default_factory=list)
@@ -44,7 +44,10 @@ class Record:
 
 
 def run(options: ServeBench) -> int:
-    """Returns 1 when a request failed. Limits are shown of a server on this machine. Raises ConfigError."""
+    """Run the benchmark and print its figures, with the machine's limits for a server on this machine.
+
+    Returns 1 when a request failed. Raises ConfigError, StartupError.
+    """
     options.check()
     base = (options.base_url or f"http://{options.host}:{options.port}").rstrip("/").removesuffix("/v1")
     machine = limits.measure() if limits.here(base) else None
@@ -65,7 +68,7 @@ def run(options: ServeBench) -> int:
 
 
 def _renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
-    """Figures under the names that scripts for the documented `bench serve` read."""
+    """Return figures under the names that scripts for the documented `bench serve` read."""
     names = {"duration_s": "duration", "prompt_tokens": "total_input_tokens", "output_tokens": "total_output_tokens"}
     return {new: figures[ours] for ours, new in names.items()}
 
@@ -83,7 +86,9 @@ async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, d
 
 
 async def _card(session: aiohttp.ClientSession, base: str, model: str | None) -> dict[str, Any]:
-    """What the server says of the model, or of its first; of one that it does not list, the name."""
+    """Return the server's description of a model, by default of its first; only the name for a model that it does not
+    list.
+    """
     async with session.get(f"{base}/v1/models") as response:
         response.raise_for_status()
         cards: list[dict[str, Any]] = (await response.json())["data"]
@@ -152,7 +157,7 @@ def figures_of(
     shown: Sequence[str] = METRICS,
     percentiles: Sequence[float] = PERCENTILES,
 ) -> dict[str, Any]:
-    """Latencies are those of completed requests; rates count their tokens over the whole duration (seconds)."""
+    """Return latencies of the completed requests, and rates of their tokens over the whole duration (seconds)."""
     done = [r for r in records if r.error is None and r.chunks]
     outputs = sum(r.output_tokens for r in done)
     prompts = sum(r.prompt_tokens for r in done)
@@ -182,7 +187,7 @@ def figures_of(
 
 
 def goodput(records: Sequence[Record], duration: float, goals: Mapping[str, float]) -> float:
-    """Completed requests per second of which no time exceeds its goal (milliseconds).
+    """Return the number of completed requests per second of which no time exceeds its goal (milliseconds).
 
     Source: DistServe, arXiv:2401.09670.
     """
@@ -192,7 +197,9 @@ def goodput(records: Sequence[Record], duration: float, goals: Mapping[str, floa
 
 
 def near(machine: limits.Limits, cost: limits.Cost, records: list[Record], duration: float) -> dict[str, float]:
-    """How near the run came to the machine's limits: decoding by the median step, computing over the whole duration."""
+    """Return how near the run came to the machine's limits: decoding by the median step, computing over the whole
+    duration.
+    """
     done = [r for r in records if r.error is None and r.chunks]
     gaps = [b - a for r in done for a, b in zip(r.chunks, r.chunks[1:], strict=False)]
     found: dict[str, float] = {}

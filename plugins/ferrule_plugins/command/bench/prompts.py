@@ -41,11 +41,11 @@ class Sample:
 
 
 class _Refused(StartupError):
-    """The server refused a text."""
+    """An error for a text that the server refused."""
 
 
 class Prompts:
-    """Makes the bodies of all requests, warm-ups included."""
+    """A source of the bodies of all requests, warm-ups included."""
 
     def __init__(self, session: aiohttp.ClientSession, base: str, model: str, options: ServeBench) -> None:
         self._session = session
@@ -56,7 +56,10 @@ class Prompts:
         self._refusal = ""  # of the last text that the server did not take
 
     async def bodies(self) -> list[dict[str, Any]]:
-        """Bodies of requests, warm-ups first. Raises ConfigError for a file that has no such prompts, StartupError."""
+        """Return the bodies of all requests, warm-ups first.
+
+        Raises ConfigError for a file without usable prompts, and StartupError.
+        """
         options = self._options
         read = {"random": self._random, "sharegpt": self._sharegpt, "custom": self._custom}[options.dataset_name]
         samples = await read()
@@ -73,7 +76,7 @@ class Prompts:
         return [await self._body(sample) for sample in samples]
 
     async def _body(self, sample: Sample) -> dict[str, Any]:
-        """Chat takes no token ids: the server says what text they are."""
+        """Return the body of a request. Chat takes no token ids, so the server is asked for their text."""
         prompt: Any = sample.prompt
         given: dict[str, Any] = {"prompt": prompt}
         if self._options.chats:
@@ -103,9 +106,10 @@ class Prompts:
         return [Sample(prompt, varied(rng, options.random_output_len, spread)) for prompt in prompts]
 
     async def _sharegpt(self) -> list[Sample]:
-        """The first turn of each conversation is the prompt; the answer is as long as the second.
+        """Return one sample for each conversation: its first turn is the prompt, the length of its second that of the
+        answer.
 
-        A text that the server does not take is too long for its model, and the conversation is left out.
+        A conversation with a text that the server refuses as too long for its model is left out.
         """
         wanted, found = self._options.sharegpt_output_len, list[Sample]()
         for prompt, answer in self._shuffled(conversations(self._options.dataset_path)):
@@ -123,7 +127,7 @@ class Prompts:
         return found
 
     async def _custom(self) -> list[Sample]:
-        """Each row is a message, in the model's chat template unless that is switched off."""
+        """Return one sample for each row: a message, in the model's chat template unless that is switched off."""
         options, found = self._options, list[Sample]()
         for text in self._shuffled(rows(options.dataset_path))[: self._count]:
             prompt: str | list[int] = text
@@ -143,7 +147,7 @@ class Prompts:
 
 
 def conversations(path: str) -> Iterator[tuple[str, str]]:
-    """The first two turns of each conversation in a ShareGPT file; shorter ones are left out. Raises ConfigError.
+    """Yield the first two turns of each conversation in a ShareGPT file; shorter ones are left out. Raises ConfigError.
 
     The file is a JSON list of {"conversations": [{"from": …, "value": …}, …]}.
     """
@@ -165,7 +169,7 @@ def conversations(path: str) -> Iterator[tuple[str, str]]:
 
 
 def rows(path: str) -> Iterator[str]:
-    """The prompts of a JSONL file with {"prompt": "…"} in each line. Raises ConfigError."""
+    """Yield the prompts of a JSONL file with {"prompt": "…"} in each line. Raises ConfigError."""
     for number, line in enumerate(_text(path).splitlines(), start=1):
         if line.strip():
             row = _parsed(f"{path}, line {number}", line)

@@ -101,7 +101,7 @@ class ServeBench:
     disable_tqdm: bool = opt(False, "Do not show a progress bar.", inert="there is none")
 
     def check(self) -> None:
-        """Raises ConfigError."""
+        """Raise ConfigError for a value, or a combination of options, that cannot be used."""
         if unknown := [name for name in self.shown if name not in METRICS]:
             raise ConfigError(f"--percentile-metrics: {unknown[0]!r} is none of {', '.join(METRICS)}.")
         if not self.percentiles or not all(0 <= q <= 100 for q in self.percentiles):
@@ -126,7 +126,7 @@ class ServeBench:
 
     @property
     def goals(self) -> dict[str, float]:
-        """Milliseconds by name. Raises ConfigError."""
+        """The largest allowed time in milliseconds, by name. Raises ConfigError."""
         found = {}
         for word in self.goodput:
             name, _, value = word.partition(":")
@@ -156,7 +156,7 @@ class ServeBench:
 
     @property
     def percentiles(self) -> tuple[float, ...]:
-        """Empty when one is not a number."""
+        """The percentiles to show; empty when one of the words is not a number."""
         try:
             return tuple(float(number) for number in self.metric_percentiles.split(","))
         except ValueError:
@@ -169,7 +169,7 @@ class ServeBench:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """Of each request, beside the model, the prompt and its length."""
+        """The fields of every request, beside the model, the prompt and its length."""
         return {
             "temperature": self.temperature,
             "ignore_eos": self.ignore_eos,
@@ -179,7 +179,7 @@ class ServeBench:
         }
 
     def told(self, model: str) -> dict[str, Any]:
-        """What was asked for, under the names that scripts look for."""
+        """Return the options of the run, under the names that scripts look for."""
         return {
             "date": datetime.now().strftime("%Y%m%d-%H%M%S"),
             "backend": self.backend,
@@ -192,7 +192,7 @@ class ServeBench:
         }
 
     def file(self, model: str) -> str | None:
-        """Where the figures go."""
+        """Return the path to which the figures are written, or None. Makes the folder of a saved result."""
         if not self.save_result:
             return self.output_json
         folder = Path(self.result_dir)
@@ -205,7 +205,7 @@ class ServeBench:
 
 
 def _pairs(option: str, words: tuple[str, ...]) -> dict[str, str]:
-    """NAME=VALUE. Raises ConfigError."""
+    """Return the values of NAME=VALUE words by name. Raises ConfigError."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")

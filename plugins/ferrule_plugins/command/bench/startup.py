@@ -78,7 +78,8 @@ def _once(serve: list[str], timeout: float) -> dict[str, float]:
 async def _ask(server: subprocess.Popen[bytes], port: int, start: float, timeout: float) -> tuple[float, list[Record]]:
     """Wait until the server is healthy, and send the same request several times, one after the other.
 
-    Returns when it was healthy. Raises SystemExit for a server that is not healthy in time, or that fails a request.
+    Returns the time at which the server was healthy. Raises SystemExit for a server that is not healthy in time, or
+    that fails a request.
     """
     asked = {"prompt": "Hello", "max_tokens": _TOKENS, "ignore_eos": True, "temperature": 0, "stream": True}
     url = f"http://127.0.0.1:{port}"
@@ -106,7 +107,9 @@ async def _is_healthy(session: aiohttp.ClientSession, url: str) -> bool:
 
 
 def _tree_rss(pid: int) -> float:
-    """Peak resident MiB of a process and its children, where /proc tells; 0.0 elsewhere."""
+    """Return the peak resident memory of a process and its children in MiB, read from /proc; 0.0 where there is no
+    /proc.
+    """
     kib = 0
     for process in [pid, *_children(pid)]:
         try:

@@ -40,7 +40,7 @@ _SAID: Mapping[str, Mapping[str, Any]] = {"model": {"doc": "Folder or hub id of 
 
 @dataclass(frozen=True, kw_only=True)
 class ModelsOptions:
-    """How it is shown."""
+    """Options of `ferrule models`."""
 
     json: bool = opt(False, "Print JSON.", common=True)
 

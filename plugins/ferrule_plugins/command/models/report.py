@@ -30,7 +30,7 @@ _GIB = 2**30
 
 @dataclass
 class Report:
-    """One model. `refusal` is why it would not run here; what is unknown is None or empty."""
+    """A description of one model. `refusal` is why it would not run here; an unknown value is None or empty."""
 
     model: str
     architecture: str = ""
@@ -67,7 +67,9 @@ def list_architectures(plugins: Plugins, *, as_json: bool) -> int:
 
 
 def show(config: Resolved, plugins: Plugins, *, as_json: bool) -> int:
-    """Print one model's block. 1 where it would not run. Raises StartupError for a model that is not there."""
+    """Print the description of one model. Returns 1 where it would not run. Raises StartupError for a model that is not
+    found.
+    """
     named = config.model.model
     folder = str(find_settings(config, plugins))
     changed = replace(config.model, model=folder)
@@ -82,7 +84,9 @@ def show(config: Resolved, plugins: Plugins, *, as_json: bool) -> int:
 
 
 def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
-    """What would become of the model in a folder with its config.json. Raises StartupError for one that has none."""
+    """Describe how the model in a folder would be run, from its config.json. Raises StartupError for a folder without
+    one.
+    """
     from ferrule import checkpoint
 
     report = Report(named)
@@ -145,9 +149,9 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
 
 
 def _packed_less(part: nn.Module) -> int:
-    """Bytes by which a layer that a checkpoint has quantized is smaller once it is packed, where that is known.
+    """Return the bytes by which packing shrinks a layer that a checkpoint has quantized; 0 where that is not known.
 
-    Those of a tied embedding, too, whose rows are then read from the head.
+    The bytes of a tied embedding count too, whose rows are then read from the head.
     """
     scheme = getattr(part, "scheme", None)
     form = getattr(scheme, "form", None)
@@ -161,7 +165,7 @@ def _packed_less(part: nn.Module) -> int:
 
 
 def _saved(module: nn.Module, method: QuantizationMethod) -> int:
-    """Bytes that quantization takes off the layers that it has schemes for."""
+    """Return the bytes that quantization saves in the layers that it has schemes for."""
     saved = 0
     seen: set[int] = set()
     table = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}

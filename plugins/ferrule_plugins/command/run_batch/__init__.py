@@ -16,7 +16,9 @@ class RunBatch(Command):
     summary = "Run a file of requests in the format of OpenAI's Batch API."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 0 when every row has its result, 1 when the engine died, 130 when it was stopped."""
+        """Run a batch. Returns 0 when every row has its result, 1 when the engine died, 130 when the run was
+        stopped.
+        """
         from ferrule_plugins.command.run_batch import options
 
         usage = Usage("ferrule run-batch", self.summary, "model")

@@ -22,14 +22,19 @@ _logger = log.get("batch")
 
 @dataclass(frozen=True)
 class Asker:
-    """How rows are answered. `alive` is asked after a failure of the server's."""
+    """The application's side of a batch: `ask` answers a row, `alive` tells after an error of the server whether the
+    engine still runs.
+    """
 
     ask: Callable[[str, bytes], Awaitable[AppResponse]]
     alive: Callable[[], bool]
 
 
 class Drive:
-    """One run. `stopping` ends the feeding; what runs then gets `grace` seconds, or until `insisted`."""
+    """One run: requests in flight, and a writer of their results.
+
+    `stopping` ends the sending of rows; the requests that run then get `grace` seconds, or until `insisted`.
+    """
 
     def __init__(self, asker: Asker, journal: Journal, progress: Progress, window: int) -> None:
         self.stopping = asyncio.Event()
@@ -45,7 +50,7 @@ class Drive:
     async def run(self, rows: Iterator[Row | Bad], grace: float) -> None:
         """Return when all rows are done, or when the run was stopped. Raises EngineDead, StartupError.
 
-        Whatever ends it, the results that were there are in the journal.
+        However the run ends, the results that had come are in the journal.
         """
         feeding = asyncio.create_task(self._feed(rows))
         writing = asyncio.create_task(self._write())
@@ -90,7 +95,11 @@ class Drive:
         self._results.put_nowait(Record(row.number, answer.status, answered(row, answer)))
 
     async def _answer(self, row: Row) -> AppResponse:
-        """The answer that stays: a full queue is waited for as long as others get theirs."""
+        """Return the final answer of a row: a row that a full queue turns away is sent again, as long as others are
+        answered.
+
+        Raises EngineDead.
+        """
         tries = 0
         while True:
             before = self._answered
@@ -104,7 +113,9 @@ class Drive:
             tries += self._answered == before
 
     async def _write(self) -> None:
-        """Group commit: what has come while the disk was busy is one write. A None in the queue ends it."""
+        """Write results in groups: those that came while the disk was busy are one write. A None in the queue ends the
+        writing.
+        """
         going = True
         while going:
             group = [await self._results.get()]
@@ -121,7 +132,7 @@ class Drive:
 
 
 def _raise_first(task: asyncio.Task[None]) -> None:
-    """What a task ended with; of a group of errors, the first."""
+    """Raise the exception that a task ended with, if any; of a group of exceptions, the first."""
     error = task.exception()
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

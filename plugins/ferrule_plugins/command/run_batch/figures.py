@@ -20,7 +20,7 @@ _NOT_HERE += b'"param":null,"code":404}}'
 
 @asynccontextmanager
 async def figures(app: App, listener: socket.socket | None) -> AsyncIterator[None]:
-    """Serve them for the length of a block; nothing without a listener."""
+    """Serve the metrics and the health while the block runs; without a listener, serve nothing."""
     if listener is None:
         yield
         return
@@ -44,7 +44,9 @@ async def figures(app: App, listener: socket.socket | None) -> AsyncIterator[Non
 
 
 def _only_figures(app: App) -> App:
-    """No request comes in this way: a batch asks for no key."""
+    """Restrict an application to metrics, health and version: a batch checks no API key, so it must take no other
+    request.
+    """
 
     async def chosen(scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] == "http" and scope["path"] in _OPEN and scope["method"] in {"GET", "HEAD"}:
@@ -58,7 +60,7 @@ def _only_figures(app: App) -> App:
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server without its signal handlers."""
+    """A uvicorn server without its signal handlers."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -17,10 +17,10 @@ from ferrule_plugins.command.run_batch.transfer import download, is_url, shown, 
 
 
 class Target:
-    """The output. What is found under its name is either the former file or the whole new one."""
+    """The output. A file under its name is always either the former file or the whole new one."""
 
     def __init__(self, where: str, tmp_dir: str | None) -> None:
-        """Raises StartupError when results could not be put there."""
+        """Check that results can be written to `where`. Raises StartupError."""
         self._where = where
         self._url = is_url(where)
         self.shown = shown(where) if self._url else where
@@ -48,11 +48,13 @@ class Target:
             )
 
     def is_file(self, file: BinaryIO) -> bool:
-        """Whether it is the file that is open there."""
+        """Return whether the open file is the one that the output would replace."""
         return not self._url and self._path.exists() and os.path.samestat(os.fstat(file.fileno()), self._path.stat())
 
     def publish(self, journal: Journal) -> None:
-        """Put all results there, in the order of the input. Raises StartupError; the journal is left alone."""
+        """Write all results to the output, in the order of the input. Raises StartupError; the journal is left
+        alone.
+        """
         if self._url:
             with _unnamed(self.folder) as file:
                 self._copy(journal, file)
@@ -80,7 +82,7 @@ class Target:
 
 @contextmanager
 def opened(where: str, folder: Path, most: int) -> Iterator[BinaryIO]:
-    """The input, open for reading; a URL's is fetched into a file without a name. Raises StartupError."""
+    """Open the input for reading; the content of a URL is fetched into a file without a name. Raises StartupError."""
     if is_url(where):
         with _unnamed(folder) as file:
             try:
@@ -102,7 +104,7 @@ def opened(where: str, folder: Path, most: int) -> Iterator[BinaryIO]:
 
 @contextmanager
 def _unnamed(folder: Path) -> Iterator[BinaryIO]:
-    """A file that is gone with this process, however it ends."""
+    """Open a file that is gone with this process, however it ends. Raises StartupError."""
     try:
         file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - closed below
     except OSError as error:

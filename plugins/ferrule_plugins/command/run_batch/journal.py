@@ -39,14 +39,14 @@ class Record:
 
 
 class Journal:
-    """`number in journal` tells whether a line of the input is done.
+    """A file with the results so far; `number in journal` tells whether a line of the input is done.
 
-    A result whose status is 500 or more is not: the fault was ours, and the line is tried again when a run goes on.
-    `append` may run on another thread than the rest, one call at a time.
+    A line whose result has status 500 or more is not done: the fault was ours, and the line is tried again when a run
+    goes on. `append` may run on another thread than the other methods, one call at a time.
     """
 
     def __init__(self, path: Path, run: Mapping[str, Any], lines: int) -> None:
-        """Open or create. `run` tells runs apart, JSON values by name. Raises StartupError."""
+        """Open or create the file. `run` has the JSON values, by name, that tell runs apart. Raises StartupError."""
         self.path = path
         self._places = array("q", bytes(8 * (lines + 1)))  # of each line's result in the file; 0: not done
         self.done = 0
@@ -62,7 +62,7 @@ class Journal:
         return isinstance(number, int) and self._places[number] > 0
 
     def append(self, records: Sequence[Record]) -> None:
-        """Write, and return when the disk has it. Raises StartupError; what was there before stays good."""
+        """Write records, and return when the disk has them. Raises StartupError; former records stay valid."""
         data = b"".join(record.line for record in records)
         try:
             _write(self._file.fileno(), data, self._size)
@@ -76,7 +76,7 @@ class Journal:
             self._size += len(record.line)
 
     def results(self) -> Iterator[bytes]:
-        """Results in the order of the input, each with its line end."""
+        """Yield the results in the order of the input, each with its line end."""
         with os.fdopen(os.dup(self._file.fileno()), "rb") as file:  # its own buffer: it sees what append wrote
             for place in self._places:
                 if place:
@@ -87,7 +87,7 @@ class Journal:
         self._file.close()
 
     def remove(self) -> None:
-        """The results stand elsewhere now."""
+        """Delete the file, once the results are written elsewhere."""
         self.path.unlink(missing_ok=True)
         self.close()
 
@@ -97,7 +97,9 @@ class Journal:
         self._places[number] = place
 
     def _read(self, run: dict[str, Any]) -> int:
-        """Take in what is there; returns the size of what is good."""
+        """Read the records of a former run and cut off a broken end; return the size of the file after that, in
+        bytes.
+        """
         head = self._file.readline()
         if not head.endswith(b"\n"):  # new, or killed while it was made
             head = msgspec.json.encode(run) + b"\n"
@@ -146,7 +148,7 @@ def cannot_write(path: Path, error: OSError) -> StartupError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make names in a folder lasting."""
+    """Make the names in a folder durable."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)
@@ -155,7 +157,7 @@ def sync_folder(folder: Path) -> None:
 
 
 def _open(path: Path) -> BinaryIO:
-    """The file, opened and locked by this process only. Raises StartupError."""
+    """Return the file, opened and locked by this process only. Raises StartupError."""
     try:
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK, 0o600)
     except OSError as error:
@@ -192,7 +194,7 @@ def _write(fd: int, data: bytes, place: int) -> None:
 
 
 def _parse(line: bytes, most: int) -> Record | None:
-    """A whole and valid line, or None."""
+    """Parse a line of the file; return None for one that is cut off or not valid."""
     parts = line.split(b" ", 2)
     if len(parts) != 3 or not line.endswith(b"}\n") or not (parts[0].isdigit() and parts[1].isdigit()):
         return None

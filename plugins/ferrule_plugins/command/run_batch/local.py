@@ -27,7 +27,7 @@ BATCH_URLS = (
 
 
 async def served_urls(app: App) -> Collection[str]:
-    """Those of BATCH_URLS that the application answers to a POST."""
+    """Return the URLs of BATCH_URLS at which the application answers a POST."""
     found = []
     for url in BATCH_URLS:
         _, headers, _ = await _call(app, "OPTIONS", url, b"")
@@ -37,7 +37,7 @@ async def served_urls(app: App) -> Collection[str]:
 
 
 async def ask(app: App, url: str, body: bytes) -> AppResponse:
-    """POST a JSON body."""
+    """Send a JSON body to the application by POST."""
     status, headers, content = await _call(app, "POST", url, body)
     wait = headers.get("retry-after", "1")
     return AppResponse(status, headers.get("x-request-id", ""), content, float(wait) if wait.isdigit() else 1.0)

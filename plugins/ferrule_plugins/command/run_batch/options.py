@@ -60,12 +60,12 @@ class BatchConfig:
 
 
 def sections() -> Mapping[str, type]:
-    """Every section of the command."""
+    """Return all sections of options of the command."""
     return {**engine_sections(), "served": _served(), "batch": BatchConfig}
 
 
 def _served() -> type:
-    """One section of the fields in `_SERVED`, which the parser would leave out of a command without a server."""
+    """Return one section of the fields in `_SERVED`, which the parser would leave out of a command without a server."""
     rows = []
     for key, names in _SERVED.items():
         cls = config_sections()[key]
@@ -80,7 +80,7 @@ def _served() -> type:
 
 
 def applied(config: Config, served: Any) -> Config:
-    """`config` with the values of the served section in their places, and with nothing that asks for a key."""
+    """Return `config` with the values of the served section in their places, and without API keys."""
     parts: dict[str, Any] = {}
     for key, names in _SERVED.items():
         values = {name: getattr(served, name) for name in names}
@@ -106,7 +106,7 @@ def check(options: BatchConfig) -> None:
 
 
 def notices(options: BatchConfig, origins: Mapping[str, str]) -> tuple[str, ...]:
-    """Notices about options that were given and have no effect."""
+    """Return notices about options that were given and have no effect."""
     if options.enable_metrics:
         return ()
     given = [f"--{name}" for name in ("host", "port") if origins.get(name, "").startswith("command")]
@@ -114,7 +114,10 @@ def notices(options: BatchConfig, origins: Mapping[str, str]) -> tuple[str, ...]
 
 
 def identity(config: Config) -> dict[str, Any]:
-    """What decides an answer, beside the request: a batch goes on only under the same. Secrets are not in it."""
+    """Return the values that decide an answer, beside the request: a batch goes on only under the same ones.
+
+    Secrets are left out.
+    """
     default = Config()
     picked = {"model": None, **{key: names for key, names in _SERVED.items() if key == "frontend"}}
     quiet = {"max_log_len", "disable_log_requests", "shutdown_timeout", "hf_token"}

@@ -17,7 +17,9 @@ _logger = log.get("batch")
 
 
 class Progress:
-    """Used as a context manager around the run. `done` and `failed` are from earlier runs."""
+    """A display of the run's progress, used as a context manager around the run. `done` and `failed` are from earlier
+    runs.
+    """
 
     def __init__(self, total: int, done: int, failed: int, stream: TextIO = sys.stderr) -> None:
         self._total = total
@@ -29,7 +31,7 @@ class Progress:
             self._bar = tqdm(total=total, initial=done, file=stream, desc="Rows", unit="row", dynamic_ncols=True)
 
     def step(self, failed: bool) -> None:
-        """One more row is in the journal."""
+        """Count one more row whose result is in the journal."""
         self._done += 1
         self._failed += failed
         if self._bar is not None:

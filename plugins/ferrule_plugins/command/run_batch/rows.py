@@ -22,7 +22,7 @@ _NO_VALUE = msgspec.Raw(b"null")
 
 @dataclass(frozen=True)
 class Row:
-    """A request. `number` is that of its line, from 1."""
+    """A request. `number` is the number of its line, from 1."""
 
     number: int
     custom_id: str
@@ -43,7 +43,7 @@ class Bad:
 
 @dataclass(frozen=True)
 class AppResponse:
-    """What the application said. `body` is JSON on one line."""
+    """A response of the application. `body` is JSON on one line."""
 
     status: int
     request_id: str
@@ -52,7 +52,7 @@ class AppResponse:
 
 
 def custom_id_of(line: bytes) -> str | None:
-    """The id on a line, or None for a line without a valid one."""
+    """Return the custom_id on a line, or None for a line without a valid one."""
     try:
         return _custom_id(_FIELDS.decode(line))
     except (ValueError, RecursionError):
@@ -90,7 +90,7 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
 
 
 def duplicate(row: Row | Bad, first: int) -> Bad:
-    """What stands for the second line with an id."""
+    """Return the rejection of a second line with the same custom_id."""
     message = f"Line {row.number}: the custom_id is already used in line {first}; each must be unique."
     return Bad(row.number, row.custom_id, "duplicate_custom_id", message, "custom_id")
 
@@ -100,13 +100,13 @@ def too_long(number: int, most: int) -> Bad:
 
 
 def answered(row: Row, answer: AppResponse) -> bytes:
-    """The result of a request, one line without its end."""
+    """Return the result of a request: one line without its end."""
     body = _one_line(answer.body)
     return _result(row.custom_id, answer.status, answer.request_id, msgspec.Raw(body), _error_of(row, answer, body))
 
 
 def refused(bad: Bad) -> bytes:
-    """The result of a line that was not sent, one line without its end."""
+    """Return the result of a line that was not sent: one line without its end."""
     error = {"message": bad.message, "type": "BadRequestError", "param": bad.param, "code": _BAD_REQUEST}
     said = {"code": bad.code, "message": bad.message, "param": bad.param, "line": bad.number}
     return _result(bad.custom_id, _BAD_REQUEST, secrets.token_hex(16), {"error": error}, said)
@@ -124,7 +124,9 @@ def _result(custom_id: str | None, status: int, request_id: str, body: Any, erro
 
 
 def _error_of(row: Row, answer: AppResponse, body: bytes) -> dict[str, Any] | None:
-    """The error in OpenAI's batch form, from the error object of an answer."""
+    """Return the error of an answer in OpenAI's batch form, taken from the answer's error object; None for a
+    success.
+    """
     if answer.status == 200:
         return None
     found = msgspec.json.decode(body)
@@ -140,7 +142,7 @@ def _error_of(row: Row, answer: AppResponse, body: bytes) -> dict[str, Any] | No
 
 
 def _one_line(body: bytes) -> bytes:
-    """JSON without line ends; what is no JSON becomes a text."""
+    """Return JSON without line ends; a body that is not JSON becomes a JSON string."""
     try:
         value = msgspec.json.decode(body)
     except (ValueError, RecursionError):

@@ -44,7 +44,7 @@ _logger = log.get("batch")
 
 @dataclass(frozen=True)
 class Batch:
-    """What is to be run. `run` is the journal's first line, but for the input's hash."""
+    """A batch to run. `run` is the journal's first line, without the hash of the input."""
 
     options: BatchConfig
     config: Resolved
@@ -53,7 +53,7 @@ class Batch:
 
 
 def run_batch(batch: Batch) -> int:
-    """Returns 0 when every row has its result, also when some are errors. Raises StartupError."""
+    """Run a batch. Returns 0 when every row has its result, also when some are errors. Raises StartupError."""
     options, most = batch.options, batch.config.limits.max_body_bytes
     target = Target(options.output_file, options.output_tmp_dir)
     start = time.monotonic()
@@ -82,7 +82,7 @@ def run_batch(batch: Batch) -> int:
 
 
 def _work(batch: Batch, file: BinaryIO, seen: Survey, journal: Journal) -> int:
-    """Load the model and answer what is left."""
+    """Load the model and answer the rows that are not done."""
     options = batch.options
     listener = bind(options.host or _LOOPBACK, options.port) if options.enable_metrics else None
     config = localise(batch.config, batch.plugins)
@@ -132,7 +132,7 @@ class _Run:
             return _INTERRUPTED if drive.stopping.is_set() else 0
 
     async def _ready(self, stack: AsyncExitStack, stopping: asyncio.Event) -> bool:
-        """Load the model; False when the run was stopped meanwhile."""
+        """Load the model; return False when the run was stopped meanwhile."""
         client = InlineClient(self._config, self._plugins)
         stack.push_async_callback(client.close)
         loading = asyncio.create_task(client.wait_ready())
@@ -157,7 +157,7 @@ class _Run:
 
 @contextlib.contextmanager
 def _signals(drive: Drive) -> Iterator[None]:
-    """The first SIGTERM or SIGINT stops the feeding, the second what runs as well."""
+    """Handle SIGTERM and SIGINT: the first one ends the sending of rows, the second also the requests that run."""
     loop = asyncio.get_running_loop()
     numbers = (signal.SIGTERM, signal.SIGINT)
 

@@ -25,7 +25,7 @@ _BLANK = 0  # in place of a digest
 
 @dataclass(frozen=True)
 class Survey:
-    """What the first pass saw. Line N is at place N - 1."""
+    """The findings of the first pass over the input. Line N is at index N - 1."""
 
     sha256: str
     rows: int  # lines that are not blank
@@ -63,7 +63,10 @@ def survey(file: BinaryIO, max_body_bytes: int) -> Survey:
 def read_rows(
     file: BinaryIO, seen: Survey, done: Container[int], urls: Collection[str], max_body_bytes: int
 ) -> Iterator[Row | Bad]:
-    """Rows whose line number is not in `done`, in the order of the file. Raises StartupError when the file changed."""
+    """Yield the rows whose line number is not in `done`, in the order of the file.
+
+    Raises StartupError when the file changed.
+    """
     first: dict[str, int] = {}  # the doubtful ones only
     count = 0
     for line in _lines(file, max_body_bytes + _ROOM, hashlib.sha256()):
@@ -97,7 +100,7 @@ def _changed(number: int) -> StartupError:
 
 
 def _lines(file: BinaryIO, most: int, whole: Any) -> Iterator[_Line]:
-    """Every line, at most `most` bytes of it in memory. `whole` is a hash that sees every byte."""
+    """Yield every line, with at most `most` bytes of it in memory. The hash `whole` is updated with every byte."""
     file.seek(0)
     number = 0
     while piece := file.readline(most + 1):

@@ -22,7 +22,7 @@ _logger = log.get("batch")
 
 
 class _Again(Exception):
-    """This try failed in a way that another may not."""
+    """An error of one try after which another may succeed."""
 
 
 def is_url(where: str) -> bool:
@@ -30,13 +30,13 @@ def is_url(where: str) -> bool:
 
 
 def shown(url: str) -> str:
-    """A URL without its query, its user and its password: they are often secrets."""
+    """Return a URL without its query, its user and its password: they are often secrets."""
     parts = urlsplit(url)
     return f"{parts.scheme}://{parts.netloc.rpartition('@')[2]}{parts.path}"
 
 
 def download(url: str, into: BinaryIO, most: int) -> None:
-    """GET `url` into a file, at most `most` bytes. Raises StartupError."""
+    """Fetch `url` into a file, at most `most` bytes. Raises StartupError."""
 
     async def once(session: aiohttp.ClientSession) -> None:
         into.seek(0)
@@ -55,7 +55,7 @@ def download(url: str, into: BinaryIO, most: int) -> None:
 
 
 def upload(file: BinaryIO, url: str) -> None:
-    """PUT all of a file. Raises StartupError."""
+    """Send the whole of a file to `url` by PUT. Raises StartupError."""
 
     async def once(session: aiohttp.ClientSession) -> None:
         size = file.seek(0, 2)

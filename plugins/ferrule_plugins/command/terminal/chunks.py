@@ -24,7 +24,9 @@ class CallDelta(Struct):
 
 
 class Delta(Struct):
-    """`reasoning_content` and `reasoning` are two names of one text; a server may send both."""
+    """New content of a message. `reasoning_content` and `reasoning` are two names of one text; a server may send
+    both.
+    """
 
     content: str | None = None
     refusal: str | None = None
@@ -34,7 +36,9 @@ class Delta(Struct):
 
 
 class Choice(Struct):
-    """`message` instead of `delta` is an answer that was not streamed; `text` is that of a completion."""
+    """One choice of a chunk. An answer that was not streamed has `message` instead of `delta`; a completion has
+    `text`.
+    """
 
     index: int = 0
     delta: Delta | None = None
@@ -61,7 +65,7 @@ class Chunk(Struct):
 
 
 def read_chunk(data: bytes) -> Chunk:
-    """Raises ValueError for what is not a chunk."""
+    """Parse a chunk. Raises ValueError for data that is not a chunk."""
     try:
         return msgspec.convert(json.loads(data.decode("utf-8", "replace")), Chunk)
     except (msgspec.ValidationError, RecursionError) as error:
@@ -70,7 +74,10 @@ def read_chunk(data: bytes) -> Chunk:
 
 @dataclass(frozen=True)
 class Fragment:
-    """What to show next. `number` tells calls apart; `text` is the name where a call begins, else its arguments."""
+    """A part of an answer to show next.
+
+    `number` tells calls apart; `text` is the function's name at the start of a call, and then its arguments.
+    """
 
     kind: Literal["text", "thought", "call", "arguments"]
     text: str
@@ -99,7 +106,7 @@ class ShownAnswer:
     warnings: list[str] = field(default_factory=list)
 
     def take(self, chunk: Chunk) -> Iterator[Fragment]:
-        """Add a chunk; yields what is new in it."""
+        """Add a chunk; yield the new fragments in it."""
         self.usage = chunk.usage or self.usage
         if isinstance(chunk.ferrule, dict):
             self.warnings += map(str, chunk.ferrule.get("warnings") or ())
@@ -153,13 +160,15 @@ class Figures:
 
 
 def output_tokens(answer: ShownAnswer) -> int:
-    """What the server counted; without that, its chunks, which are tokens on most servers."""
+    """Return the number of tokens that the server counted; without that, its chunks, which are tokens on most
+    servers.
+    """
     counted = answer.usage.completion_tokens if answer.usage else None
     return answer.chunks if counted is None else counted
 
 
 def told(answer: ShownAnswer) -> str:
-    """One line about one answer: time to the first token, output rate after it, tokens."""
+    """Return one line about one answer: time to the first token, output rate after it, tokens."""
     if answer.first is None:
         return "no tokens came"
     tokens = output_tokens(answer)

@@ -28,13 +28,16 @@ _LOOPBACK = re.compile(r"localhost|127(\.\d+){3}|::1")
 
 
 class Unanswered(StartupError):
-    """The server cannot be reached, refuses, or breaks off. Message and hint are one line each, fit for a terminal."""
+    """An error of a server that cannot be reached, refuses, or breaks off. Message and hint are one line each, fit for
+    a terminal.
+    """
 
 
 class Server:
-    """`url` is the base of the API, `http://host:port/v1`, or a Unix socket, `unix:/path` or `http+unix://%2Fpath/v1`.
+    """A client of one server.
 
-    The key goes there alone: redirects are not followed.
+    `url` is the base of the API, `http://host:port/v1`, or a Unix socket, `unix:/path` or `http+unix://%2Fpath/v1`. The
+    key is sent only there: redirects are not followed.
     """
 
     def __init__(self, url: str, key: str) -> None:
@@ -91,7 +94,9 @@ class Server:
     async def _open(
         self, method: str, route: str, body: dict[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Send a request, whose response is not a refusal. Raises Unanswered, also while the response is read."""
+        """Send a request and yield its response, which is not a refusal. Raises Unanswered, also while the response is
+        read.
+        """
         async with open_session(
             self._headers, connect_seconds=_CONNECT_SECONDS, unix_socket=self._socket, proxies=self._proxies
         ) as session:
@@ -143,7 +148,10 @@ _IS_IT = "Is --url the base of an OpenAI-compatible API, such as http://localhos
 
 
 def _base(url: str) -> str:
-    """The base without a slash at its end; a server without a path has its API under /v1. Raises ConfigError."""
+    """Return the base of the API without a slash at its end; a server without a path has its API under /v1.
+
+    Raises ConfigError.
+    """
     try:
         parts = urlsplit(url)
         fine = parts.scheme in {"http", "https"} and bool(parts.hostname) and (parts.port is None or parts.port > 0)
@@ -157,7 +165,7 @@ def _base(url: str) -> str:
 
 
 def _socket_of(url: str) -> tuple[str, str] | None:
-    """(path of the Unix socket, base of the API there) of a URL that names one. Raises ConfigError.
+    """Return (path of the Unix socket, base of the API there) of a URL that names one, else None. Raises ConfigError.
 
     The path stands as it is, or quoted (`%2Frun%2Fferrule.sock`) with the API's own path behind it.
     """
@@ -193,7 +201,7 @@ async def _body_message(response: aiohttp.ClientResponse) -> str:
 
 
 def _message(error: Any) -> str:
-    """The sentence in an error object, whatever shape it has."""
+    """Return the message of an error object, whatever shape the object has, on one line."""
     if isinstance(error, dict) and isinstance(error.get("message"), str):
         return one_line(error["message"])
     return one_line(error if isinstance(error, str) else json.dumps(error))

@@ -14,7 +14,9 @@ _NO_TOOLS = "This client cannot run tools."
 
 
 class Conversation(Dialogue):
-    """Every request has all messages so far. One that failed is not among them; one that was stopped is."""
+    """A conversation: every request has all messages so far. A message that failed is left out; one that was stopped is
+    kept.
+    """
 
     route = "/chat/completions"
 
@@ -37,7 +39,11 @@ class Conversation(Dialogue):
         return {"messages": [*system, *self._messages, _user(text)]}
 
     def keep(self, text: str, answer: ShownAnswer) -> None:
-        """Thinking is not sent back. A call gets the result that there is: the protocol wants one for each."""
+        """Add an exchange to the messages, without the thinking.
+
+        The protocol requires a result for each call; as there are no tools here, that result is a sentence that says
+        so.
+        """
         if not answer.text and not answer.calls:
             return
         said: dict[str, Any] = {"role": "assistant", "content": answer.text}
@@ -69,7 +75,7 @@ class Conversation(Dialogue):
 
 
 class Completions(Dialogue):
-    """Every prompt stands alone and is sent exactly as it was typed."""
+    """A session of completions: every prompt stands alone and is sent exactly as it was typed."""
 
     route = "/completions"
 
@@ -77,7 +83,7 @@ class Completions(Dialogue):
         return {"prompt": text}
 
     def unknown(self, name: str, meant: str) -> bool:
-        """A prompt may well begin with a slash."""
+        """Return False, so that the text is sent: a prompt may well begin with a slash."""
         return False
 
 

@@ -21,7 +21,7 @@ _COMMAND = re.compile(r"/([a-z]+)(?:[ \t\n]+(.*))?", re.DOTALL)
 
 @dataclass(frozen=True)
 class Action:
-    """A command that begins with a slash. `argument` is its place-holder in the help."""
+    """A command that begins with a slash. `argument` is its placeholder in the help."""
 
     doc: str
     run: Callable[[str], None]
@@ -29,11 +29,11 @@ class Action:
 
 
 class Leave(Exception):
-    """The user wants to go."""
+    """A request of the user to end the session."""
 
 
 class Dialogue(ABC):
-    """One session with one server. `fields` go into every request as they are."""
+    """One session with one server. `fields` are part of every request, unchanged."""
 
     route: str
 
@@ -49,7 +49,7 @@ class Dialogue(ABC):
 
     @abstractmethod
     def body(self, text: str) -> dict[str, Any]:
-        """The request for an answer to `text`, without the fields that all requests have."""
+        """Return the request for an answer to `text`, without the fields that all requests have."""
 
     def keep(self, text: str, answer: ShownAnswer) -> None:
         """Remember an exchange, whole or stopped by the user."""
@@ -63,7 +63,10 @@ class Dialogue(ABC):
         }
 
     def ask(self, text: str) -> None:
-        """Send, show and keep. Raises Unanswered; KeyboardInterrupt ends the request and what came is kept."""
+        """Send a message, show the answer, and keep both. Raises Unanswered.
+
+        KeyboardInterrupt ends the request, and the text that had come is kept.
+        """
         answer = ShownAnswer()
         try:
             with closing(
@@ -91,7 +94,9 @@ class Dialogue(ABC):
         self._last = told(answer)
 
     def run(self, reader: Reader, *, interactive: bool) -> int:
-        """Until the input ends. Without a user to correct it, a failed message makes the exit status 1."""
+        """Read and answer messages until the input ends. Returns 1 when a message failed and no user was there to
+        correct it.
+        """
         status = 0
         while True:
             try:
@@ -115,7 +120,7 @@ class Dialogue(ABC):
     # ------------------------------------------------------------------------------------ commands
 
     def _obey(self, text: str) -> bool:
-        """Run a command. False when the text is a message."""
+        """Run a command. Return False when the text is a message."""
         match = _COMMAND.fullmatch(text.rstrip())
         if match is None:
             return False
@@ -127,7 +132,7 @@ class Dialogue(ABC):
         return True
 
     def unknown(self, name: str, meant: str) -> bool:
-        """What to do with a word that looks like a command: False sends it."""
+        """Handle a word that looks like a command but is not one; return False to send the text as a message."""
         self.screen.error(f"There is no command /{name}.{meant} To send it as a message, begin it with a space.")
         return True
 

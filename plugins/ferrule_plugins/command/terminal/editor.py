@@ -17,12 +17,15 @@ _KEPT_BYTES = 1 << 20  # of the history file; the older half of a longer one is 
 
 class Reader(Protocol):
     def read(self) -> str:
-        """The next message, which may have several lines. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
+        """Return the next message, which may have several lines. Raises EOFError, and KeyboardInterrupt for Ctrl-C."""
         ...
 
 
 class Lines:
-    """A line is a message; a backslash at its end joins the next one. The prompt goes to `prompts`, if anywhere."""
+    """A reader of plain lines, each of which is a message; a backslash at its end joins the next line.
+
+    The prompt is written to `prompts`, if that is not None.
+    """
 
     def __init__(self, source: TextIO, prompts: TextIO | None) -> None:
         self._source = source
@@ -48,7 +51,8 @@ class Lines:
 
 
 class Editor:
-    """Editing with the usual keys, history, completion of commands, and pasted text that is not sent line by line.
+    """A line editor with the usual keys, history, completion of commands, and pasted text that is not sent line by
+    line.
 
     Enter sends; Alt-Enter, or Enter behind a backslash, begins a new line; Ctrl-C empties the line, and leaves at an
     empty one; Ctrl-D leaves.
@@ -108,7 +112,7 @@ def _keys() -> KeyBindings:
 
 
 def history_file(folder: Path) -> Path:
-    """The history of `chat`, made if need be, readable by its owner alone. Raises OSError."""
+    """Return the history file of `chat`, created if need be, readable by its owner alone. Raises OSError."""
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     path = folder / "chat_history"
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -120,7 +124,7 @@ def history_file(folder: Path) -> Path:
 
 
 def _shorten(path: Path) -> None:
-    """Keep the newer half, from the start of an entry; an entry begins with a line `# time`."""
+    """Keep the newer half of a history file, from the start of an entry; an entry begins with a line `# time`."""
     newer = path.read_bytes()[-_KEPT_BYTES // 2 :]
     start = newer.find(b"\n# ")
     shorter = path.with_name(f"{path.name}.{os.getpid()}")

@@ -42,7 +42,7 @@ class ClientOptions:
 
 
 def fields_of(options: ClientOptions) -> dict[str, Any]:
-    """What every request has of the options."""
+    """Return the fields that the options set in every request."""
     given = {name: getattr(options, name) for name in _SAMPLING}
     return {**{name: value for name, value in given.items() if value is not None}, **options.extra_body}
 
@@ -53,7 +53,7 @@ def start(
     make: Callable[..., Dialogue],
     history: bool,
 ) -> int:
-    """Ask once, or until the input ends; `make(server, model, screen, fields, stats=)` is the dialogue."""
+    """Ask once, or until the input ends; `make(server, model, screen, fields, stats=)` returns the dialogue."""
     from ferrule_plugins.command.terminal.client import Server
 
     for stream in (sys.stdin, sys.stdout, sys.stderr):
@@ -76,7 +76,9 @@ def start(
 
 
 def _message(quick: str | None) -> str | None:
-    """`-` stands for the standard input, whole."""
+    """Return the message of `--quick`; `-` stands for all of the standard input. Raises ConfigError for an empty
+    one.
+    """
     text = sys.stdin.read() if quick == "-" else quick
     if text is not None and not text.strip():
         raise ConfigError("--quick needs a message to send.")
@@ -104,7 +106,9 @@ def _screen(options: ClientOptions, around: env.Terminal) -> Screen:
 
 
 def _reader(dialogue: Dialogue, around: env.Terminal, screen: Screen, *, history: bool) -> Reader:
-    """The editor where it can work: on a terminal for input and output that understands escape sequences."""
+    """Return the editor where it can work, which is a terminal for input and output that understands escape sequences;
+    else a reader of plain lines.
+    """
     from ferrule_plugins.command.terminal.editor import Editor, Lines, history_file
 
     if not sys.stdin.isatty():

@@ -24,18 +24,20 @@ _LINE = 500  # most characters of one line about something
 
 
 def clean(text: str) -> str:
-    """The text without a means to control a terminal."""
+    """Return the text without characters that can control a terminal."""
     return text.translate(_CONTROLS)
 
 
 def one_line(text: str) -> str:
-    """The text as one clean line of bounded length."""
+    """Return the text as one clean line of bounded length."""
     line = clean(" ".join(text.split()))
     return line if len(line) <= _LINE else line[: _LINE - 1] + "…"
 
 
 class Screen:
-    """Answers go to `out`, everything about them to `err`. `styled` of each: it takes escape codes."""
+    """The terminal's output: answers are written to `out`, notes and errors about them to `err`. `styled` tells of each
+    of the two whether escape codes may be used.
+    """
 
     def __init__(self, out: TextIO, err: TextIO, *, styled: tuple[bool, bool], thinking: bool) -> None:
         self._out = out
@@ -65,13 +67,13 @@ class Screen:
         self._out.flush()
 
     def end(self) -> None:
-        """The answer is over, whole or not: the next line is free, in the normal style."""
+        """End an answer, whole or not: the next line is free, in the normal style."""
         self._close()
         self._part = ""
         self._out.flush()
 
     def note(self, text: str) -> None:
-        """A line about an answer, or from a command."""
+        """Write a line about an answer, or from a command."""
         self._say(text, _DIM)
 
     def error(self, text: str) -> None:
@@ -90,7 +92,9 @@ class Screen:
             self._write("→ " if fragment.kind == "call" else "→ … ")
 
     def _close(self) -> None:
-        """End what is open on a line of its own; thinking without styles is marked by words."""
+        """End the open fragment and its line: close a call's bracket, and mark the end of thinking by words where
+        styles are off.
+        """
         if self._part == "thought":
             self._line()
             self._style(_PLAIN, "</think>")
@@ -120,7 +124,7 @@ class Screen:
 
 @contextmanager
 def unechoed(stream: TextIO) -> Iterator[None]:
-    """Keys that are pressed during an answer are kept for the next prompt, and do not show in the middle of it."""
+    """Hide the keys that are pressed during an answer, and keep them for the next prompt."""
     try:
         before = termios.tcgetattr(stream.fileno())
     except (termios.error, OSError):  # no terminal

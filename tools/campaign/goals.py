@@ -14,7 +14,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Goal:
-    """`quick` takes a minute or so, `full` up to ten; without `full` both are the same."""
+    """A goal. `quick` takes a minute or so, `full` up to ten; without `full` both are the same."""
 
     id: str
     what: str

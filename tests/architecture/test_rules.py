@@ -124,6 +124,18 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "budgets", "core/ferrule/config/x.py", "x = 1\n" * (BUDGETS["ferrule.config"] + 1), 1
     yield "budgets", "core/ferrule_nn/x.py", "x = 1\n" * (BUDGETS["ferrule_nn"] + 1), 1
     yield "module-docstring", engine, "x = 1\n", 1
+    for head in (
+        "What x takes.",
+        "The next x.",
+        "`x` as bytes.",
+        "Rows of x.",
+        "Returns x.",
+        "Called once.",
+        "Being x.",
+    ):
+        yield "docstring-heads", engine, f'def f(x):\n    """{head}"""\n', 1
+    yield "docstring-heads", engine, 'class A:\n    """What is known of x."""\n', 1
+    yield "docstring-heads", engine, 'class A:\n    @property\n    def x(self):\n        """Of all rows."""\n', 3
     yield "core-names-no-plugin", engine, "FIRST = ('xgrammar',)\n", 1
     yield "core-names-no-plugin", "core/ferrule/assembly/x.py", "def f(x):\n    return x == 'transformers'\n", 2
     yield "no-global", "plugins/ferrule_plugins/x.py", "def f():\n    global x\n", 2

@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, RequestFailed
 from ferrule.interfaces.service import Health
+from ferrule.shared_memory.board import Board
 from ferrule.types import (
     CacheGroup,
     EngineRequest,
@@ -26,7 +27,6 @@ from ferrule.types import (
     RequestTimes,
     TokenLogprobs,
 )
-from ferrule.wire.board import Board
 
 Script = Callable[[EngineRequest], Iterable[RequestDelta]]
 

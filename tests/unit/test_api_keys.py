@@ -13,7 +13,7 @@ import pytest
 from ferrule.api_keys import CALLER, Caller, Callers, read_file
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.errors import ConfigError, OverloadedError
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 
 class Clock:

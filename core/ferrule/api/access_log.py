@@ -13,7 +13,11 @@ _access = log.get("access")
 
 
 def log_call(client: str, request: tuple[str, bytes, str], status: int, seconds: float, key: str = "") -> None:
-    """`client` is host:port, or "-"; `request` is method, path and version of HTTP; `key` is its API key's name."""
+    """Log one HTTP call.
+
+    `client` is host:port, or "-"; `request` is the method, the path and the HTTP version; `key` is the name of the
+    caller's API key.
+    """
     method, raw, version = request
     path = raw[:_LOGGED].decode("ascii", "backslashreplace").encode("unicode_escape").decode("ascii")
     named = {"key": key} if key else {}
@@ -21,7 +25,7 @@ def log_call(client: str, request: tuple[str, bytes, str], status: int, seconds:
 
 
 def set_level(config: Config) -> None:
-    """`--uvicorn-log-level`, unless a file sets all levels."""
+    """Apply `--uvicorn-log-level`, unless a logging configuration file sets all levels."""
     level = logging.getLevelNamesMapping().get(config.frontend.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
     for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
         logging.getLogger(name).setLevel(level)

@@ -1,6 +1,7 @@
-"""The application as it is served: FastAPI's within three layers, which do what must not depend on a route.
+"""The HTTP application: FastAPI inside three ASGI layers that enforce what must not depend on a route.
 
-`Limits` → `CallerCheck` → `BodyReader` → FastAPI. See `ferrule.interfaces.router` for what a route may rely on.
+The order is `Limits` → `CallerCheck` → `BodyReader` → FastAPI. `ferrule.interfaces.router` says what a route may rely
+on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from ferrule.config import Config, RouterSettings
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import RouterContext
-from ferrule.wire.buffers import Buffers
+from ferrule.shared_memory.buffers import Buffers
 
 
 def build_app(
@@ -30,7 +31,7 @@ def build_app(
     hooks: HookRunner | None = None,
     reloads: Reloads | None = None,
 ) -> ASGIApp:
-    """The application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
+    """Build the application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(RouterSettings.of(config, plugins), plugins, lifecycle.service, lambda: lifecycle.load)
     app, table = assemble(config, plugins, context)
     hooks = hooks or HookRunner()

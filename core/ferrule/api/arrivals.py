@@ -1,8 +1,8 @@
-"""Connections of the listening socket, which all API processes share.
+"""Accepts connections on the listening socket, which all API processes share.
 
-A burst has its turns: so many connections are accepted in one turn of the event loop, and what runs already goes on
-between them. Who accepts more looks at the heads of requests sooner, and heads are cheap: a probe that comes behind a
-thousand connections must not wait until all of them were served.
+A burst of connections is spread over turns of the event loop: each turn accepts a limited number, so that running
+requests go on in between. The limit is high where no other process accepts: reading request heads is cheap, and a
+health probe that arrives behind a thousand connections must not wait until all of them were served.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ _logger = log.get("api")
 
 
 class Arrivals:
-    """uvicorn's view of a server: `close` ends what `open` began. `tls` has arguments of `connect_accepted_socket`."""
+    """The object that uvicorn takes for its asyncio server: `close` ends what `open` began.
+
+    `tls` has keyword arguments of `connect_accepted_socket`.
+    """
 
     def __init__(self, listener: socket.socket, at_once: int, tls: dict[str, Any]) -> None:
         self._listener = listener

@@ -1,4 +1,4 @@
-"""API keys: hashed at start, compared in constant time, all of them each time."""
+"""API keys: hashed at start; each check compares against all of them, in constant time."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
 from ferrule.interfaces.dialect import Dialect
 from ferrule.interfaces.router import Access
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})
@@ -23,27 +23,30 @@ Headers = Iterable[tuple[bytes, bytes]]  # of a request, names in lower case
 
 
 class Keys:
-    """The server's keys. Without any, everybody is let in; an admin key alone guards the admin routes alone.
+    """The server's API keys. Without any key everybody is let in; an admin key alone guards only the admin routes.
 
-    The admin routes are opened by `--admin-key` and by keys that the file marks as the administrators'; if there are
-    none of either, by every key.
+    The admin routes accept `--admin-key` and the keys that the key file marks as administrators'; if neither exists,
+    they accept every key.
     """
 
     def __init__(self, config: Config, board: Board | None = None, clock: Callable[[], float] = time.monotonic) -> None:
-        """Raises ConfigError."""
+        """Read the keys of the configuration and of its key file. Raises ConfigError."""
         self.callers = Callers(config, board, clock)
         self.take(config)
 
     def take(self, config: Config) -> None:
-        """The keys of this configuration, and of the file as it is now. Raises ConfigError: all stay as they were."""
+        """Replace the keys by those of `config` and of the key file's present content.
+
+        Raises ConfigError; the keys then stay as they were.
+        """
         self.callers.read(config)
         admin = config.frontend.admin_key
         self._admin = hashlib.sha256(admin.encode()).digest() if admin else None
 
     def check(self, headers: Headers, access: Access, dialect: Dialect) -> Caller | None:
-        """Return whose key a request has; None where no key is needed, and for `--admin-key`.
+        """Return the caller whose key a request has; None where no key is needed, and for `--admin-key`.
 
-        Raises UnauthorisedError unless it is a key for this kind of route.
+        Raises UnauthorisedError unless the key is valid for this kind of route.
         """
         separate = self._admin is not None or self.callers.any_admin
         administers = access is Access.ADMIN and separate
@@ -63,7 +66,7 @@ class Keys:
 
 
 def key_of(headers: Headers, dialect: Dialect) -> bytes | None:
-    """Return the key that a request brings; None if it brings none, or the header that counts is there twice."""
+    """Return the key that a request brings; None if the request brings no key or repeats the header that counts."""
     for name in (*dialect.key_headers, "authorization"):
         values = [value.strip() for given, value in headers if given == name.encode("latin-1")]
         if len(values) == 1:

@@ -1,4 +1,4 @@
-"""The third layer: whether work is taken now, and the body, which is read and decoded once."""
+"""The third layer: refuses calls that the server cannot take now, and reads and decodes JSON bodies once."""
 
 from __future__ import annotations
 
@@ -17,8 +17,10 @@ _AT_ONCE = 4  # requests whose bodies are decoded, and whose work begins, in one
 
 
 class BodyReader:
-    """Refuses what the server cannot take now, reads a JSON body, and calls the application while the connection is
-    watched for the client's end."""
+    """The layer that refuses what the server cannot take now, reads a JSON body, and calls the application.
+
+    The connection is watched for the client's departure while the application runs.
+    """
 
     def __init__(self, app: App, lifecycle: Lifecycle) -> None:
         self._app = app
@@ -63,7 +65,7 @@ class BodyReader:
 
 
 def _replay(body: bytes, exchange: Exchange) -> Receive:
-    """ASGI's `receive` for a body that was read: all of it, then the client's end."""
+    """Return an ASGI `receive` that delivers a body already read, and then waits for the client to leave."""
     pieces = [body]
 
     async def receive() -> Message:

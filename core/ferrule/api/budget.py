@@ -1,8 +1,9 @@
-"""`Budget`: room for bodies and the values in them, reserved before a body is read: for one exchange, a key, and all.
+"""The memory budget for request bodies and the values decoded from them.
 
-When there is no room, reading pauses for a while (the client feels that as flow control), and then the request is
-refused. A body of a megabyte or more reserves all of its room at once and in turn, so that bodies which are half here
-never wait for each other; and one that hardly moves while others wait is ended.
+Room is reserved before a body is read, within limits for one exchange, for one API key and for all together. When there
+is no room, reading pauses for a while (the client feels that as flow control), and then the request is refused. A body
+of a megabyte or more reserves all of its room at once, one such body after another, so that half-read bodies never wait
+for each other. A body that hardly makes progress while others wait for room is ended.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrule.errors import FerruleError, OverloadedError, TooLargeError, TooSlowError, UnavailableError
-from ferrule.wire.buffers import Buffers, Share
+from ferrule.shared_memory.buffers import Buffers, Share
 
 LARGE = 1 << 20  # bytes of a body that gets its room at once
 _LARGE_PART = 0.75  # of the limit that such bodies may fill: what they turn out to hold needs some more
@@ -27,7 +28,7 @@ _SLOWEST = 60  # and this part of what it has reserved
 
 @dataclass(eq=False)
 class Claim:
-    """What one exchange keeps. `end` stops the exchange."""
+    """The memory reserved for one exchange. `end` stops the exchange."""
 
     share: Share
     end: Callable[[FerruleError], None]
@@ -38,7 +39,11 @@ class Claim:
 
 
 class Budget:
-    """Of one process. With `several_keys`, one gets half of it at most. A wait for room ends after `patience`."""
+    """The memory budget of one process.
+
+    While `several_keys` returns True, one API key gets at most half of the budget. A wait for room is given up after
+    `patience` seconds.
+    """
 
     def __init__(self, buffers: Buffers, several_keys: Callable[[], bool] = bool, patience: float = 10.0) -> None:
         self.buffers = buffers
@@ -50,7 +55,7 @@ class Budget:
 
     @contextmanager
     def claim(self, end: Callable[[FerruleError], None]) -> Iterator[Claim]:
-        """For the length of an exchange."""
+        """Register an empty claim for the length of a block; its memory is released at the end."""
         claim = Claim(self.buffers.share(), end)
         self._claims.add(claim)
         try:
@@ -60,9 +65,9 @@ class Budget:
             self.resize(claim, 0)
 
     async def grow(self, claim: Claim, num_bytes: int, turn: bool = False) -> None:
-        """Reserve more, when there is room; with `turn` as a large body does.
+        """Reserve `num_bytes` more for a claim, waiting for room; `turn` reserves them as a large body does.
 
-        Raises TooLargeError, OverloadedError (the key has too much), UnavailableError (all have).
+        Raises TooLargeError, OverloadedError (the key has used its part), UnavailableError (the budget is used up).
         """
         if self._room(claim, num_bytes, turn) and not (turn and self._turn.locked()):
             self.resize(claim, claim.share.size + num_bytes)
@@ -89,7 +94,7 @@ class Budget:
         raise self._refusal(claim, num_bytes)
 
     def resize(self, claim: Claim, size: int) -> None:
-        """Set what a claim has, room or not."""
+        """Set the number of bytes that a claim has, whether there is room or not."""
         more = size - claim.share.size
         claim.share.grow(more)
         self._keys[claim.key] += more
@@ -98,7 +103,7 @@ class Budget:
 
     @property
     def most(self) -> int:
-        """What a large body may reserve."""
+        """The number of bytes that a large body may reserve."""
         return min(self._limit(True), self._key_limit)
 
     @property
@@ -120,7 +125,7 @@ class Budget:
         self.resize(claim, claim.share.size + num_bytes)
 
     def _end_slow(self) -> None:
-        """End exchanges whose bodies have room that others wait for, and hardly come in."""
+        """End exchanges whose bodies hardly make progress while others wait for the room that they have."""
         now = time.monotonic()
         for claim in self._claims:
             if not claim.reading or claim.share.size < _SLOW:

@@ -1,4 +1,6 @@
-"""What the layers around the application know of one call. Each finds it in the scope, and adds what it found out."""
+"""One call as the layers around the application know it. Each layer finds the call in the scope and adds its
+findings.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]  # as ASGI's, 
 
 @dataclass(slots=True)
 class Call:
-    """One call. `entry` and `caller` are set once it is known who calls, and that there is such a route."""
+    """One HTTP call. `CallerCheck` sets `entry` and `caller` once the caller is authorised and the route is found."""
 
     path: str  # as it came, without the server's root
     headers: dict[str, str]

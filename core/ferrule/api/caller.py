@@ -1,4 +1,4 @@
-"""The second layer: who calls, whether they may, and whether what they call is there. In this order."""
+"""The second layer: checks who calls, whether they may, and whether the route exists, in this order."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class CallerCheck:
-    """Passes on what may be called, with its route. The key comes before anything that tells what exists."""
+    """The layer that authorises a call, finds its route, and passes the call on.
+
+    The key is checked before any answer that tells whether a route exists.
+    """
 
     def __init__(self, app: ASGIApp, config: Config, table: PathTable, keys: Keys, hooks: HookRunner) -> None:
         self._app = app
@@ -54,7 +57,7 @@ class CallerCheck:
             await self._app({**scope, "method": entry.method, "path": path, SCOPE_KEY: answer}, receive, send)
 
     def _check_browser(self, scope: Scope, call: Call) -> None:
-        """Raise ForbiddenError for what only a browser sends, misled by somebody else's page."""
+        """Raise ForbiddenError for a request that only a browser sends when another site's page misleads it."""
         headers = call.headers
         if not self._keys.callers:
             self._hosts.check(host_of([value for name, value in scope["headers"] if name == b"host"]))
@@ -64,7 +67,7 @@ class CallerCheck:
             check_origin(origin, headers.get("host", ""), content_type, authorised, self._front.allowed_origins)
 
     def _authorise(self, scope: Scope, call: Call, access: Access) -> Caller | None:
-        """Ask the hooks, and without their word the key. Raises UnauthorisedError."""
+        """Ask the hooks, and check the key if they do not decide. Raises UnauthorisedError."""
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], call.path, call.headers, client))
         if verdict is False:

@@ -1,4 +1,4 @@
-"""The body that a layer has decoded, handed to FastAPI in the place of its own decoding."""
+"""Hands the body that `BodyReader` has decoded to FastAPI, so that it is not decoded again."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class _Decoded(Request):
 
 
 class _Handing:
-    """Makes a route's handler, as `APIRoute.get_route_handler` does, for requests that are decoded."""
+    """A replacement for `APIRoute.get_route_handler` whose handlers receive requests with decoded bodies."""
 
     def __init__(self, make: Callable[[], Handler]) -> None:
         self._make = make
@@ -42,8 +42,10 @@ class _Handing:
 
 
 def hand_decoded(router: APIRouter) -> None:
-    """Have all routes of a router find their bodies decoded. It may be included in several applications: once is
-    enough."""
+    """Have all routes of a router find their bodies already decoded.
+
+    A router that several applications include is changed once.
+    """
     for context in iter_route_contexts(router.routes):
         route = context.original_route
         if isinstance(route, APIRoute) and not isinstance(route.get_route_handler, _Handing):

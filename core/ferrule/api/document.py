@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's, with what the layers do around every route."""
+"""The OpenAPI document: FastAPI's document, completed with what the layers do around every route."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _FASTAPI_ERRORS = ("HTTPValidationError", "ValidationError")
 
 
 def describe(app: FastAPI, served: Sequence[Entry], config: Config) -> dict[str, Any]:
-    """An OpenAPI 3.1 document of the routes that are `served`."""
+    """Return an OpenAPI 3.1 document of the routes that are `served`."""
     routes = list({id(entry.route): entry.route for entry in served}.values())  # each once, whatever its methods
     used = {str(tag) for route in routes for tag in route.tags}
     document = get_openapi(
@@ -75,7 +75,7 @@ def _order(tag: str) -> tuple[int, str]:
 
 
 def _with_definitions(document: dict[str, Any]) -> dict[str, Any]:
-    """Definitions inside schemas go to the components, where FastAPI's own are."""
+    """Move the definitions inside schemas to the document's components, where FastAPI's own are."""
     found: dict[str, Any] = {}
 
     def lift(part: dict[str, Any]) -> dict[str, Any]:
@@ -91,7 +91,7 @@ def _with_definitions(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
-    """Add who may call the route, and every error that it may answer."""
+    """Add to an operation who may call it, and every error that it may answer."""
     words = [word.strip("{}") for word in (entry.route.path_format or "").split("/") if word]
     operation["operationId"] = "_".join([entry.method.lower(), *words]).replace(".", "_")
     secrets = [_SECRETS[entry.access], *entry.dialect.key_headers] if entry.access in _SECRETS else []
@@ -121,7 +121,7 @@ def _complete(operation: dict[str, Any], entry: Entry, config: Config) -> None:
 
 
 def _events(event: Mapping[str, Any], error: Mapping[str, Any], dialect: Dialect) -> dict[str, Any]:
-    """The schema of a stream; before OpenAPI 3.2 it is that of one event."""
+    """Return the schema of a stream of events; OpenAPI before 3.2 describes the whole by the schema of one event."""
     content = {"anyOf": [event, error]}
     if type(dialect).event is not Dialect.event or dialect.last != OPENAI.last:
         return content

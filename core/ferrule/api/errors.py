@@ -1,4 +1,4 @@
-"""From an exception to what a client is told about it. No other exception's text ever reaches a client."""
+"""Translates exceptions into what a client is told. The text of an unexpected exception never reaches a client."""
 
 from __future__ import annotations
 
@@ -35,8 +35,11 @@ def log_unexpected(doing: str) -> None:
 def failure_of(
     exc: BaseException, log_fault: Callable[[str], None] = log_unexpected, doing: str = "a request"
 ) -> Failure:
-    """Describe an exception that is being handled to a client. One that is not ours is logged by `log_fault`, with what
-    was going on (`doing`), and becomes a 500 without its text."""
+    """Describe to a client an exception that is being handled.
+
+    An exception that is not Ferrule's own is logged by `log_fault` with what was going on (`doing`), and becomes a 500
+    without its text.
+    """
     if isinstance(exc, HTTPException) and isinstance(exc.__cause__, FerruleError):
         exc = exc.__cause__  # FastAPI words whatever goes wrong while it reads a body as "an error parsing the body"
     match exc:
@@ -70,7 +73,7 @@ def _failure(
 
 
 def _headers(error: RequestError) -> Iterator[tuple[str, str]]:
-    """Yield what HTTP asks for beside the status."""
+    """Yield the headers that HTTP requires beside the status."""
     if isinstance(error, MethodError):
         yield "allow", ", ".join(error.allow)
     elif isinstance(error, OverloadedError):

@@ -1,4 +1,4 @@
-"""A request's body on its way in: limits of size and time, content type, strict JSON."""
+"""Reads a request's body: limits of size and time, content type, strict JSON."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _PIECE = 1 << 16  # bytes scanned without giving other requests a turn
 
 
 class Intake:
-    """Reads one request's body under the limits. `done` tells whether all of it was read.
+    """The body of one request, read under the limits. `done` tells whether all of it was read.
 
-    `claim` is what the exchange has of the `budget`: while the body comes, its bytes; then the value's, about.
+    `claim` is the exchange's part of the `budget`: the body's bytes while it arrives, then about the size of its value.
     """
 
     def __init__(
@@ -40,7 +40,7 @@ class Intake:
         self._told = False  # that handler was told that this is all
 
     async def json(self) -> tuple[bytes, Any]:
-        """The whole body, and the value that it holds.
+        """Read the whole body, and return it with the value that it holds.
 
         Raises RequestError, ClientGone, UnavailableError.
         """
@@ -63,8 +63,10 @@ class Intake:
         return bytes(body), value
 
     async def receive(self) -> Message:
-        """ASGI's `receive` for handlers that read the body themselves: the body under the limits, then the client's
-        end, which may take its time."""
+        """Serve as ASGI's `receive` for handlers that read the body themselves.
+
+        Messages bring the body under the limits, and then the client's departure, which may take its time.
+        """
         if self._told:
             return await self._disconnect()
         piece = b"" if self.done else await self._next()
@@ -94,7 +96,7 @@ class Intake:
             raise RequestError("The body must be UTF-8.", "Content-Type")
 
     async def _read(self, piece: bytes) -> tuple[bytearray, JsonScan]:
-        """All of the body, of which the first piece is here, scanned as it arrives."""
+        """Read the rest of a body whose first piece is given, and return all of it, scanned as it arrived."""
         body = bytearray()
         scan = JsonScan(self._limits.max_json_depth, self._limits.max_json_values)
         while True:
@@ -109,7 +111,9 @@ class Intake:
             piece = await self._next()
 
     async def _reserve(self, total: int) -> None:
-        """Room for the bytes that are here; once they are a megabyte, for the whole body and as much for its value."""
+        """Reserve room for the bytes received; from a megabyte on, for the whole body and as much again for its
+        value.
+        """
         has = self._claim.share.size
         if total <= has:
             return
@@ -143,21 +147,22 @@ class Intake:
         return body
 
     async def watch(self, exchange: Exchange) -> None:
-        """Stop the exchange when the client leaves, once all of the body is here: until then it is the handler's to
-        read."""
+        """Stop the exchange when the client leaves after the whole body has arrived; until then the handler reads
+        it.
+        """
         if not self.done:
             await self._handed_over.wait()
         await self._disconnect()
         exchange.stop(ClientGone())
 
     async def skip(self) -> None:
-        """Drop a small body that is about to be here, so that the connection can go on after an early answer."""
+        """Drop a small body that is about to arrive, so that the connection can go on after an early answer."""
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) <= _PIECE:
             await self.linger(_SKIP_SECONDS, _PIECE)
 
     async def linger(self, seconds: float, num_bytes: int) -> None:
-        """Read and drop what is still on its way, so that the client gets to read an early answer."""
+        """Read and drop the rest of the body, so that the client gets to read an early answer."""
         try:
             async with asyncio.timeout(seconds):
                 while not self.done and num_bytes > 0:

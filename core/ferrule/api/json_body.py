@@ -1,6 +1,6 @@
-"""From the bytes of a body to the JSON value in it, without trusting a byte of it.
+"""Decodes a body's bytes, which are not trusted, into a JSON value.
 
-The scan comes first and bounds what decoding may cost: nesting, number of values, length of integers. It is linear,
+A scan comes first and bounds what decoding may cost: nesting, number of values, length of integers. The scan is linear,
 runs at the speed of `bytes` methods and can be fed as the bytes arrive.
 """
 
@@ -44,7 +44,7 @@ _OPENING = frozenset(b"[{")
 
 
 class JsonScan:
-    """Feed it a body in pieces; it raises RequestError as soon as a limit is passed."""
+    """A scanner that is fed a body in pieces and raises RequestError as soon as a limit is passed."""
 
     def __init__(self, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> None:
         self.has_long_int = False  # an integer that does not fit in 64 bits was seen outside strings
@@ -75,12 +75,12 @@ class JsonScan:
 
     @property
     def num_bytes(self) -> int:
-        """What the value will take in memory, about."""
+        """An estimate of the bytes that the decoded value will take in memory."""
         units = self._cost - _COST * self._num_strings // 2  # a string takes half of what it costs
         return units * _VALUE_BYTES + self._num_text * self._width
 
     def _feed_plain(self, piece: bytes) -> None:
-        """Without escapes every quotation mark begins or ends a string."""
+        """Scan a piece without escapes, in which every quotation mark begins or ends a string."""
         parts = piece.split(b'"')
         self._between(b"".join(parts[self._in_string :: 2]), len(piece))
         self._add_strings((len(parts) - self._in_string) // 2)
@@ -101,7 +101,7 @@ class JsonScan:
         self._cost += _COST * count
 
     def _after_string(self, piece: bytes) -> bytes:
-        """Skip to the end of the open string; what follows it, or nothing."""
+        """Skip to the end of the open string, and return the bytes behind it, if any."""
         if self._escaped and piece:
             piece, self._escaped = piece[1:], False
         match = _STRING_REST.match(piece)
@@ -111,7 +111,7 @@ class JsonScan:
         return piece[place + 1 :]
 
     def _between(self, text: bytes, length: int) -> None:
-        """What stands outside strings, in a piece of `length` bytes."""
+        """Count the text that stands outside strings in a piece of `length` bytes."""
         self._num_text += length - len(text)
         self._num_blank = self._num_blank + length if len(text) == length and text.isspace() else 0
         if self._num_blank > _MAX_BLANK:
@@ -132,7 +132,7 @@ class JsonScan:
 
 
 def _exceeds(text: bytes) -> bool:
-    """True when a text without strings holds an integer outside 64 bits."""
+    """Return whether a text without strings holds an integer outside 64 bits."""
     if _LONG_RUN not in text.translate(_AS_ZERO):
         return False
     for sign, digits in _LONG_INT.findall(text):
@@ -142,7 +142,7 @@ def _exceeds(text: bytes) -> bool:
 
 
 def scan_whole(body: bytes, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> JsonScan:
-    """Scan a body that is here as a whole; the common small one costs a few microseconds."""
+    """Scan a complete body; the common small one costs a few microseconds."""
     scan = JsonScan(max_depth, max_values)
     if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
         scan.feed(body)
@@ -155,14 +155,14 @@ _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def decode(body: bytes | bytearray, scan: JsonScan) -> Any:
-    """The value. Raises RequestError; the message never repeats a value of the client's."""
+    """Return the value of a scanned body. Raises RequestError, whose message never repeats a value from the body."""
     with _refusing(body):
         value = _decoder.decode(body)
     return _checked(value, body, scan)
 
 
 async def decode_large(body: bytes | bytearray, scan: JsonScan) -> Any:
-    """As `decode`, with turns for others."""
+    """Return the value of a body as `decode` does, giving other tasks their turns while a large one is decoded."""
     if len(body) <= _SMALL:
         return decode(body, scan)
     turns = decode_in_turns(body)

@@ -1,7 +1,7 @@
-"""Decoding a large JSON text piece by piece, so that other requests get their turn between two of them.
+"""Decodes a large JSON text piece by piece, so that other requests get their turns between the pieces.
 
-A decoder in C holds the interpreter until it is done: 280 ms for four million numbers. So the text is cut where it may
-be: an object into its fields, a list into its items, numbers and long strings into runs of them.
+A decoder in C holds the interpreter until it is done: 280 ms for four million numbers. The text is therefore cut: an
+object into its fields, a list into its items, and lists of numbers and long strings into runs.
 """
 
 from __future__ import annotations
@@ -30,7 +30,10 @@ _WHOLE = re.compile(rb"(?:[^\\]++|\\.)*+", re.DOTALL)  # characters and escapes,
 
 
 def decode_in_turns(text: Text) -> Turns:
-    """A generator that yields between two pieces and returns the value. Raises what a decoder raises."""
+    """Decode a text as a generator that yields between two pieces and returns the value.
+
+    Raises what msgspec's decoder raises.
+    """
     start = _begin(text)
     first = bytes(memoryview(text)[start : start + 1])
     if len(memoryview(text)) <= PIECE:
@@ -75,7 +78,7 @@ def _list(text: Text) -> Turns:
 
 
 def _is_flat(text: Text) -> Generator[None, None, bool]:
-    """Whether a list has no strings, lists and objects in it."""
+    """Return whether a list contains no strings, lists and objects, yielding now and then."""
     start, end = _begin(text) + 1, len(memoryview(text))
     for place in range(start, end, 1 << 20):
         if _INNER.search(text, place, min(end, place + (1 << 20))):
@@ -85,13 +88,13 @@ def _is_flat(text: Text) -> Generator[None, None, bool]:
 
 
 def _begin(text: Text) -> int:
-    """Where the value begins."""
+    """Return the index at which the value begins, behind white space."""
     match = _SPACE.match(text)
     return match.end() if match else 0
 
 
 def _numbers(text: Text) -> Turns:
-    """A list of numbers and other values without items of their own."""
+    """Decode a list of numbers, booleans and nulls in runs."""
     found: list[Any] = []
     view = memoryview(text)
     start, comma = _begin(text) + 1, re.compile(b",")
@@ -109,7 +112,7 @@ def _numbers(text: Text) -> Turns:
 
 
 def _string(text: Text) -> Turns:
-    """A string without white space around it."""
+    """Decode a string without white space before it in runs."""
     view = memoryview(text)
     parts: list[str] = []
     start, end = 1, len(view) - 1
@@ -122,7 +125,10 @@ def _string(text: Text) -> Turns:
 
 
 def _cut(text: Text, start: int, end: int) -> int:
-    """Where to cut a string that goes on from `start`, where an escape may begin; 0 when no place is found."""
+    """Return an index at which to cut a string, or 0 when none is found.
+
+    The rest of the string begins at `start`, where an escape may begin.
+    """
     if cut := _CUT.search(text, start + PIECE, min(start + 2 * PIECE, end)):
         return cut.end()
     whole = _WHOLE.match(text, start, start + PIECE)  # in a run of backslashes only their count tells

@@ -1,4 +1,4 @@
-"""The server's states, the exchanges that are open, and the service behind them.
+"""The server's states, its open exchanges, and the service behind them.
 
     starting ─► ready ─► draining
         └─────────┴─────────┴────► dead
@@ -20,7 +20,7 @@ from ferrule.errors import EngineDead, FerruleError, OverloadedError, Unavailabl
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
-from ferrule.wire.board import LOAD, STATE, STATES, Board
+from ferrule.shared_memory.board import LOAD, STATE, STATES, Board
 
 T = TypeVar("T")
 
@@ -35,13 +35,13 @@ _EARLY = 4096  # calls that are remembered until the engine is ready
 
 
 class ClientGone(FerruleError):
-    """The client has left: nobody is there to be answered."""
+    """The client has left, so that no answer can be sent."""
 
 
 class Exchange:
-    """One request and its answer. What runs on its behalf is a task, which `stop` cancels.
+    """One request and its answer. Work done for it runs in a task, which `stop` cancels.
 
-    Work may run other work: then it is the inner one that is cancelled, and the outer one sees why.
+    Work may run further work through `run`: then the inner task is cancelled, and the outer one sees the cause.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Exchange:
     def stop(self, cause: FerruleError) -> None:
         """End the work; `run` then raises `cause`. The first cause stays.
 
-        A client that leaves with its whole answer ends nothing: background tasks and dependencies come to their end.
+        A client that leaves after its whole answer ends nothing, so that background tasks and dependencies finish.
         """
         if isinstance(cause, ClientGone):
             self.gone.set()
@@ -70,11 +70,14 @@ class Exchange:
         await self.gone.wait()
 
     def forget(self) -> None:
-        """The exchange is over. A cause that was raised has a traceback, and its frames have this object: a cycle."""
+        """Drop the cause at the end of the exchange, which breaks a reference cycle.
+
+        A raised cause has a traceback, whose frames refer to this object.
+        """
         self._cause = None
 
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
-        """Await `work`, or raise what the exchange was stopped for once the work has unwound."""
+        """Await `work`, or raise the cause of the exchange's stop once the work has unwound."""
         if self._cause is not None:
             work.close()
             raise self._cause
@@ -92,7 +95,7 @@ class Exchange:
 
 
 class Lifecycle:
-    """State of this process. Used on the event loop only."""
+    """The state of this process. Use it on the event loop only."""
 
     def __init__(self, board: Board | None = None) -> None:
         self.board = board or Board()
@@ -108,18 +111,20 @@ class Lifecycle:
         self._quiet.set()
 
     def ready(self, service: Service) -> None:
-        """The engine is up: requests may come. Ignored when a drain or a death came first."""
+        """Admit requests, now that the engine has started. Does nothing when a drain or the engine's death came
+        first.
+        """
         if self.state == STARTING:
             self.live.attach(service)
             self._enter(READY, "")
 
     def drain(self) -> None:
-        """No new work from here on."""
+        """Refuse new work from now on."""
         if self.state != DEAD:
             self._enter(DRAINING, "The server is shutting down.")
 
     def die(self, detail: str) -> None:
-        """The engine is gone: every open exchange ends with an error. `detail` is fit for clients."""
+        """Record the engine's death, and end every open exchange with an error. `detail` is fit for clients."""
         self._enter(DEAD, detail)
         self.cut(EngineDead(detail))
         self.died.set()
@@ -129,7 +134,7 @@ class Lifecycle:
         self.board.put(STATE, STATES.index(state))
 
     def cut(self, cause: FerruleError) -> None:
-        """End every open exchange."""
+        """End every open exchange with `cause`."""
         for exchange in list(self._open):
             exchange.stop(cause)
 
@@ -153,25 +158,25 @@ class Lifecycle:
         return len(self._open)
 
     def work(self, exchange: Exchange) -> None:
-        """The exchange brings work: it counts as load until it ends."""
+        """Count an exchange that brings work as load until it ends."""
         exchange.works = True
         self.board.add(LOAD, 1)
 
     @property
     def load(self) -> int:
-        """Of all API processes."""
+        """The number of open exchanges with work, in all API processes."""
         return self.board.total(LOAD)
 
     def at_once(self) -> int:
         """Return how many requests with a body begin in one turn of the event loop.
 
-        Many, so that the last of a burst hears soon that the queue has no place for it; but few once it has none, or
-        refusing clients that ask again at once could take the whole processor.
+        The number is large while the queue has room, so that the last request of a burst hears soon when the queue is
+        full. It is small after a refusal, or refusing clients that retry at once could take the whole processor.
         """
         return _FEW if time.monotonic() < self._full_until else _MANY
 
     def check_room(self, ahead: int) -> None:
-        """Raise OverloadedError where the queue has no place behind the requests that are `ahead`."""
+        """Raise OverloadedError unless the queue has a place behind `ahead` other requests."""
         try:
             self.service.check_room(ahead)
         except OverloadedError:
@@ -189,7 +194,7 @@ class Lifecycle:
 
 
 class LiveService:
-    """The service as routers see it: every use of it raises UnavailableError until the engine is ready."""
+    """The service as routers see it: every use raises UnavailableError until the engine is ready."""
 
     def __init__(self, lifecycle: Lifecycle) -> None:
         self._lifecycle = lifecycle
@@ -216,12 +221,12 @@ class LiveService:
         return self.engine_health()
 
     def engine_health(self) -> Health:
-        """What the engine says, whatever state this process is in."""
+        """Return the engine's own health, whatever state this process is in."""
         found: Health = self.__getattr__("health")()
         return found
 
     def answered(self, stats: HttpStats) -> None:
-        """Count a call; those before the engine was ready are counted when it is."""
+        """Count a call; calls before the engine is ready are counted once it is."""
         self._early.append(stats)
         while self._early and self._service is not None:
             self._service.answered(self._early.popleft())

@@ -1,4 +1,4 @@
-"""The outermost layer: one exchange for each call, bounds of its path and its query, and the last word on errors."""
+"""The outermost layer: registers one exchange for each call, bounds its path and its query, and answers all errors."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _logger = log.get("api")
 
 
 class Limits:
-    """Passes a call on with its `Call`, and what it raises becomes an answer in the dialect of its path."""
+    """The layer that passes a call on with its `Call`, and answers what is raised in the dialect of the call's path."""
 
     def __init__(self, app: ASGIApp, config: Config, lifecycle: Lifecycle, table: PathTable, budget: Budget) -> None:
         self._app = app
@@ -40,7 +40,7 @@ class Limits:
         self._front = config.frontend
 
     def take(self, config: Config) -> None:
-        """Have other limits from now on."""
+        """Apply the limits of this configuration from now on."""
         self._config = config
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -88,7 +88,9 @@ class Limits:
         return Call(path, headers, methods, exchange, claim, intake, answer)
 
     async def _refuse(self, error: Exception, call: Call) -> None:
-        """Answer with an error, unless FastAPI has, which raises all the same what it did not expect."""
+        """Answer with an error, unless FastAPI has answered: it raises an unexpected exception again after its
+        answer.
+        """
         answer = call.answer
         if answer.ended:
             return

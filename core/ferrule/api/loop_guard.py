@@ -1,4 +1,4 @@
-"""The server watches its own event loop: how late it is, and what it does while it is very late."""
+"""Watches the server's event loop: how late it is, and what it is doing while it is very late."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ _logger = log.get("api")
 
 
 class LoopGuard:
-    """`count` is told of each stall in seconds, on the loop. To be made and closed on the loop."""
+    """A watch over the event loop. `count` is called on the loop with the seconds of each stall.
+
+    Create and close the guard on the loop.
+    """
 
     def __init__(self, count: Callable[[float], None]) -> None:
         self._count = count
@@ -42,7 +45,7 @@ class LoopGuard:
         self._tick = self._loop.call_later(_TICK, self._on_tick)
 
     def _watch(self) -> None:
-        """On a thread: at most one line a minute. A stall has one, whatever its length."""
+        """Log stalls, in a thread of its own: one line for each, and at most one a minute."""
         told, quiet_until = 0.0, 0.0
         while not self._closed.wait(_LONG / 2):
             seen, now = self._seen, time.monotonic()
@@ -58,6 +61,6 @@ class LoopGuard:
 
 
 def _place(frame: FrameType | None) -> str:
-    """The innermost calls of a stack in one line, the innermost first."""
+    """Return the innermost calls of a stack in one line, the innermost first."""
     calls = [f"{call.name} ({Path(call.filename).name}:{call.lineno})" for call in traceback.extract_stack(frame)]
     return " < ".join(calls[: -_CALLS - 1 : -1])

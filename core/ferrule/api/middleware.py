@@ -1,4 +1,6 @@
-"""Around the application: CORS, and the operator's own middleware. All of it stands outside the gate."""
+"""ASGI middleware around the whole application: CORS, and the operator's own. All of it runs before any check of a
+key.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ _READABLE = ("x-request-id", "x-ferrule-ignored-fields", "retry-after")  # by sc
 
 
 def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dialect]) -> ASGIApp:
-    """The application as it is served; the last --middleware is the outermost. Raises ConfigError.
+    """Wrap the application in CORS and `--middleware`, of which the last is the outermost. Raises ConfigError.
 
     `dialect` returns the dialect of a path.
     """
@@ -41,7 +43,9 @@ def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dia
 
 class _Cors(CORSMiddleware):
     def preflight_response(self, request_headers: Headers) -> Response:
-        """A refusal has the shape of OpenAI's errors, whatever the path: no script gets to see it."""
+        """Answer a preflight request. A refusal is an OpenAI error whatever the path, because scripts cannot read
+        it.
+        """
         found = super().preflight_response(request_headers)
         if found.status_code == 200:
             return found
@@ -51,7 +55,10 @@ class _Cors(CORSMiddleware):
 
 
 def _applied(name: str, app: ASGIApp) -> ASGIApp:
-    """A class is ASGI middleware; a coroutine function(request, call_next) is called for each request."""
+    """Import a middleware by name and wrap the application in it. Raises ConfigError.
+
+    A class is ASGI middleware; a coroutine function(request, call_next) is called for each request.
+    """
     try:
         module, _, attribute = name.rpartition(".")
         found: Callable[..., Any] = getattr(import_module(module), attribute)
@@ -69,7 +76,7 @@ def _applied(name: str, app: ASGIApp) -> ASGIApp:
 
 
 async def _failed(dialect: Callable[[bytes], Dialect], request: Request, error: Exception) -> Response:
-    """The answer when a middleware raises before it answered."""
+    """Return the answer to send when a middleware raises before it has answered."""
     failure = failure_of(error)
     body = dialect(raw_path(request.scope)).error(failure)
     return JSON(body, failure.status, dict(failure.headers))

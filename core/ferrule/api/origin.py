@@ -1,4 +1,4 @@
-"""What a web page of somebody else may make a browser send: checks of Host and Origin.
+"""Checks of Host and Origin against requests that another site's page makes a browser send.
 
 A page can have its own domain resolve to the server's address (DNS rebinding): the browser then takes the server for
 the page's own, and sends the page's domain as Host. And a page can send some POST requests anywhere without asking
@@ -22,9 +22,10 @@ _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipa
 
 
 def host_of(values: list[bytes]) -> str:
-    """The host that the Host headers of a request name, lower case, without its port; empty where there is none.
+    """Return the host that a request's Host headers name, in lower case and without its port; empty where there is
+    none.
 
-    Raises RequestError when there are several, or it is not a host (RFC 9112 section 3.2).
+    Raises RequestError when there are several headers, or the value is not a host (RFC 9112 section 3.2).
     """
     if not values:
         return ""
@@ -37,7 +38,7 @@ def host_of(values: list[bytes]) -> str:
 
 
 def is_host(values: list[bytes]) -> bool:
-    """Whether `host_of` takes these headers."""
+    """Return whether `host_of` accepts these headers."""
     try:
         host_of(values)
     except RequestError:
@@ -46,7 +47,9 @@ def is_host(values: list[bytes]) -> bool:
 
 
 class Hosts:
-    """Names under which a server without keys answers: addresses, names that no outsider can own, and those told."""
+    """Host names under which a server without keys answers: addresses, names that no outsider can own, and those
+    `told`.
+    """
 
     def __init__(self, told: Iterable[str]) -> None:
         names = {name.lower().rstrip(".") for name in told}
@@ -55,7 +58,7 @@ class Hosts:
         self._names = names | {socket.gethostname().lower()}
 
     def check(self, host: str) -> None:
-        """Raises ForbiddenError."""
+        """Raise ForbiddenError for a domain that a server without API keys was not told of."""
         private = "." not in host or host.endswith(tuple(f".{domain}" for domain in _PRIVATE))
         if self._any or private or host in self._names or host.endswith(self._suffixes or ("\0",)) or _address(host):
             return
@@ -67,10 +70,10 @@ class Hosts:
 
 
 def check_origin(origin: str, host: str, content_type: str, authorised: bool, allowed: Iterable[str]) -> None:
-    """Raise ForbiddenError for what a page of another origin sends although its browser did not ask before.
+    """Raise ForbiddenError for a request that another origin's page sends without its browser having asked first.
 
-    A browser asks before it sends an Authorization header or a content type such as application/json: with either of
-    them the CORS middleware has had its say.
+    A browser asks before it sends an Authorization header or a content type such as application/json: such requests
+    have passed the CORS middleware.
     """
     if not origin or _same(origin, host):
         return

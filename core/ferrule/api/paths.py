@@ -1,7 +1,7 @@
-"""What a path offers, as far as the layers around the application must know it. FastAPI itself routes the call.
+"""The table of what each path offers, for the layers around the application. FastAPI itself routes the call.
 
-Paths are compared byte for byte as they came; escapes are for values of parameters. A path that would lead elsewhere
-once it is decoded is not there, so that nothing can be confused.
+Paths are compared byte for byte as they arrive; escapes are only for values of parameters. A path that would match
+another route once decoded is treated as absent, so that the layers and FastAPI never disagree.
 """
 
 from __future__ import annotations
@@ -48,12 +48,12 @@ class Entry:
 
 
 class PathTable:
-    """Built once, of routes in the order in which FastAPI tries them.
+    """A table of routes, in the order in which FastAPI tries them.
 
-    `root` is the prefix below which a proxy has the server; calls come with and without it.
-    `admin` says whether routes for administration are served; FastAPI has them in any case.
-    `absent` says of paths that are not there, or with a last `/` of all below them, what would be right; `dialects`
-    how errors look there.
+    `root` is the prefix below which a proxy has the server; calls come with and without it. `admin` says whether routes
+    for administration are served; FastAPI has them in any case. `absent` maps paths that are not served to advice for
+    the caller, and `dialects` maps paths to the dialect of errors there; a path that ends in `/` stands for all paths
+    below it.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PathTable:
         return _covering(self._dialects, path[:_SHOWN]) or OPENAI
 
     def dialect_of(self, raw: bytes) -> Dialect:
-        """Return the dialect of a path that comes to nothing before it is routed."""
+        """Return the dialect for a path whose call fails before it is routed."""
         path = self.path_of(raw)
         return self.dialect(self.methods(path), "", path)
 
@@ -123,7 +123,10 @@ class PathTable:
         return entry
 
     def _advice(self, path: str) -> str:
-        """What a wrong path may have meant. Admin routes are not told: the caller may lack their key."""
+        """Return advice on what a wrong path may have meant, or an empty text.
+
+        Admin routes are not named, because the caller may lack their key.
+        """
         tidy = _tidy(path)
         if tidy != path and (found := self.methods(tidy)) and access_of(found) is not Access.ADMIN:
             return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
@@ -148,7 +151,7 @@ def check_query(scope: Mapping[str, Any]) -> None:
 
 
 def decoded(path: str) -> str | None:
-    """Return a path without escapes; None where it would be no text, or not printable."""
+    """Return a path without escapes; None where the result would not be printable text."""
     try:
         plain = unquote_to_bytes(path.encode("latin-1")).decode("utf-8")
     except UnicodeDecodeError:
@@ -162,12 +165,12 @@ def entry_for(methods: Mapping[str, Entry], method: str) -> Entry | None:
 
 
 def access_of(methods: Mapping[str, Entry]) -> Access:
-    """What it takes to be told of a path."""
+    """Return the access that a caller needs to be told what a path offers."""
     return Access.ADMIN if any(entry.access is Access.ADMIN for entry in methods.values()) else Access.KEY
 
 
 def allowed_methods(methods: Iterable[str]) -> list[str]:
-    """For the Allow header."""
+    """Return the methods for the Allow header, sorted; GET implies HEAD."""
     names = set(methods)
     return sorted(names | ({"HEAD"} if "GET" in names else set()))
 

@@ -156,7 +156,7 @@ class GuardedProtocol(HttpToolsProtocol):
                 self.cycle.keep_alive = False  # its answer says that it is the last one
 
     def _check_head(self) -> None:
-        """Refuse what another server on the way might read in another way."""
+        """Refuse a head that another server on the way might read differently."""
         version = self.parser.get_http_version()
         hosts = [value for name, value in self.headers if name == b"host"]
         codings = [value.strip().lower() for name, value in self.headers if name == b"transfer-encoding"]
@@ -206,7 +206,7 @@ class GuardedProtocol(HttpToolsProtocol):
         self._refuse(TooSlowError(f"No complete headers within {self.limits.header_timeout:g} s."))
 
     def send_400_response(self, msg: str) -> None:
-        """The parser, or one of the callbacks above, refused what was received."""
+        """Refuse a request that the parser, or one of the callbacks above, did not accept."""
         if self._deaf:
             return
         self._refuse(self._refusal or RequestError("The request is not valid HTTP/1.1."))
@@ -214,8 +214,8 @@ class GuardedProtocol(HttpToolsProtocol):
     def _refuse(self, error: FerruleError) -> None:
         """Answer with an error and close; in the middle of another answer, only close.
 
-        What the client still sends is dropped for a moment: closing at once would reset the connection, and with it
-        the answer.
+        What the client still sends is dropped for a moment: closing at once would reset the connection, and lose the
+        answer.
         """
         self._refusal = error
         if self.transport.is_closing():
@@ -242,7 +242,9 @@ class GuardedProtocol(HttpToolsProtocol):
 
 
 def protocol_class(limits: LimitsConfig, lifecycle: Lifecycle) -> type[GuardedProtocol]:
-    """Return the protocol with its limits, as uvicorn takes it. Its connections share the turns of one event loop, in
-    each of which `Lifecycle.at_once` requests with a body begin."""
+    """Return a protocol class with these limits, as uvicorn takes it.
+
+    Its connections share the turns of one event loop, in each of which `Lifecycle.at_once` requests with a body begin.
+    """
     shared = {"limits": limits, "lifecycle": lifecycle, "turns": Turns(lifecycle.at_once)}
     return type("Protocol", (GuardedProtocol,), shared)

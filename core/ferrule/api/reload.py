@@ -1,4 +1,4 @@
-"""What SIGHUP brings up to date in a process that serves HTTP, without a restart."""
+"""Reloads at SIGHUP the settings of a process that serves HTTP, without a restart."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _logger = log.get("api")
 
 
 class Reloads:
-    """Each component that can take new values registers here what it reloads, and how.
+    """The settings that SIGHUP reloads: each component that can take new values registers what it reloads, and how.
 
-    `apply` gets the configuration as it is now, and takes from it, and from the files that it names, what is its own.
-    It changes nothing when it raises FerruleError, OSError or ValueError. An option whose value counts must also be in
+    `apply` gets the present configuration, and takes the component's own part of it and of the files that it names. It
+    changes nothing when it raises FerruleError, OSError or ValueError. An option whose value counts must also be in
     `ferrule.launch.reload.RELOADED`; a file's content, under an option that stays the same, need not.
     """
 
@@ -30,7 +30,7 @@ class Reloads:
 
     @contextmanager
     def on_hangup(self, reread: Callable[[], Config]) -> Iterator[None]:
-        """For the length of a block, reload at SIGHUP. `reread` raises FerruleError, OSError or ValueError."""
+        """Reload at SIGHUP for the length of a block. `reread` raises FerruleError, OSError or ValueError."""
 
         def reload() -> None:
             try:

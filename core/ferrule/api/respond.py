@@ -1,4 +1,4 @@
-"""The way back: what every answer gets, errors, and streams of events, in the dialect of a protocol."""
+"""Sends answers: headers of every answer, errors, and streams of events, in the dialect of a protocol."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ferrule.api.intake import Intake, Message
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.interfaces.dialect import OPENAI, Dialect, Failure, encode
 from ferrule.interfaces.router import JSON, SCOPE_KEY, EventStream, RequestInfo
-from ferrule.wire.buffers import Share
+from ferrule.shared_memory.buffers import Share
 
 _logger = log.get("api")
 
@@ -25,11 +25,11 @@ _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
 class Answer:
-    """One answer: what was sent of it, and the sending. It is the `Frame` of `ferrule.interfaces.router`.
+    """One answer: sends it and records what was sent. It is the `Frame` of `ferrule.interfaces.router`.
 
     `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets the
-    dialect's ping; 0: never. An error that comes before the body was read to its end closes the connection, and its
-    last byte waits for `end`: until then the answer `lingers`, or the client would not get to read it.
+    dialect's ping; 0: never. An error that comes before the body was read to its end closes the connection, and the
+    answer's last byte waits for `end`: until then the answer `lingers`, or the client would not get to read it.
     """
 
     dialect: Dialect = OPENAI
@@ -54,7 +54,7 @@ class Answer:
         self.last_write = 0.0
 
     async def send(self, message: Message) -> None:
-        """ASGI's `send` for the application."""
+        """Serve as ASGI's `send` for the application."""
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.lingers = self.status >= 400 and not self._intake.done
@@ -79,12 +79,14 @@ class Answer:
             yield "x-ferrule-ignored-fields", names
 
     async def end(self) -> None:
-        """Send the end of an answer that was held back, or will not come."""
+        """Send the end of an answer that was held back, or of one that failed after its start."""
         self.lingers = False
         await self.write(b"", more=False)
 
     async def _send_pieces(self, body: bytes) -> bytes:
-        """Send a large body while the client reads it; returns the last piece of it. It is counted until then."""
+        """Send a large body as the client reads it, and return its last piece. The body counts in `share` until
+        then.
+        """
         if self.share is not None:
             self.share.grow(len(body))
         last = (len(body) - 1) // _PIECE * _PIECE
@@ -101,7 +103,9 @@ class Answer:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def describe(self, error: BaseException) -> Failure:
-        """Return what the client is told for the exception that is being handled: it is the first that counts."""
+        """Return what the client is told for the exception that is being handled. The first exception of an answer
+        counts.
+        """
         if self._failure is None:
             self._failure = failure_of(error, self.log_fault, self.route)
         return self._failure
@@ -155,7 +159,7 @@ class Answer:
 
 
 async def answer_error(request: Request, error: Exception) -> Response:
-    """FastAPI's handler of all exceptions."""
+    """Answer an exception of a route: the handler that FastAPI calls for all exceptions."""
     if isinstance(cause := error.__cause__, ClientGone):  # while FastAPI read the body
         raise cause
     if isinstance(error, ClientGone):

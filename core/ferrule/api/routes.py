@@ -33,7 +33,7 @@ _ANSWERED = (FerruleError, HTTPException, RequestValidationError, Exception)
 
 
 def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[FastAPI, PathTable]:
-    """The application, and the table of its paths. Raises StartupError, PluginError."""
+    """Return the application, and the table of its paths. Raises StartupError, PluginError."""
     routers: list[APIRouter] = []
     entries: list[Entry] = []
     absent: dict[str, str] = {}
@@ -59,7 +59,7 @@ def assemble(config: Config, plugins: Plugins, context: RouterContext) -> tuple[
 
 @dataclass(frozen=True)
 class _Asked:
-    """The answers of one router: its routes, what it says of absent ones, its dialect."""
+    """The answers of one router plugin: its routes, its advice on paths that are not served, and its dialect."""
 
     router: APIRouter
     entries: Sequence[Entry]
@@ -68,7 +68,10 @@ class _Asked:
 
 
 def _rank(asked: _Asked) -> tuple[bool, bool]:
-    """Order routers for FastAPI, which tries routes one after the other: those that generate, then those of work."""
+    """Return a sort key that puts routers which generate first, and then those whose routes take a body.
+
+    FastAPI tries routes one after the other.
+    """
     entries = asked.entries
     return not any(entry.room for entry in entries), not any(entry.body is not None for entry in entries)
 
@@ -87,7 +90,10 @@ def _asked(plugins: Plugins, name: str, context: RouterContext) -> _Asked:
 def entries_of(
     router: APIRouter, faults: Callable[[str], None] = log_unexpected, dialect: Dialect = OPENAI
 ) -> Iterator[Entry]:
-    """A router's routes by method, with those of routers that it includes. `faults` logs what a handler raises."""
+    """Yield a router's routes by method, with those of routers that it includes.
+
+    `faults` logs what a handler raises.
+    """
     for route in iter_route_contexts(router.routes):
         if not isinstance(route.original_route, APIRoute):
             kind = type(route.original_route).__name__
@@ -99,7 +105,7 @@ def entries_of(
 
 
 def application(config: Config, routers: Sequence[APIRouter], served: Sequence[Entry]) -> FastAPI:
-    """FastAPI with these routers; its document describes what is `served` of them."""
+    """Return a FastAPI application with these routers; its document describes those entries that are `served`."""
     app = FastAPI(
         title="Ferrule",
         version=__version__,

@@ -1,4 +1,4 @@
-"""The API process's main: serve on a socket that is already bound, drain on a signal, leave when the engine dies."""
+"""Serves HTTP in an API process: on a socket already bound, until a signal drains it or the engine dies."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from ferrule.errors import EngineDead, FerruleError, StartupError, UnavailableEr
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 Connect = Callable[[], Awaitable[Service]]
 
@@ -43,7 +43,7 @@ _logger = log.get("api")
 
 @dataclass(frozen=True)
 class Front:
-    """What answers HTTP. `context` is that of TLS, None without it."""
+    """The HTTP side of an API process. `context` is its TLS context; None without TLS."""
 
     lifecycle: Lifecycle
     app: ASGIApp
@@ -72,11 +72,13 @@ async def serve(
     connect: Connect,
     reread: Callable[[], Config] | None = None,
 ) -> int:
-    """Serve until a signal or the engine's death; return the process's exit status: 0 for a clean end, 1 after a death,
-    128 + the signal when it came before the engine was ready, or a second one cut the drain short.
+    """Serve until a signal or the engine's death, and return the process's exit status.
 
-    `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the
-    engine is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
+    The status is 0 for a clean end, 1 after the engine's death, and 128 + the signal when it came before the engine was
+    ready, or a second signal cut the drain short.
+
+    `connect` is awaited once, while the server already answers 503 "starting"; it returns the service when the engine
+    is ready, and raises StartupError or EngineDead when that will never be. Raises what `connect` raised as
     StartupError. `reread` reads the configuration at SIGHUP; None: that signal keeps its meaning.
     """
     lifecycle, context = front.lifecycle, front.context
@@ -118,7 +120,7 @@ async def serve(
 
 
 def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """uvloop's, where it is installed."""
+    """Return uvloop's factory of event loops; None where uvloop is not installed."""
     try:
         import uvloop
     except ImportError:
@@ -128,7 +130,7 @@ def loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 class Stop:
-    """SIGTERM, SIGINT or SIGQUIT: the first asks, the second insists."""
+    """A stop by SIGTERM, SIGINT or SIGQUIT: the first signal sets `asked`, the second `insisted`."""
 
     def __init__(self) -> None:
         self.asked = asyncio.Event()
@@ -153,7 +155,9 @@ class Stop:
 
 
 class HttpServer(uvicorn.Server):
-    """uvicorn's server without its signal handlers; a TLS handshake has a time limit, and a burst has its turns."""
+    """A uvicorn server without signal handlers; it limits the time of a TLS handshake and spreads bursts of
+    connections.
+    """
 
     def __init__(self, config: Config, front: Front) -> None:
         super().__init__(_uvicorn_config(config, front))
@@ -211,7 +215,7 @@ async def _open(connect: Connect, lifecycle: Lifecycle) -> None:
 
 
 async def _watch(opening: asyncio.Task[None], lifecycle: Lifecycle) -> None:
-    """Once the engine is ready, notice its death."""
+    """Wait until the engine is ready, and then record its death when it comes."""
     await asyncio.wait([opening])
     while not lifecycle.died.is_set() and lifecycle.live.attached:
         if lifecycle.live.engine_health().state == DEAD:
@@ -228,7 +232,7 @@ async def _after_death(config: Config, stop: Stop) -> None:
 
 
 async def _drain(config: Config, lifecycle: Lifecycle, stop: Stop) -> None:
-    """New work is refused; what runs gets its time, unless the engine dies or a second signal comes."""
+    """Refuse new work, and give open exchanges their time, unless the engine dies or a second signal comes."""
     lifecycle.drain()
     if lifecycle.live.attached:
         _logger.info("draining", open=lifecycle.num_open, timeout=config.frontend.shutdown_timeout)
@@ -238,7 +242,7 @@ async def _drain(config: Config, lifecycle: Lifecycle, stop: Stop) -> None:
 
 
 async def _first(*works: Awaitable[object]) -> None:
-    """Wait for the first of several; the others are cancelled."""
+    """Wait for the first of several awaitables, and cancel the others."""
     tasks = [asyncio.ensure_future(work) for work in works]
     try:
         await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)

@@ -1,4 +1,4 @@
-"""HTTPS: the context that uvicorn makes, errors that name the file, and renewed certificates without a restart."""
+"""HTTPS: a TLS context for uvicorn, errors that name the file at fault, and certificates renewed without a restart."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ _logger = log.get("api")
 
 
 def context_of(front: FrontendConfig) -> ssl.SSLContext | None:
-    """The server's context; None without a certificate. Raises ConfigError that names the option or file at fault."""
+    """Return the server's TLS context; None without a certificate.
+
+    Raises ConfigError that names the option or file at fault.
+    """
     if not front.ssl_certfile:
         if front.ssl_keyfile or front.ssl_ca_certs or front.ssl_cert_reqs:
             raise ConfigError("The --ssl options need --ssl-certfile.", "HTTPS is on when there is a certificate.")
@@ -31,7 +34,7 @@ def context_of(front: FrontendConfig) -> ssl.SSLContext | None:
 
 
 def _fault(front: FrontendConfig, error: OSError | ValueError) -> str:
-    """Say which file or option an error of OpenSSL is about, which names none."""
+    """Describe an OpenSSL error with the file or option that it is about, which OpenSSL does not name."""
     if not isinstance(error, ssl.SSLError):
         return str(error)
     certificate, key = front.ssl_certfile, front.ssl_keyfile or front.ssl_certfile
@@ -63,7 +66,7 @@ def _files(front: FrontendConfig) -> list[str]:
 
 
 def _made(front: FrontendConfig) -> ssl.SSLContext:
-    """Raises ConfigError."""
+    """Create the TLS context of the --ssl options. Raises ConfigError."""
     files = str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE
     options = front.ssl_cert_reqs, front.ssl_ca_certs, front.ssl_ciphers
     try:
@@ -78,7 +81,10 @@ def _made(front: FrontendConfig) -> ssl.SSLContext:
 
 
 def reload(context: ssl.SSLContext, front: FrontendConfig) -> None:
-    """Take the files as they are now for new connections. Raises ConfigError, and keeps the old ones then."""
+    """Use the present content of the files for new connections.
+
+    Raises ConfigError; the old certificates then stay in use.
+    """
     _made(front)  # tried first: a context that was given half of a pair would serve nobody
     context.load_cert_chain(str(front.ssl_certfile), front.ssl_keyfile, _NO_PASSPHRASE)
     if front.ssl_ca_certs:
@@ -86,9 +92,10 @@ def reload(context: ssl.SSLContext, front: FrontendConfig) -> None:
 
 
 async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
-    """Take changed files for new connections, for ever. What does not fit is said, and the old ones stay in use.
+    """Watch the files for ever, and use changed ones for new connections.
 
-    Authorities of clients are added; one that is no longer in the file counts until a restart.
+    Files that do not work are logged, and the old certificates stay in use. Client authorities are only added: one that
+    is no longer in the file counts until a restart.
     """
     used = last = _marks(front)
     while True:
@@ -106,7 +113,9 @@ async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
 
 
 def _marks(front: FrontendConfig) -> list[tuple[int, int, int]]:
-    """What changes with the files' content; nothing of a file that is not there."""
+    """Return values that change with the content of the --ssl files: time, inode and size. Absent files are left
+    out.
+    """
     found = []
     for path in _files(front):
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""A burst of requests has its turns, so that what runs already goes on between them."""
+"""Spreads a burst of requests over turns of the event loop, so that running work goes on in between."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ from collections.abc import Callable
 
 
 class Turns:
-    """Lets `at_once()` through in a turn of the event loop, not more; the others follow later, in their order."""
+    """A gate that lets at most `at_once()` callers through in a turn of the event loop; the others follow in their
+    order.
+    """
 
     def __init__(self, at_once: Callable[[], int]) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -1,8 +1,8 @@
-"""How bodies, parameters and prompts are declared: each field once, as a field of a pydantic model.
+"""Declarations of bodies, parameters and prompts: each field once, as a field of a pydantic model.
 
-The declaration has the field's type and bounds, what it does, and whether this build does anything with it. Validation,
-the OpenAPI document, the search for unknown keys and the wording of refusals all read it. Bounds that depend on the
-model or on the server's options are in `ferrule.frontend.admission.validate`.
+A declaration has the field's type and bounds, what the field does, and whether this build does anything with it.
+Validation, the OpenAPI document, the search for unknown keys and the wording of refusals all read the declaration.
+Bounds that depend on the model or on the server's options are in `ferrule.frontend.admission.validate`.
 """
 
 from ferrule.schema.keys import known_names, printable

@@ -1,4 +1,4 @@
-"""Names of fields: those that a model knows, and those of clients fit to be shown."""
+"""Names of fields: those that a model declares, and a client's own in a form fit to be shown."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from pydantic import TypeAdapter
 
 @lru_cache(maxsize=256)
 def known_names(model: Any) -> frozenset[str]:
-    """Return all names of fields of a model or a union of models, at any depth: candidates for what a misspelt name was
-    meant to be.
+    """Return all field names of a model or a union of models, at any depth, as candidates for the meaning of a misspelt
+    one.
     """
     return frozenset(_names(TypeAdapter(model).json_schema()))
 

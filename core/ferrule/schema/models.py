@@ -1,4 +1,4 @@
-"""Bases of models: `Body` for what comes as JSON, `Arguments` for what Python callers build."""
+"""Bases of models: `Body` for JSON bodies, `Arguments` for values that Python callers build."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What pydantic finds wrong, in our words: the field's path, and what would be right. No value is repeated."""
+"""Translates pydantic's errors into our messages: the field's path, and what would be right. No value is repeated."""
 
 from __future__ import annotations
 

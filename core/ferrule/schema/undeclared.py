@@ -1,4 +1,6 @@
-"""Fields of a body that its models do not declare. FastAPI validates; the models say here what they leave out."""
+"""Fields of a body that its models do not declare. FastAPI validates, and the models report here what they leave
+out.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,9 @@ _MAX_NAMED = 16  # fields that are named
 
 
 class Undeclared:
-    """Collects the fields of one JSON value that no model declares. With `refuses` the model raises instead."""
+    """A collection of the fields of one JSON value that no model declares. With `refuses`, models raise instead of
+    adding.
+    """
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
@@ -24,12 +28,12 @@ class Undeclared:
         self._found: dict[int, tuple[dict[str, Any], list[str]]] = {}  # by the identity of an object in it
 
     def add(self, item: dict[str, Any], names: list[str]) -> None:
-        """Note that an object inside the value has these fields, and that its model does not."""
+        """Note fields that an object inside the value has, and its model does not declare."""
         self._found[id(item)] = item, names
 
     @property
     def places(self) -> tuple[str, ...]:
-        """Return places such as ``a.b[2].c``, fit to be shown; the first few of them."""
+        """The first few undeclared fields as places such as ``a.b[2].c``, fit to be shown."""
         return tuple(islice(self._places(self.value, ""), _MAX_NAMED)) if self._found else ()
 
     def _places(self, value: Any, place: str) -> Iterator[str]:
@@ -52,9 +56,9 @@ _telling: ContextVar[Undeclared | None] = ContextVar("undeclared", default=None)
 
 @contextmanager
 def telling(undeclared: Undeclared) -> Iterator[None]:
-    """Have models tell `undeclared` of fields that they leave out, for the length of a block.
+    """Have models report fields that they leave out to `undeclared`, for the length of a block.
 
-    It is found through the context, because FastAPI calls the models and passes nothing on to them.
+    Models find `undeclared` in a context variable, because FastAPI calls the models and passes nothing on to them.
     """
     token = _telling.set(undeclared)
     try:
@@ -64,7 +68,9 @@ def telling(undeclared: Undeclared) -> Iterator[None]:
 
 
 def tell_undeclared(item: dict[str, Any], declared: frozenset[str]) -> None:
-    """Tell the fields of an object that are not among the `declared`. Raises what makes pydantic refuse the object."""
+    """Report the fields of an object that are not `declared`. Raises what makes pydantic refuse the object if so
+    configured.
+    """
     if item.keys() <= declared or (told := _telling.get()) is None:
         return
     unknown = [name for name in item if name not in declared]

@@ -1,4 +1,6 @@
-"""Types of fields. They are strict: nothing is made of a value of another type, except an integer of 5.0."""
+"""Types of fields. They are strict: a value of another type is not converted, except a float such as 5.0 to an
+integer.
+"""
 
 from __future__ import annotations
 

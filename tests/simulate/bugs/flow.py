@@ -97,7 +97,8 @@ class PreemptedForEver(DefaultScheduler):
 
 class WaitingForgottenOnCancel(DefaultScheduler):
     def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
-        return super().cancel([id for id in ids if id not in self.waiting], reason, now)
+        waiting = {request.id for request in self.waiting}
+        return super().cancel([id for id in ids if id not in waiting], reason, now)
 
 
 # ------------------------------------------------------------------------------------------- budgets and order

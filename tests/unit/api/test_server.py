@@ -30,8 +30,8 @@ from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Router, RouterContext
 from ferrule.interfaces.service import Output, Service
 from ferrule.plugin import discover
+from ferrule.shared_memory.board import BUFFERED
 from ferrule.types import FinishReason
-from ferrule.wire.board import BUFFERED
 from ferrule_testkit.service import ScriptedService
 from tests.unit.api.test_app import FakePlugins
 

@@ -22,7 +22,7 @@ from ferrule.launch import api_main, cli, engine_main
 from ferrule.launch.process import Boot
 from ferrule.llm import backend
 from ferrule.plugin import discover
-from ferrule.wire.board import CHECKED, Board
+from ferrule.shared_memory.board import CHECKED, Board
 from ferrule_contrib import tiny
 
 _BAD = "{% for %}"

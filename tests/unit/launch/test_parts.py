@@ -28,6 +28,8 @@ from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot, private_dir
 from ferrule.launch.resources import as_startup_error
 from ferrule.plugin import Plugins
+from ferrule.shared_memory import board as board_module
+from ferrule.shared_memory.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.types import (
     CacheGroup,
     EngineRequest,
@@ -38,9 +40,7 @@ from ferrule.types import (
     TokenLogprobs,
     TokenSampling,
 )
-from ferrule.wire import board as board_module
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine, Unread
 from ferrule_plugins.command.bench.figures import percentile, random_prompts

@@ -17,9 +17,9 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.launch.group import kill_group
 from ferrule.launch.restarts import HEALTHY_SECONDS, Restarts
+from ferrule.shared_memory.board import BEAT, ENGINE_NUMBER, READY, STALLED, Board
 from ferrule.types import CacheGroup, EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta, TokenSampling
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE_NUMBER, READY, STALLED, Board
 from ferrule.wire.messages import Cancel, Deltas, Ready, Submit, ToEngine
 
 INFO = ModelInfo(

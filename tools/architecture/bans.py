@@ -36,7 +36,7 @@ WORDS = frozenset(
 # Where core names built-in plugins, and why.
 NAMING = (
     "core/ferrule/config/",  # defaults and documented values of options
-    "core/ferrule/plugin/extras.py",  # which extra brings a plugin of our own distributions
+    "core/ferrule/extras.py",  # which extra brings a plugin of our own distributions
 )
 
 Check = Callable[[Module], Iterator[Violation]]

@@ -10,7 +10,7 @@ from tools.architecture.source import Import, Module, Rule, Violation
 
 # Bottom first: a module of core imports from its own layer and the ones before it.
 LAYERS = (
-    ("types", "forms", "alike", "errors", "env_vllm", "env", "log", "slow_start"),
+    ("types", "forms", "alike", "errors", "extras", "env_vllm", "env", "log", "slow_start"),
     ("plugin",),
     ("config", "checkpoint", "rotary", "small_files", "unread", "yaml_text"),
     ("schema",),

@@ -196,8 +196,11 @@ OVERLOAD = (
         "G-O7",
         "2,000 requests that are aborted at once; ids that are used again while they end",
         "no wrong text, no hang, no gap of another stream over 1 s",
-        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_link.py"), _driver("aborts", "--quick")),
-        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_link.py"), _driver("aborts")),
+        (
+            _tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"),
+            _driver("aborts", "--quick"),
+        ),
+        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"), _driver("aborts")),
     ),
     Goal(
         "G-O8",

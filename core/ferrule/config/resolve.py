@@ -18,8 +18,8 @@ from ferrule.config.sections import Config, DecodingConfig, ModelConfig, Schedul
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.plugin import Plugins
-from ferrule.plugin.extras import missing
 from ferrule.plugin.files import path_ref
 
 _MAX_NUM_SEQS = 256

@@ -13,6 +13,7 @@ well. How much of a step prompts get was a constant before, which is right for o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from itertools import combinations_with_replacement
 from typing import NamedTuple
 
 from ferrule.types import Chunk
@@ -33,9 +34,6 @@ class Work(NamedTuple):
     prompt_tokens: float = 0.0
     pairs: float = 0.0
 
-    def __add__(self, other: tuple[float, ...]) -> Work:  # type: ignore[override]
-        return Work(*(mine + its for mine, its in zip(self, other, strict=True)))
-
 
 def work(chunks: Iterable[Chunk]) -> Work:
     """Add up the work of a step's rows. Each token attends to itself and to those before it."""
@@ -54,7 +52,7 @@ class StepCosts:
         token = _GUESS / cheap_tokens
         self._guess = [_GUESS, token, token, token / 10_000]
         self._costs = list(self._guess)
-        self._sums = [[0.0] * 14, [0.0] * 14]  # of steps without prompts, and with: neither drives out the other
+        self._sums = [[0.0] * 15, [0.0] * 15]  # of steps without prompts, and with: neither drives out the other
         self._fitted = True
 
     def seconds(self, work: Sequence[float]) -> float:
@@ -67,12 +65,7 @@ class StepCosts:
         error = abs(seconds - self._expected(work))
         noise = max(_NOISE * max(seconds, self._expected(work)), _SHORT)
         weight = min(1.0, _FAR * noise / (error or noise)) / noise**2
-        any, rows, tokens, pairs = work
-        terms = (
-            (any * any, any * rows, any * tokens, any * pairs, rows * rows, rows * tokens, rows * pairs)
-            + (tokens * tokens, tokens * pairs, pairs * pairs)
-            + (any * seconds, rows * seconds, tokens * seconds, pairs * seconds)
-        )
+        terms = [mine * its for mine, its in combinations_with_replacement((*work, seconds), 2)]
         kind = work.prompt_tokens > 0
         self._sums[kind] = [_KEPT * old + weight * new for old, new in zip(self._sums[kind], terms, strict=True)]
         self._fitted = False
@@ -84,8 +77,9 @@ class StepCosts:
         """Fit the costs by least squares, in units of the guesses. Set the most negative one to 0, and repeat until
         none is.
         """
-        aa, ar, at, ap, rr, rt, rp, tt, tp, pp, *values = (a + b for a, b in zip(*self._sums, strict=True))
+        aa, ar, at, ap, av, rr, rt, rp, rv, tt, tp, tv, pp, pv, _ = (a + b for a, b in zip(*self._sums, strict=True))
         products = ((aa, ar, at, ap), (ar, rr, rt, rp), (at, rt, tt, tp), (ap, rp, tp, pp))
+        values = (av, rv, tv, pv)
         guess, free = self._guess, [0, 1, 2, 3]
         while True:
             rows = [[products[i][j] * guess[i] * guess[j] + (i == j) * _PULL for j in free] for i in free]

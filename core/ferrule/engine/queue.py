@@ -36,9 +36,6 @@ class WaitingQueue:
     def __iter__(self) -> Iterator[Request]:
         return (request for _, _, request in self._entries)
 
-    def __contains__(self, id: str) -> bool:
-        return id in self._keys
-
     def push(self, request: Request, now: float) -> None:
         key = self._policy.key(self._view(request), now)
         insort(self._entries, (key, request.sequence, request))

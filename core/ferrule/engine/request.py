@@ -179,20 +179,19 @@ class Request:
         """Make a row of a step; states go to the snapshot `save`. A row that `ends` the known tokens has the guesses
         behind it.
         """
-        chunk = Chunk(
+        drafts = len(self.guesses)
+        return Chunk(
             slot=self.slot,
             id=self.id,
             epoch=self.epoch,
             start=start,
-            count=count,
+            count=count + drafts,
             ends=self.ends if ends else "",
+            new_ids=self.guesses,
+            drafts=drafts,
             new_blocks=blocks,
             save=save,
         )
-        if not self.guesses:
-            return chunk
-        drafts = len(self.guesses)
-        return replace(chunk, count=count + drafts, new_ids=self.guesses, drafts=drafts)
 
     def delta(
         self, row: RowResult, count: int, stop: int | None, prompt_logprobs: tuple[TokenLogprobs, ...]

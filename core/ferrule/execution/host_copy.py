@@ -25,10 +25,6 @@ class HostCopy:
         for storage, _ in self._copies:
             storage.resize_(0)
 
-    @property
-    def nbytes(self) -> int:
-        return sum(copy.nbytes() for _, copy in self._copies)
-
     def restore(self) -> None:
         """Copy everything back and drop the copies. After an out-of-memory error it can be called again."""
         while self._copies:

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from typing import Any, ParamSpec, TypeVar
 
 from ferrule.errors import EngineDead
@@ -26,36 +26,17 @@ _STOP_SECONDS = 5.0
 _PAUSE_SECONDS = 0.2  # without a job after the start, before it is settled: other processes may still be starting
 
 
-class WholeStep(Step):
-    """A step that the thread runs from its beginning to its end when its turn comes."""
-
-    def __init__(self, ended: Future[StepResult]) -> None:
-        self._ended = ended
-
-    def done(self) -> bool:
-        return self._ended.done()
-
-    def result(self) -> StepResult:
-        return self._ended.result()
-
-
-class BegunStep(Step):
-    """A step that the thread begins when its turn comes, and ends when `done` or `result` is first called."""
+class ThreadStep(Step):
+    """A step that the thread begins when its turn comes. `end` is called when `done` or `result` is first called."""
 
     def __init__(self, end: Callable[[], Future[StepResult]]) -> None:
-        self._end_it = end
-        self._ended: Future[StepResult] | None = None
+        self._ended = cache(end)
 
     def done(self) -> bool:
-        return self._end().done()
+        return self._ended().done()
 
     def result(self) -> StepResult:
-        return self._end().result()
-
-    def _end(self) -> Future[StepResult]:
-        if self._ended is None:
-            self._ended = self._end_it()
-        return self._ended
+        return self._ended().result()
 
 
 @dataclass(frozen=True)
@@ -111,8 +92,9 @@ class WorkerThread:
         """Begin a step when its turn comes, without waiting for it."""
         worker = self._ready()
         if worker.depth == 1:  # the step is computed when it begins
-            return WholeStep(self._submit(self._guarded, worker.execute, plan))
-        return BegunStep(partial(self._end, self._submit(self._guarded, worker.begin, plan)))
+            computed = self._submit(self._guarded, worker.execute, plan)
+            return ThreadStep(lambda: computed)
+        return ThreadStep(partial(self._end, self._submit(self._guarded, worker.begin, plan)))
 
     def expect(self, backend: str) -> None:
         """Begin to open this guided decoding backend, without waiting for it."""
@@ -128,10 +110,7 @@ class WorkerThread:
 
     def check_health(self) -> None:
         """Raise EngineDead when a step has failed, or the thread has ended."""
-        if self._fault is not None:
-            raise EngineDead(f"a step failed: {type(self._fault).__name__}: {self._fault}")
-        if self._worker is None or not self._thread.is_alive():
-            raise EngineDead("the worker has stopped")
+        self._ready()
 
     def shutdown(self) -> None:
         """End the thread, and free the worker's memory; idempotent, bounded in time."""
@@ -161,10 +140,12 @@ class WorkerThread:
             raise
 
     def _ready(self) -> Worker:
-        self.check_health()
-        if self._worker is None:
+        worker = self._worker
+        if self._fault is not None:
+            raise EngineDead(f"a step failed: {type(self._fault).__name__}: {self._fault}")
+        if worker is None or not self._thread.is_alive():
             raise EngineDead("the worker has stopped")
-        return self._worker
+        return worker
 
     def _submit(self, function: Callable[..., T], *args: Any, unsettled: Worker | None = None) -> Future[T]:
         future: Future[T] = Future()

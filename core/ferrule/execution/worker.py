@@ -22,13 +22,13 @@ from ferrule.assembly.calibration import calibrate
 from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
+from ferrule.assembly.self_check import check_finite
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import DeviceSettings, WorkerSettings
 from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
 from ferrule.execution.host_copy import HostCopy
-from ferrule.execution.self_check import check_finite
 from ferrule.execution.shortage import Shortage
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.executor import Step
@@ -37,7 +37,7 @@ from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import LogprobsMode, Sampler
 from ferrule.log import Log
-from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for, snapshots_in
+from ferrule.runner.cache import CacheMap, StateStore, cache_of, snapshots_in
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
@@ -52,7 +52,6 @@ from ferrule.types import (
     StepPlan,
     StepResult,
     TokenSampling,
-    Work,
 )
 
 _log = Log("worker")
@@ -89,9 +88,9 @@ class Worker:
 
     def check_start(self) -> None:
         """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
-        _logprobs_mode(self.config, self._plugins.load("sampler", self.config.model.sampler))
+        sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
-        layers, store = _cache_of(loaded, _num_slots(self.config, loaded))
+        layers, store = cache_of(loaded.model, loaded.attention, _limits(self.config, loaded, sampler))
         step_tokens(self.config.scheduler, loaded.context.max_model_len, loaded.model.splits_prompts)
         info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
@@ -164,8 +163,7 @@ class Worker:
         snapshots = snapshots_in(room - kept, state_bytes, page_bytes) if caching else 0
         if kept and caching and not snapshots:
             notes += ("prefixes are not cached: the cache has no room for states at their ends",)
-        slots = _num_slots(self.config, loaded)
-        fewer = slots if slots < self.config.scheduler.max_num_seqs else None
+        fewer = store.slots if store.slots < self.config.scheduler.max_num_seqs else None
         if fewer:
             notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
         left = room - kept - snapshots * state_bytes
@@ -315,9 +313,12 @@ class Worker:
         self.platform.memory().trim()
 
 
-def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler) -> RunnerLimits:
-    """Return the limits of the model runner. Raises ConfigError."""
-    context = loaded.context
+def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:
+    """Return the limits of the runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
+    context, mode = loaded.context, LogprobsMode(config.model.logprobs_mode)
+    if mode not in sampler.logprobs_modes:
+        known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
+        raise ConfigError(f"--logprobs-mode {mode.value}: the sampler {config.model.sampler} knows {known}.")
     return RunnerLimits(
         slots=_num_slots(config, loaded),
         max_model_len=context.max_model_len,
@@ -327,17 +328,8 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler) -> RunnerL
         host_memory="host_memory" in loaded.caps.features,
         block_size=context.block_size,
         cache_type=loaded.cache_type,
-        logprobs_mode=_logprobs_mode(config, sampler),
+        logprobs_mode=mode,
     )
-
-
-def _logprobs_mode(config: WorkerSettings, sampler: Sampler | type[Sampler]) -> LogprobsMode:
-    """Return the mode of log-probabilities. Raises ConfigError for a mode that the sampler does not know."""
-    mode = LogprobsMode(config.model.logprobs_mode)
-    if mode not in sampler.logprobs_modes:
-        known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
-        raise ConfigError(f"--logprobs-mode {mode.value}: the sampler {config.model.sampler} knows {known}.")
-    return mode
 
 
 def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
@@ -353,56 +345,42 @@ def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
     return min(scheduler.max_num_seqs, max(1, room // each))
 
 
-def _cache_of(loaded: Loaded, slots: int) -> tuple[CacheMap, StateStore]:
-    """Return the cache and the states of a model's layers, of which nothing is allocated yet."""
-    context, states = loaded.context, loaded.model.state_specs()
-    shape = shape_for(loaded.attention.cache_shape)
-    layers = map_layers(loaded.model.cache_specs(), shape, len(states), context.block_size)
-    return layers, StateStore(states, slots, context.dtype, context.device)
-
-
 def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:
     """Return a function that runs the largest step: as many tokens and as many rows as possible, whose contexts all lie
     in one block.
     """
     rows = min(limits.slots, tokens)
-    counts = [min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
-    work = _probe(runner.model)
+    prompts = [(0,) * min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
 
     def step() -> None:
         runner.init_cache(1 + len(runner.cache.paged))
-        chunks, admits = [], []
-        for row, count in enumerate(counts):
-            blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-            chunks.append(
-                Chunk(slot=row, id=str(row), epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks)
-            )
-            admits.append(Admit(slot=row, id=str(row), epoch=0, known_ids=(0,) * count, num_prompt=count, work=work))
-        runner.execute(StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits)))
+        runner.execute(_trial(runner, prompts))
         runner.release_cache()
 
     return step
 
 
-def _probe(model: Model) -> Work:
-    """Return the work of a trial step: a greedy sample, or a vector of a model that gives nothing else."""
-    return TokenSampling(seed=0, max_tokens=1, temperature=0.0) if isinstance(model, Generates) else Pooling()
-
-
 def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count: int, token: int) -> bool:
     """Return whether the model computes nothing finite for a prompt of `count` times this token."""
-    groups, work = runner.cache.paged, _probe(runner.model)
-    blocks = tuple((1 + number,) * -(-count // group.block_size) for number, group in enumerate(groups))
-    admit = Admit(slot=0, id="warm-up", epoch=0, known_ids=(token,) * count, num_prompt=count, work=work)
-    result = execute(
-        StepPlan(
-            step=0,
-            chunks=(Chunk(slot=0, id="warm-up", epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks),),
-            admits=(admit,),
-        )
-    )
+    result = execute(_trial(runner, [(token,) * count]))
     execute(StepPlan(step=0, chunks=(), releases=(0,)))
     return bool(result.rows[0].error)
+
+
+def _trial(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> StepPlan:
+    """Make a step that computes prompts, each in a slot of its own and all of them in one block of each group.
+
+    It ends with greedy samples, or with vectors of a model that gives nothing else.
+    """
+    generates = isinstance(runner.model, Generates)
+    work = TokenSampling(seed=0, max_tokens=1, temperature=0.0) if generates else Pooling()
+    chunks, admits = [], []
+    for slot, ids in enumerate(prompts):
+        id, count = f"trial-{slot}", len(ids)
+        blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
+        chunks.append(Chunk(slot=slot, id=id, epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks))
+        admits.append(Admit(slot=slot, id=id, epoch=0, known_ids=ids, num_prompt=count, work=work))
+    return StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits))
 
 
 def _usable(config: WorkerSettings, info: ModelInfo) -> int:

@@ -113,11 +113,7 @@ class WritesWeights(ABC):
     @classmethod
     @abstractmethod
     def write(
-        cls,
-        folder: Path,
-        forms: Mapping[str, torch.Tensor],
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        options: Mapping[str, Any],
+        cls, into: Path, forms: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]], **options: Any
     ) -> Mapping[str, Any]:
         """Write a checkpoint's tensors into a folder, and return what `--model-loader-extra-config` must say for them
         to be read.

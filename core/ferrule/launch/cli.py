@@ -91,7 +91,7 @@ def _run(words: list[str]) -> int:
 
 
 def _command(name: str, argv: list[str], plugins: Plugins) -> int:
-    from ferrule.plugin.extras import missing
+    from ferrule.extras import missing
 
     names = plugins.names("command")
     if name not in names and not plugins.offers("command", name):

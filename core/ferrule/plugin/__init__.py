@@ -9,26 +9,23 @@ ferrule.config.plugins.configured(plugins, …)   the same discovery under the u
 ferrule.hooks.open_hooks(plugins)               what tells every hooks plugin
 """
 
-from ferrule.plugin.auto import Chosen, load_first
+from ferrule.plugin.auto import load_first
 from ferrule.plugin.check import check_plugins
 from ferrule.plugin.kinds import CONTRACT, KINDS, Component, Kind
 from ferrule.plugin.options import PluginOption
 from ferrule.plugin.plugin_set import Plugins, discover
-from ferrule.plugin.refs import PluginRef, Shadow
-from ferrule.plugin.select import State, Verdict
+from ferrule.plugin.refs import PluginRef
+from ferrule.plugin.select import State
 
 __all__ = [
     "CONTRACT",
     "KINDS",
-    "Chosen",
     "Component",
     "Kind",
     "PluginOption",
     "PluginRef",
     "Plugins",
-    "Shadow",
     "State",
-    "Verdict",
     "check_plugins",
     "discover",
     "load_first",

@@ -8,15 +8,14 @@ from typing import Any
 from msgspec import Struct
 
 from ferrule.errors import PluginError
-from ferrule.plugin.extras import missing_beside
+from ferrule.extras import missing_beside
 from ferrule.plugin.plugin_set import Plugins
 
 
 class Chosen(Struct, frozen=True):
-    """A chosen plugin. `refusals` are (name, reason) of the candidates that came before, for the log."""
+    """The name of a chosen plugin. `refusals` are (name, reason) of the candidates that came before, for the log."""
 
     name: str
-    plugin: Any
     refusals: tuple[tuple[str, str], ...] = ()
 
 
@@ -29,14 +28,13 @@ def load_first(plugins: Plugins, kind: str, candidates: Iterable[str], refuses: 
     refusals: list[tuple[str, str]] = []
     for name in candidates:
         try:
-            plugin = plugins.load(kind, name)
-            reason = refuses(plugin)
+            reason = refuses(plugins.load(kind, name))
         except PluginError as error:
             reason = error.message
         except Exception as error:
             reason = f"its own check failed: {type(error).__name__}: {error}"
         if reason is None:
-            return Chosen(name, plugin, tuple(refusals))
+            return Chosen(name, tuple(refusals))
         refusals.append((name, reason))
     lines = [f"{name} ({plugins.origin(kind, name)}): {reason}" for name, reason in refusals]
     listed = "\n".join(f"  {line}" for line in (*lines, *missing_beside(kind, plugins.names(kind))))

@@ -66,7 +66,6 @@ class Kind(Struct, frozen=True):
 
     name: str
     base: str
-    options: tuple[str, ...]  # flags that choose one by name
     chosen_by: str  # the whole rule, one line
     made_with: tuple[str, ...] | None = ()
     on_device: bool = False
@@ -126,7 +125,6 @@ KINDS = _table(
     Kind(
         "model",
         _I + "model:Model",
-        ("--model-impl",),
         "the checkpoint's `architectures`, --model-impl",
         made_with=("context",),
         on_device=True,
@@ -135,51 +133,24 @@ KINDS = _table(
     Kind(
         "quantization",
         _I + "quantization:QuantizationMethod",
-        ("--quantization",),
         "--quantization; else the checkpoint's `quantization_config`",
         made_with=("config",),
         used_in=Component.MODEL,
     ),
-    Kind(
-        "hub",
-        _I + "hub:ModelHub",
-        ("--hub",),
-        "--hub, for a model that is not a local folder",
-        used_in=Component.LAUNCHER,
-    ),
-    Kind(
-        "load_format",
-        _I + "load_format:WeightSource",
-        ("--load-format",),
-        "--load-format",
-        used_in=Component.MODEL,
-    ),
-    Kind(
-        "tokenizer",
-        _I + "tokenizer:TokenizerSource",
-        ("--tokenizer-mode",),
-        "--tokenizer-mode",
-        used_in=Component.FRONTEND,
-    ),
+    Kind("hub", _I + "hub:ModelHub", "--hub, for a model that is not a local folder", used_in=Component.LAUNCHER),
+    Kind("load_format", _I + "load_format:WeightSource", "--load-format", used_in=Component.MODEL),
+    Kind("tokenizer", _I + "tokenizer:TokenizerSource", "--tokenizer-mode", used_in=Component.FRONTEND),
     Kind(
         "tool_parser",
         _I + "parsers:ToolParser",
-        ("--tool-call-parser",),
         "--tool-call-parser",
         made_with=("tools",),
         used_in=Component.FRONTEND,
     ),
-    Kind(
-        "reasoning_parser",
-        _I + "parsers:ReasoningParser",
-        ("--reasoning-parser",),
-        "--reasoning-parser",
-        used_in=Component.FRONTEND,
-    ),
+    Kind("reasoning_parser", _I + "parsers:ReasoningParser", "--reasoning-parser", used_in=Component.FRONTEND),
     Kind(
         "guided_decoding",
         _I + "guided_decoding:GrammarBackend",
-        ("--guided-decoding-backend",),
         "a request's `guided_decoding_backend`, --guided-decoding-backend; auto asks each in turn",
         made_with=("vocabulary",),
         used_in=Component.MODEL,
@@ -189,7 +160,6 @@ KINDS = _table(
     Kind(
         "attention",
         _I + "attention:AttentionBackend",
-        ("--attention-backend",),
         "--attention-backend, FERRULE_ATTENTION_BACKEND; else the platform's order",
         used_in=Component.MODEL,
         unnamed="auto asks it in its turn",
@@ -197,7 +167,6 @@ KINDS = _table(
     Kind(
         "platform",
         _I + "platform:Platform",
-        ("--device",),
         "--device; auto takes the first that does not refuse; those of others only when allowed",
         automatic=Automatic.ALLOWED,
         off_until_named=True,
@@ -205,32 +174,13 @@ KINDS = _table(
         unnamed="auto asks it in its turn",
         ordered=True,
     ),
-    Kind(
-        "executor",
-        _I + "executor:Executor",
-        ("--distributed-executor-backend",),
-        "--distributed-executor-backend",
-    ),
-    Kind(
-        "scheduler",
-        _I + "scheduler:Scheduler",
-        ("--scheduler-cls",),
-        "--scheduler-cls",
-        made_with=("limits", "policy", "plugins"),
-    ),
-    Kind("policy", _I + "scheduler:SchedulingPolicy", ("--scheduling-policy",), "--scheduling-policy"),
-    Kind(
-        "sampler",
-        _I + "sampler:Sampler",
-        ("--sampler",),
-        "--sampler",
-        made_with=("plugins",),
-        used_in=Component.MODEL,
-    ),
+    Kind("executor", _I + "executor:Executor", "--distributed-executor-backend"),
+    Kind("scheduler", _I + "scheduler:Scheduler", "--scheduler-cls", made_with=("limits", "policy", "plugins")),
+    Kind("policy", _I + "scheduler:SchedulingPolicy", "--scheduling-policy"),
+    Kind("sampler", _I + "sampler:Sampler", "--sampler", made_with=("plugins",), used_in=Component.MODEL),
     Kind(
         "logits_processor",
         _I + "sampler:LogitsProcessor",
-        ("--logits-processor-pattern",),
         "a request, within --logits-processor-pattern",
         made_with=None,
         used_in=Component.FRONTEND,
@@ -238,7 +188,6 @@ KINDS = _table(
     Kind(
         "router",
         _I + "router:Router",
-        ("--routers",),
         "--routers; the built-in ones are on",
         automatic=Automatic.BUILTIN,
         used_in=Component.HTTP,
@@ -247,17 +196,15 @@ KINDS = _table(
     Kind(
         "stat_logger",
         _I + "stats:StatLogger",
-        (),
         "on when discovered",
         made_with=("config", "info"),
         used_in=Component.FRONTEND,
         unnamed="on by default",
     ),
-    Kind("command", _I + "command:Command", (), "`ferrule NAME`", used_in=Component.LAUNCHER),
+    Kind("command", _I + "command:Command", "`ferrule NAME`", used_in=Component.LAUNCHER),
     Kind(
         "hooks",
         _I + "hooks:Hooks",
-        (),
         "off until named by --plugins-allow or FERRULE_PLUGINS; then all are told",
         off_until_named=True,
         used_in=Component.LAUNCHER,

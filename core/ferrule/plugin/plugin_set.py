@@ -9,7 +9,7 @@ from functools import cached_property, partial
 from typing import Any
 
 from ferrule.errors import ConfigError, FerruleError, PluginError, StartupError, nearest
-from ferrule.plugin.extras import missing
+from ferrule.extras import absent
 from ferrule.plugin.kinds import KINDS, Automatic, Kind
 from ferrule.plugin.load import load_ref
 from ferrule.plugin.options import PluginOption, declared_options, describe_options, read_options
@@ -191,8 +191,7 @@ class Plugins:
             if verdict.state is State.AVAILABLE:
                 return ref
         if not judged:
-            problem = missing(kind, name) or f"There is no {kind} plugin '{name}'.{nearest(name, self.names(kind))}"
-            raise PluginError(problem, self._menu(kind))
+            raise PluginError(absent(kind, name, self.names(kind)), self._menu(kind))
         reasons = "; ".join(f"{ref.source}: {verdict.reason}" for ref, verdict in judged)
         raise PluginError(f"Plugin {kind}:{name} cannot be used. {reasons}.", self._menu(kind))
 

@@ -16,11 +16,14 @@ import numpy as np
 import torch
 from msgspec.structs import replace
 
-from ferrule.interfaces.model import LayerCache, StateSpec
+from ferrule.interfaces.attention import AttentionBackend
+from ferrule.interfaces.model import LayerCache, Model, StateSpec
+from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, CacheGroup, Chunk, StepPlan
 
 Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from the host to the device
 Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]  # on the device
+ShapeOf = Callable[[LayerCache, int], tuple[int, ...]]  # of a layer's cache with this number of blocks
 
 
 @dataclass(frozen=True)
@@ -39,6 +42,7 @@ class CacheMap:
     groups: tuple[CacheGroup, ...]
     places: Mapping[str, LayerPlace]
     page_elements: tuple[int, ...]
+    shape: ShapeOf
 
     @property
     def page_size(self) -> int:
@@ -51,17 +55,14 @@ class CacheMap:
         return tuple(group for group in self.groups if group.paged)
 
     def allocate(
-        self,
-        num_blocks: int,
-        dtype: torch.dtype,
-        zeros: Zeros,
-        shape_of: Callable[[LayerCache, int], tuple[int, ...]],
+        self, num_blocks: int, dtype: torch.dtype, zeros: Zeros
     ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
         """Allocate zeroed storages [num_blocks, page], and make each layer's view in the shape that attention wants."""
         storages = [zeros((num_blocks, size), dtype) for size in self.page_elements]
         views = {}
         for name, place in self.places.items():
-            views[name] = _view(storages[place.storage], shape_of(place.spec, num_blocks), place.spec.group.block_size)
+            spec = place.spec
+            views[name] = _view(storages[place.storage], self.shape(spec, num_blocks), spec.group.block_size)
         return storages, views
 
 
@@ -82,7 +83,7 @@ class StateStore:
 
     def __init__(self, specs: Mapping[str, StateSpec], slots: int, dtype: torch.dtype, device: torch.device) -> None:
         self._specs = {name: (spec.shape, spec.dtype or dtype) for name, spec in specs.items()}
-        self._slots = slots
+        self.slots = slots
         self._device = device
         self.tensors: dict[str, torch.Tensor] = {}  # each [slots, *shape]
         self._saved: dict[str, torch.Tensor] = {}  # each [snapshots, *shape]
@@ -99,7 +100,7 @@ class StateStore:
 
     @property
     def num_bytes(self) -> int:
-        return self._slots * self.request_bytes
+        return self.slots * self.request_bytes
 
     def allocate(self, zeros: Zeros, num_snapshots: int = 0) -> None:
         """Make all states, and as many snapshots."""
@@ -107,7 +108,7 @@ class StateStore:
         def states(count: int) -> dict[str, torch.Tensor]:
             return {name: zeros((count, *shape), dtype) for name, (shape, dtype) in self._specs.items()}
 
-        self.tensors = states(self._slots)
+        self.tensors = states(self.slots)
         self._saved = states(num_snapshots) if num_snapshots else {}
 
     def release(self) -> None:
@@ -182,12 +183,14 @@ def snapshots_in(room: int, each: int, page_bytes: int) -> int:
     return min(room // 4 // each, room // (each + page_bytes)) if page_bytes else room // each
 
 
-def map_layers(
-    specs: Mapping[str, LayerCache],
-    shape_of: Callable[[LayerCache, int], tuple[int, ...]],
-    num_states: int = 0,
-    block_size: int = 1,
-) -> CacheMap:
+def cache_of(model: Model, attention: AttentionBackend, limits: RunnerLimits) -> tuple[CacheMap, StateStore]:
+    """Return what a model's layers keep; nothing of it is allocated yet."""
+    states = model.state_specs()
+    layers = _map_layers(model.cache_specs(), _shape_by(attention), len(states), limits.block_size)
+    return layers, StateStore(states, limits.slots, limits.dtype, limits.device)
+
+
+def _map_layers(specs: Mapping[str, LayerCache], shape_of: ShapeOf, num_states: int, block_size: int) -> CacheMap:
     """Group a model's layers by the properties that the engine must know; states are the last group.
 
     `block_size` is that of a model with states alone: its prefixes may end at multiples of it.
@@ -209,12 +212,10 @@ def map_layers(
     if num_states:
         size = described[0].block_size if described else block_size  # the engine wants the same of all groups
         described.append(CacheGroup("recurrent", size, num_layers=num_states))
-    return CacheMap(tuple(described), places, tuple(pages))
+    return CacheMap(tuple(described), places, tuple(pages), shape_of)
 
 
-def shape_for(
-    attended: Callable[[LayerCache, int], tuple[int, ...]],
-) -> Callable[[LayerCache, int], tuple[int, ...]]:
+def _shape_by(attention: AttentionBackend) -> ShapeOf:
     """Return the function for a layer's cache shape.
 
     The attention backend decides the shape, unless the model reads the cache itself: then tokens come first.
@@ -222,7 +223,7 @@ def shape_for(
 
     def shape(spec: LayerCache, num_blocks: int) -> tuple[int, ...]:
         if spec.attended:
-            return attended(spec, num_blocks)
+            return attention.cache_shape(spec, num_blocks)
         return (num_blocks, spec.group.block_size, spec.num_kv_heads * spec.head_dim)
 
     return shape

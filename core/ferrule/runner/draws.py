@@ -7,12 +7,13 @@ flight give the same samples.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from ferrule.runner.cache import Stage
 from ferrule.runner.state import LongArray
 from ferrule.types import Chunk
 
@@ -35,9 +36,7 @@ class Draws:
         expected = [id for row in rows for id in (*guesses_of(chunks[row]), -1)]
         return cls([row for row, _ in places], [ahead for _, ahead in places], back, torch.tensor(expected))
 
-    def lengths(
-        self, positions: LongArray, tokens: torch.Tensor, stage: Callable[[list[torch.Tensor]], list[torch.Tensor]]
-    ) -> torch.Tensor:
+    def lengths(self, positions: LongArray, tokens: torch.Tensor, stage: Stage) -> torch.Tensor:
         """Return how many tokens of each row are known, int64 [rows], given the `tokens` [draws] for these positions.
 
         Does not wait for the device that has the tokens.

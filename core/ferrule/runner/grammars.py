@@ -25,6 +25,7 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from ferrule.types import Admit, Chunk, CompiledGrammar, ThoughtLimit
 _KEPT_BYTES = 64 << 20  # of compiled constraints whose first states are kept
 _KEPT_STATES = 256  # a state may be much larger than its compiled constraint
 _FAILED = "The constraint on the output could not be followed."
+_NOT_FOLLOWED = "a constraint could not be followed"  # in the log
 STEP_SECONDS = 0.15  # of a processor, that following one constraint may take in a step
 _ROW_SECONDS = 0.005  # more for each of its rows
 _LOOK_SECONDS = 0.02  # between two looks at work that is waited for
@@ -259,7 +261,7 @@ class Grammars:
     def _fill(self, wanted: SlotRows, guesses: Mapping[int, Sequence[int]], words: int, found: Masks) -> None:
         """Add to `found` the masks of rows under one constraint, then those after one guess after the other."""
         for _, constraint in wanted:
-            self._follow(constraint)
+            _attempt(constraint, _NOT_FOLLOWED, self._follow, constraint)
         while wanted:
             alive = _unforced([each for each in wanted if each[1].error is None], words, found)
             for backend in {id(constraint.backend): constraint.backend for _, constraint in alive}.values():
@@ -276,7 +278,7 @@ class Grammars:
         if mask and not np.frombuffer(mask, np.uint32)[word] >> bit & 1:
             return False
         constraint.ahead.append(copy(constraint.thoughts))
-        self._try_accept(constraint, ids[place : place + 1])
+        _attempt(constraint, _NOT_FOLLOWED, self._accept, constraint, ids[place : place + 1])
         return constraint.error is None
 
     def _hand_over(self, wanted: SlotRows, found: Masks, made: Future[Masks]) -> None:
@@ -304,26 +306,15 @@ class Grammars:
     def _follow(self, constraint: SlotGrammar) -> None:
         """Go back by the guesses that were wrong, and follow the token that came instead."""
         (sampled, constraint.sampled), (ahead, constraint.ahead) = (constraint.sampled, None), (constraint.ahead, [])
-        if constraint.error is None:
-            try:
-                ids = () if sampled is None else sampled[0].token_ids(sampled[1])
-                right = min(len(ahead), max(0, len(ids) - 1))
-                if right < len(ahead):
-                    constraint.thoughts = ahead[right]
-                    if constraint.grammar is not None:
-                        constraint.grammar.rollback(len(ahead) - right)
-            except Exception as error:
-                _blame(constraint, error)
-                _log.exception("a constraint could not be followed back")
-            else:
-                self._try_accept(constraint, ids[right:])
-
-    def _try_accept(self, constraint: SlotGrammar, ids: Sequence[int]) -> None:
-        try:
-            self._accept(constraint, ids)
-        except Exception as error:
-            _blame(constraint, error)
-            _log.exception("a constraint could not be followed")
+        if constraint.error is not None:
+            return
+        ids = () if sampled is None else sampled[0].token_ids(sampled[1])
+        right = min(len(ahead), max(0, len(ids) - 1))
+        if right < len(ahead):
+            constraint.thoughts = ahead[right]
+            if constraint.grammar is not None:
+                constraint.grammar.rollback(len(ahead) - right)
+        self._accept(constraint, ids[right:])
 
     def _fill_by(self, backend: GrammarBackend | None, rows: SlotRows, words: int, found: Masks) -> None:
         """Make the masks of one backend's rows: in bulk, and if that fails one by one, to find the row at fault."""
@@ -334,8 +325,9 @@ class Grammars:
         try:
             backend.fill(grammars, masks)
         except Exception:
-            for mask, (_, constraint) in zip(masks, rows, strict=True):
-                self._fill_one(constraint, mask)
+            for mask, grammar, (_, constraint) in zip(masks, grammars, rows, strict=True):
+                mask.fill(0)
+                _attempt(constraint, "the mask of a constraint could not be made", grammar.fill, mask)
             self._note_bulk_fault(backend, rows)
         for mask, (slot, constraint) in zip(masks, rows, strict=True):
             if constraint.error is None:  # nor left behind meanwhile
@@ -346,15 +338,6 @@ class Grammars:
         if id(backend) not in self._bulk_faults and all(constraint.error is None for _, constraint in rows):
             self._bulk_faults.add(id(backend))
             _log.exception("masks were made one by one because making them together failed; this is logged once")
-
-    def _fill_one(self, constraint: SlotGrammar, mask: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        try:
-            mask.fill(0)
-            if constraint.grammar is not None:
-                constraint.grammar.fill(mask)
-        except Exception as error:
-            _blame(constraint, error)
-            _log.exception("the mask of a constraint could not be made")
 
 
 def _unforced(rows: SlotRows, words: int, found: Masks) -> SlotRows:
@@ -378,10 +361,14 @@ def _piece(tokenizer: Tokenizer, id: int) -> bytes:
     return tokenizer.decode([id], skip_special_tokens=False).encode() if piece is None else piece
 
 
-def _blame(constraint: SlotGrammar, error: Exception) -> None:
-    """Set the error that the client is told.
+def _attempt(constraint: SlotGrammar, failure: str, function: Callable[..., object], *args: Any) -> None:
+    """Call a plugin's code for one constraint. What it raises is logged as `failure`, and ends the request.
 
     The text of a ValueError is for the client, whose constraint is to blame.
     """
-    constraint.invalid = isinstance(error, ValueError)
-    constraint.error = f"{_FAILED[:-1]}: {error}" if constraint.invalid else _FAILED
+    try:
+        function(*args)
+    except Exception as error:
+        constraint.invalid = isinstance(error, ValueError)
+        constraint.error = f"{_FAILED[:-1]}: {error}" if constraint.invalid else _FAILED
+        _log.exception(failure)

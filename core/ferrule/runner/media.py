@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
 
 from ferrule.interfaces.model import InputEmbeds, Model
+from ferrule.runner.cache import Stage
 from ferrule.runner.state import LongArray, RunnerLimits
 from ferrule.runner.step import Rows
 from ferrule.types import HostTensor, MediaItem, StepPlan
 
-Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]
 _UNFIT = "The prompt's embeddings do not fit the model."
 _TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (torch.float32, torch.float16, torch.bfloat16)}
 
@@ -58,8 +58,7 @@ class MediaStore:
         """
         tokens, parts = [], []
         if self._items:
-            columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
-            for slot, start, count, first in zip(*(column.tolist() for column in columns), strict=True):
+            for slot, start, count, first in rows.spans():
                 for item in self._items.get(slot, ()):
                     begin, end = max(start, item.start), min(start + count, item.start + item.count)
                     output = self._outputs.get(item.digest)
@@ -107,8 +106,7 @@ class Positions:
         found: LongArray = np.repeat(rows.positions[:, None], self._numbers, 1)
         if self._prompts:
             found += self._shifts[rows.token_slots][:, None]
-            columns = (rows.slots, rows.starts, rows.counts, rows.last + 1 - rows.counts)
-            for slot, start, count, first in zip(*(column.tolist() for column in columns), strict=True):
+            for slot, start, count, first in rows.spans():
                 if slot in self._prompts:
                     part = self._prompts[slot][:, start : start + count]
                     found[first : first + part.shape[1]] = part.T

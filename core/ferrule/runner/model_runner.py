@@ -12,21 +12,20 @@ from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.kernels import Kernels
-from ferrule.interfaces.model import Generates, Model
+from ferrule.interfaces.model import Generates, Model, PoolRow, Pools
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import KnownRows, Speculator
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
-from ferrule.runner.cache import CacheMap, StateStore, map_layers, shape_for
+from ferrule.runner.cache import cache_of
 from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
-from ferrule.runner.pooled import pool
 from ferrule.runner.state import RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
-from ferrule.types import Chunk, StepPlan, StepResult
+from ferrule.types import Chunk, Pooling, StepPlan, StepResult
 
 
 @dataclass(frozen=True)
@@ -79,14 +78,11 @@ class ModelRunner:
         adapted = parts.adapters is not None
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
         self._position_numbers = model.position_numbers
-        states = model.state_specs()
-        specs = model.cache_specs()
-        keeps = bool(specs or states)  # else a step is never one token of each row
-        alike = keeps and attention.recordable and all(spec.attended for spec in specs.values())  # for a recorder
-        self._recorder = recorder if alike and recorder and (recorder.stateful or not states) else None
-        self._shape = shape_for(attention.cache_shape)
-        self.cache: CacheMap = map_layers(specs, self._shape, len(states), limits.block_size)
-        self.recurrent = StateStore(states, limits.slots, limits.dtype, limits.device)
+        self.cache, self.recurrent = cache_of(model, attention, limits)
+        keeps = bool(self.cache.groups)  # else a step is never one token of each row
+        alike = keeps and attention.recordable and all(place.spec.attended for place in self.cache.places.values())
+        stateful = self.cache.paged != self.cache.groups
+        self._recorder = recorder if alike and recorder and (recorder.stateful or not stateful) else None
         self._storages: list[torch.Tensor] = []
         self.release_cache()
 
@@ -118,7 +114,7 @@ class ModelRunner:
         self.release_cache()  # before the new one: both do not fit
         limits = self._limits
         element = limits.cache_type or limits.dtype
-        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros, self._shape)
+        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros)
         self.recurrent.allocate(self._zeros, num_snapshots)
         self._bind(views)
 
@@ -210,8 +206,7 @@ class ModelRunner:
             self._speculator.observe(chunks, step.hidden)
         pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
         if pooled_rows:
-            vectors = pool(self.model, step.hidden, step.rows, chunks, pooled_rows, self._state)
-            outcome.add_vectors(pooled_rows, vectors)
+            outcome.add_vectors(pooled_rows, _pooled(self.model, step, pooled_rows, self._state))
         sampled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "sample"]
         if sampled_rows:
             self._sample(step, sampled_rows, outcome)
@@ -321,3 +316,20 @@ class ModelRunner:
         mode, width = self._limits.logprobs_mode, self._limits.vocab_size
         for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
+
+
+def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) -> torch.Tensor:
+    """Return the vectors [rows, size] float32 of `rows`, whose prompts end in a step.
+
+    Raises RuntimeError where the model, or a row's request, is not for vectors: the plan is broken.
+    """
+    if not isinstance(model, Pools):
+        raise RuntimeError(f"a plan pools, and {type(model).__name__} does not")
+    asked = []
+    for row, first in zip(rows, step.rows.borders[rows].tolist(), strict=True):
+        chunk = step.plan.chunks[row]
+        work = state.work_of(chunk.slot)
+        if not isinstance(work, Pooling):
+            raise RuntimeError(f"a plan pools slot {chunk.slot}, whose request is to be sampled")
+        asked.append(PoolRow(first=first, count=chunk.count, work=work))
+    return model.pool(step.hidden, asked)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -48,24 +48,29 @@ class Rows:
         """[rows] index of each row's last token."""
         return self.borders[1:] - 1
 
+    def spans(self) -> Iterator[tuple[int, int, int, int]]:
+        """Yield each row's slot, start and count, and the index of its first token."""
+        columns = (self.slots, self.starts, self.counts, self.borders[:-1])
+        return zip(*(column.tolist() for column in columns), strict=True)
+
 
 def step_inputs(
     rows: Rows,
     state: SlotState,
     groups: tuple[CacheGroup, ...],
-    positions: np.ndarray[Any, Any] | None = None,
+    positions: np.ndarray[Any, Any],
     longest: int | None = None,
 ) -> list[StepInput]:
     """Return everything that the device needs to know of a step, in the order in which `StepContext` takes it.
 
-    `positions` are those that the model sees, where they are not the tokens' indices. Block tables are wide enough for
+    `positions` are those that the model sees. Block tables are wide enough for
     contexts of `longest` tokens, or of as many as there are. What pads the rows of a step with one token each has no
     context, and a slot that is not written.
     """
     lengths, prompts = rows.starts + rows.counts, state.num_prompt[rows.token_slots]
     given: list[tuple[np.ndarray[Any, Any], int]] = [
         (rows.token_slots * state.stride + rows.positions, 0),
-        (rows.positions if positions is None else positions, 0),
+        (positions, 0),
         (np.maximum(prompts, rows.positions + 1), 1),
         (rows.borders.astype(np.int32), len(rows.positions)),
         (lengths.astype(np.int32), 0),

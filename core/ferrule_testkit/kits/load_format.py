@@ -200,7 +200,7 @@ class LoadFormatKit(Kit):
 
     def _write(self, folder: Path, weights: Mapping[str, torch.Tensor]) -> None:
         forms = {name: torch.empty_like(tensor, device="meta") for name, tensor in weights.items()}
-        needed = self.plugin.write(folder, forms, weights.items(), {})
+        needed = self.plugin.write(folder, forms, weights.items())
         promise(not needed, f"without options it needs {shown(needed)} to be read")
 
     def _refusal(self, folder: Path) -> str:

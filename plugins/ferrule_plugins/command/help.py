@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from ferrule.config.help import topic
 from ferrule.errors import ConfigError, nearest
+from ferrule.extras import missing
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
 from ferrule.launch.program import program_page
-from ferrule.plugin.extras import missing
 
 
 class HelpCommand(Command):

@@ -409,7 +409,7 @@ def test_auto_takes_the_first_that_does_not_refuse_and_tells_of_the_others(site)
         return None if policy.__module__ == "good_dist_module" else "it is Tuesday"
 
     chosen = load_first(site.discover(), "policy", ["broken", "picky", "rude", "good", "never"], refuses)
-    assert (chosen.name, chosen.plugin.__module__) == ("good", "good_dist_module")
+    assert chosen.name == "good"
     assert [name for name, _ in chosen.refusals] == ["broken", "picky", "rude"]
     reasons = " | ".join(reason for _, reason in chosen.refusals)
     for part in ("broken-dist 1.0", "nothing_like_this", "it is Tuesday", "no manners"):

@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from ferrule import __version__
 from ferrule.errors import PluginError
+from ferrule.extras import EXTRAS
 from ferrule.launch.cli import main
 from ferrule.plugin import Plugins, load_first
-from ferrule.plugin.extras import EXTRAS
 from ferrule.plugin.scan import Scan, scan
 from tools import ROOT
 

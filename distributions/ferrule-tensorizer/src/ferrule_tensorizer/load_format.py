@@ -102,11 +102,7 @@ class Tensorizer(WeightSource, WritesWeights):
 
     @classmethod
     def write(
-        cls,
-        folder: Path,
-        forms: Mapping[str, torch.Tensor],
-        tensors: Iterable[tuple[str, torch.Tensor]],
-        options: Mapping[str, Any],
+        cls, into: Path, forms: Mapping[str, torch.Tensor], tensors: Iterable[tuple[str, torch.Tensor]], **options: Any
     ) -> Mapping[str, Any]:
         """Write one file, encrypted where `encryption_keyfile` names a file: one that is missing gets a new key."""
         from ferrule_tensorizer.write import supported, write_each
@@ -116,7 +112,7 @@ class Tensorizer(WeightSource, WritesWeights):
         for name, form in forms.items():
             if not supported(form):
                 raise ConfigError(f"--format tensorizer: {name} is of {form.dtype}, which the format does not have.")
-        write_each(folder / SINGLE, tensors, forms, None if key is None else key.value)
+        write_each(into / SINGLE, tensors, forms, None if key is None else key.value)
         if key is None:
             return {}
         key.save()

@@ -58,7 +58,7 @@ def write_tensors(
             "--output FOLDER names another place.",
         )
     copy_others(place, folder)
-    needed = writer.write(folder, forms, source.tensors(place, model, choice.load_options), options)
+    needed = writer.write(folder, forms, source.tensors(place, model, choice.load_options), **options)
     stated = {**read_json(place / _CONFIG), _MADE_BY: f"ferrule {__version__}"}
     (folder / _CONFIG).write_text(json.dumps(stated, indent=2) + "\n", encoding="utf-8")
     return size, needed

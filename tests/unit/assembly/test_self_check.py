@@ -8,8 +8,8 @@ import math
 import pytest
 import torch
 
+from ferrule.assembly.self_check import check_finite
 from ferrule.errors import CheckpointError
-from ferrule.execution.self_check import check_finite
 
 
 class Scaled(torch.nn.Module):

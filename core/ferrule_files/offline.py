@@ -54,7 +54,10 @@ class Texts:
     """The tokenizer and the chat templates of a model. `close` ends the process that renders conversations."""
 
     def __init__(self, config: Resolved, plugins: Plugins, longest: int) -> None:
-        """`longest` is how many tokens the model takes. Raises StartupError, also where there is no tokenizer."""
+        """Open the model's tokenizer and templates; `longest` is the most tokens that the model takes.
+
+        Raises StartupError, also where there is no tokenizer.
+        """
         inputs = open_inputs(config, plugins)
         if inputs.tokenizer is None:
             raise ConfigError("The model has no tokenizer.")

@@ -1,4 +1,4 @@
-"""Tensors to safetensors files, one after the other: nothing is copied on the way.
+"""Writes tensors to safetensors files, one after the other, without copying them.
 
 Format: https://github.com/huggingface/safetensors#format
 """
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> list[Path]:
-    """The files that were written, an index not among them. Raises OSError."""
+    """Write tensors to one file, or to several and an index, and return the files without the index. Raises OSError."""
     parts = list(shards(tensors, most))
     if len(parts) == 1:
         write_file(folder / SINGLE, tensors)
@@ -46,7 +46,7 @@ def write(folder: Path, tensors: Mapping[str, torch.Tensor], most: int = SHARD_B
 
 
 def shards(tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> Iterator[dict[str, torch.Tensor]]:
-    """The tensors in their order, cut before the bytes of a file pass `most`."""
+    """Yield the tensors in their order, cut before the bytes of a file pass `most`."""
     part: dict[str, torch.Tensor] = {}
     size = 0
     for name, tensor in tensors.items():
@@ -59,7 +59,7 @@ def shards(tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> Iter
 
 
 def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
-    """One safetensors file. Raises OSError."""
+    """Write one safetensors file. Raises OSError."""
     with file.open("wb") as stream:
         write_header(stream, tensors)
         for tensor in tensors.values():
@@ -67,7 +67,7 @@ def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor], **said: str) -> None:
-    """What comes before the data of these tensors; they may be on the meta device. Raises OSError.
+    """Write the header for these tensors, which may be on the meta device. Raises OSError.
 
     `said` are further texts about the file.
     """
@@ -83,5 +83,5 @@ def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor], **said:
 
 
 def write_data(stream: IO[bytes], tensor: torch.Tensor) -> None:
-    """The numbers of one tensor. Raises OSError."""
+    """Write the numbers of one tensor. Raises OSError."""
     stream.write(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy().data)

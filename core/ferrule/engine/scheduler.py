@@ -65,7 +65,7 @@ class Draft:
 
 
 class Slots:
-    """Which slots of the runner are free, and which the next plan says to give back."""
+    """The runner's free slots, and those that the next plan releases."""
 
     def __init__(self, count: int) -> None:
         self.free = list(range(count - 1, -1, -1))
@@ -89,11 +89,11 @@ class Slots:
 
 
 class DefaultScheduler(Scheduler):
-    """Serves running requests first, those that decode before those that prefill, then the waiting queue.
+    """A scheduler that serves running requests first, decoding ones before prefilling ones, and then the waiting queue.
 
-    The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no request
-    that waits overtakes another. When blocks run out, the policy names a victim among those that run; never the
-    oldest of them, so that one always gets on, and never one whose last token is already on its way.
+    The head of the queue is admitted once there are blocks for all of its known tokens; until then nothing is, so that
+    no waiting request overtakes another. When blocks run out, the policy names a victim among the running requests:
+    never the oldest, so that one always makes progress, and never one whose last token is on its way.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
@@ -246,7 +246,7 @@ class DefaultScheduler(Scheduler):
         draft.admits.append(request.admit(hit.snapshot))
 
     def _victim(self) -> Request | None:
-        """Whom to preempt, the one who asks for blocks included."""
+        """Return the request to preempt, which may be the one that asks for blocks."""
         return _choose_victim(self.running, self.policy, self.waiting.shares)
 
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
@@ -332,7 +332,7 @@ class DefaultScheduler(Scheduler):
         return self.cache.reset()
 
     def evacuate(self, now: float) -> bool:
-        """Not counted as preemptions: no request was preferred. The runner forgets its slots by itself."""
+        """Retreat every running request. This is not counted as preemption; the runner forgets its slots by itself."""
         for request in list(self.running.values()):
             self._retreat(request, now)
         self._slots.take_releases()
@@ -372,7 +372,7 @@ def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, sha
 
 
 def _not_asked(chunk: Chunk, row: RowResult) -> str | None:
-    """What is wrong with what a row ends with; None when that is what its chunk was to end with."""
+    """Return what is wrong with the end of a row; None when it is what its chunk asked for."""
     samples, pools = chunk.ends == "sample", chunk.ends == "pool"
     if samples <= len(row.token_ids) <= samples * (1 + chunk.drafts) and pools == (row.vector is not None):
         return None
@@ -380,7 +380,7 @@ def _not_asked(chunk: Chunk, row: RowResult) -> str | None:
 
 
 def _longest(request: EngineRequest, limits: SchedulerLimits) -> int:
-    """The most tokens that the request may ever have. Raises ValueError when it can never run."""
+    """Return the most tokens that the request may ever have. Raises ValueError when it can never run."""
     most = limits.max_model_len + (request.work.ends == "pool")  # a vector has no position
     limit = min(len(request.prompt_ids) + request.work.max_tokens, most)
     if not 0 < len(request.prompt_ids) < limit:

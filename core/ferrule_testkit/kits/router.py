@@ -329,7 +329,7 @@ def _body(route: Entry) -> bytes:
 
 
 def _fields(route: Entry) -> Sequence[str]:
-    """Names of the fields that a JSON body may have, by any of its models."""
+    """Return the names of the fields that a JSON body may have, by any of its models."""
     if route.body is None:
         return ()
     schema = TypeAdapter(route.body).json_schema()

@@ -47,13 +47,15 @@ settings.load_profile("same")
 
 
 def _processor_seconds() -> float:
-    """What this process and those that it started and saw ending have used of the processors."""
+    """Return the CPU seconds of this process and of those that it started and saw ending."""
     used = os.times()
     return used.user + used.system + used.children_user + used.children_system
 
 
 class ProcessorTime:
-    """Adds to each report what its phase used of the processors: `report.processor_seconds`. One per test process."""
+    """A plugin that adds to each report the CPU seconds of its phase: `report.processor_seconds`. One per test
+    process.
+    """
 
     def __init__(self) -> None:
         self._counted = 0.0
@@ -70,7 +72,9 @@ class ProcessorTime:
 
 
 class FileTimes:
-    """Adds up what each test file takes, fixtures included, and prints the most expensive ones at the end of a run."""
+    """A plugin that adds up the time of each test file, fixtures included, and prints the most expensive ones at the
+    end.
+    """
 
     SHOWN = 25
 
@@ -94,7 +98,7 @@ class FileTimes:
 
 
 def pytest_collection_finish() -> None:
-    """Modules and tests stay to the end: the garbage collector leaves them out, and looks seldom, as in a server."""
+    """Let the garbage collector leave out modules and tests, which stay to the end, and look seldom, as in a server."""
     gc.collect()
     settle()
 
@@ -122,7 +126,7 @@ class Site:
         importlib.invalidate_caches()
 
     def discover(self, allowed: Sequence[str] | None = None, **options: tuple[str, ...]) -> Plugins:
-        """`allowed` is what FERRULE_PLUGINS would say."""
+        """Discover plugins. `allowed` is the value of FERRULE_PLUGINS."""
         environment = Environment(plugins=None if allowed is None else tuple(allowed))
         return configured(discover(), PluginConfig(**options), environment)
 
@@ -141,7 +145,7 @@ class Site:
 
 @pytest.fixture(autouse=True)
 def _same_numbers() -> None:
-    """Every test draws the same random numbers, whichever ran before it; FERRULE_TEST_SEED draws others."""
+    """Seed each test alike, whichever ran before it; FERRULE_TEST_SEED draws other numbers."""
     seed = int(os.environ.get("FERRULE_TEST_SEED", "0"))
     random.seed(seed)
     if torch := sys.modules.get("torch"):
@@ -163,13 +167,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
 
 @pytest.fixture(scope="session")
 def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A random Llama checkpoint with a tokenizer and a chat template; 256 positions. Nobody writes to it."""
+    """Write a random Llama checkpoint with a tokenizer and a chat template; 256 positions. No test writes to it."""
     return once(tmp_path_factory, "llama", lambda folder: tiny_checkpoint("llama", folder))
 
 
 @pytest.fixture(scope="session")
 def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """The CPU kernels that use tile registers, for this processor, with these emulated in plain C++."""
+    """Build the CPU kernels that use tile registers, for this processor, with the registers emulated in plain C++."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
 
@@ -193,7 +197,7 @@ def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def cpu_kernels() -> object:
-    """What the platform of CPUs supplies on this machine."""
+    """Return the kernels that the platform of CPUs supplies on this machine."""
     from ferrule_plugins.platform.cpu_kernels import cpu_kernels
 
     return cpu_kernels()

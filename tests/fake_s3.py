@@ -75,7 +75,7 @@ class FakeS3:
         self._server.server_close()
 
     def fetched(self) -> list[str]:
-        """Keys of the objects that were asked for since the last call."""
+        """Return the keys of the objects that were asked for since the last call."""
         found = sorted({path for method, path in self.requests if method == "GET" and not path.endswith("/")})
         self.requests.clear()
         return [path.split("/", 1)[1] for path in found]
@@ -133,7 +133,7 @@ def fake_s3(objects: dict[str, dict[str, bytes]], page: int = 1000) -> Iterator[
 
 
 def environment(store: FakeS3) -> dict[str, str]:
-    """The variables with which Ferrule uses this store, and no settings or roles of the machine."""
+    """Return the variables with which Ferrule uses this store, and no settings or roles of the machine."""
     return {
         "AWS_ENDPOINT_URL": store.url,
         "AWS_ACCESS_KEY_ID": KEY_ID,

@@ -56,7 +56,7 @@ def mistral_form(folder: Path, target: Path, **changes: Any) -> Path:
 
 
 def _apart(name: str, tensor: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Each expert by itself, where the file has all of a layer in one tensor."""
+    """Return each expert by itself, where the file has all of a layer in one tensor."""
     if name.endswith("experts.gate_up_proj"):
         halves = dict(zip(("w1", "w3"), tensor.chunk(2, dim=1), strict=True))
     elif name.endswith("experts.down_proj"):

@@ -29,11 +29,11 @@ VALUES: list[Any] = [
 
 
 class Late(BaseException):
-    """Not an Exception: parsers make errors of those."""
+    """A timeout that is not an Exception: parsers make errors of those."""
 
 
 def mutated(whole: bytes, draw: random.Random) -> bytes:
-    """A few bytes changed, lengths and counts preferred, or a piece left out, doubled or cut off."""
+    """Change a few bytes, lengths and counts preferred, or leave out, double or cut off a piece."""
     content = bytearray(whole)
     for _ in range(draw.randint(1, 4)):
         at = draw.randrange(len(content))
@@ -56,7 +56,7 @@ def mutated(whole: bytes, draw: random.Random) -> bytes:
 
 
 def rewritten(whole: bytes, draw: random.Random) -> bytes:
-    """JSON with other values, with keys that are missing or new; one of eight is damaged as text."""
+    """Return JSON with other values, with keys that are missing or new; one of eight is damaged as text."""
     if not draw.randrange(8):
         return mutated(whole, draw)
     value = json.loads(whole)
@@ -90,7 +90,7 @@ def _changed(value: Any, draw: random.Random) -> Any:
 
 
 def headed(whole: bytes, draw: random.Random) -> bytes:
-    """A safetensors file whose JSON has other values, and whose length of it is right."""
+    """Return a safetensors file whose JSON has other values, and the right length."""
     size = int.from_bytes(whole[:8], "little")
     head = rewritten(whole[8 : 8 + size], draw)
     return len(head).to_bytes(8, "little") + head + whole[8 + size :]
@@ -105,9 +105,8 @@ def fuzz(
     mutate: Mutation = mutated,
     refusals: type[Exception] | tuple[type[Exception], ...] = CheckpointError,
 ) -> int:
-    """How many of so many mutations are still read. Anything but one of the `refusals` is a failure.
-
-    So is a file that takes longer than a minute.
+    """Return how many of `count` mutations are still read. Anything but one of the `refusals` is a failure. So is a
+    file that takes longer than a minute.
     """
     draw, survived = random.Random(seed), 0
     with _interrupted() as begin:
@@ -125,7 +124,7 @@ def fuzz(
 
 @contextmanager
 def bounded_memory() -> Iterator[None]:
-    """Fails where the process has grown by more than `MEMORY`."""
+    """Fail where the process has grown by more than `MEMORY`."""
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     yield
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MEMORY
@@ -133,8 +132,8 @@ def bounded_memory() -> Iterator[None]:
 
 @contextmanager
 def _interrupted() -> Iterator[Callable[[], object]]:
-    """With it comes what starts the clock anew. Until it ends, a test's own limit of time is not counted, and nothing
-    is logged.
+    """Yield a function that restarts the clock. Until the block ends, a test's own limit of time is not counted, and
+    nothing is logged.
     """
 
     def late(number: int, frame: Any) -> None:

@@ -22,10 +22,9 @@ OURS = frozenset(
 
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
-    """The path `name` of this run, made by the first process that asks for it; the others wait until it is there.
-
-    `make` is given the path and creates a file or a folder there. Under pytest-xdist each process has a temporary
-    folder of its own, and what they share lies beside these folders.
+    """Return the path `name` of this run, made by the first process that asks for it; the others wait until it exists.
+    `make` gets the path and creates a file or a folder there. Under pytest-xdist each process has a temporary folder of
+    its own, and the shared paths lie beside these folders.
     """
     base = factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
@@ -39,7 +38,9 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
 
 
 def allocated(module: Module) -> Module:
-    """`module` with memory for its linear layers' weights, which on a GPU comes only with a checkpoint's tensors."""
+    """Return `module` with memory for its linear layers' weights, which on a GPU comes only with a checkpoint's
+    tensors.
+    """
     for layer in module.modules():
         if isinstance(layer, Linear):
             for name, _ in list(layer.named_parameters(recurse=False)):

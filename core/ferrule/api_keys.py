@@ -28,7 +28,7 @@ from msgspec.structs import replace
 
 from ferrule.config import Config
 from ferrule.errors import CheckpointError, ConfigError, OverloadedError
-from ferrule.wire.board import MAX_CALLERS, OPEN, SPENT, SPENT_IN, Board, caller_cell
+from ferrule.shared_memory.board import MAX_CALLERS, OPEN, SPENT, SPENT_IN, Board, caller_cell
 
 _MINUTE = 60.0
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -193,8 +193,8 @@ class Visit:
         self._callers.spend(self.name, tokens)
 
 
-# Set by the frame around every request that came with a key. It is found and not passed, so that a router cannot forget
-# to say for whom it generates.
+# Set by the frame around every request with an API key. It is not an argument, so that a router cannot forget to pass
+# on whose request it is.
 CALLER: ContextVar[Visit | None] = ContextVar("ferrule.caller", default=None)
 
 

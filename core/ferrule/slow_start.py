@@ -20,7 +20,7 @@ __all__ = ["Progress", "waiting"]
 
 _FIRST = 10.0  # seconds until the first line; the next come after twice, four times … as long
 _LONGEST = 300.0  # seconds between two lines
-_IMPORTS = "<frozen importlib"  # where a thread is that imports: not told, because every import is there
+_IMPORTS = "<frozen importlib"  # the import system's own frames, which every import has
 
 _logger = log.get("start")
 

@@ -27,7 +27,7 @@ __all__ = ["Outline", "Texts", "attend_text", "localise", "outline"]
 
 @dataclass(frozen=True)
 class Outline:
-    """A model on the meta device, which takes no memory, and what it was built with."""
+    """A model on the meta device, which takes no memory, and the context that it was built with."""
 
     model: Model
     context: BuildContext
@@ -35,16 +35,19 @@ class Outline:
     _choice: Choice
 
     def built(self, config: Mapping[str, Any]) -> Model:
-        """Return a model of the same implementation and of another ``config.json``, with float weights, on the meta
-        device. Raises CheckpointError."""
+        """Return a model of the same implementation for another ``config.json``, with float weights, on the meta
+        device.
+
+        Raises CheckpointError.
+        """
         context = replace(self.context, config=config, device=torch.device("meta"))
         return build(replace(self._choice, context=context, quantization=None, method=None))
 
 
 def outline(config: Resolved, plugins: Plugins) -> Outline:
-    """Build the model that the configuration names, whose folder is on this machine, without weights.
+    """Build the model that the configuration names, without weights; its folder must be on this machine.
 
-    Raises StartupError where a server would not start, as far as headers of files tell it.
+    Raises StartupError where a server would not start, as far as headers of files show.
     """
     choice, model = outlined(config, Chooser(plugins))
     return Outline(model, choice.context, choice.architecture, choice)
@@ -66,11 +69,11 @@ class Texts:
         self._renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, longest)
 
     async def render(self, chat: ChatPrompt) -> str:
-        """Return a conversation as the model's chat template writes it. Raises RequestError."""
+        """Render a conversation by the model's chat template. Raises RequestError."""
         return await self._renderer.render(chat)
 
     async def close(self) -> None:
-        """End what renders."""
+        """End the process that renders."""
         await self._renderer.close()
 
 

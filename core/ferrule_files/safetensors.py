@@ -71,7 +71,7 @@ def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
 
 
 def read_header(file: Path) -> dict[str, int]:
-    """Tensor name → bytes, in the order of the data.
+    """Return the bytes of each tensor by its name, in the order of the data.
 
     Raises CheckpointError that names the file and, where there is one, the tensor: for a header that is too large or
     not JSON, an unknown type, and ranges that overlap, leave holes, do not fit their shape, or end before or after the

@@ -69,7 +69,7 @@ def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor], **said: str) -> None:
     """Write the header for these tensors, which may be on the meta device. Raises OSError.
 
-    `said` are further texts about the file.
+    `said` are further entries of the file's metadata.
     """
     header: dict[str, Any] = {"__metadata__": {"format": "pt", **said}}
     position = 0

@@ -1,4 +1,4 @@
-"""What answers say of the model and its tokens, whatever their form."""
+"""Fields of answers about the model and its tokens, in any protocol."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An iterator of events that lets go of its source even when it was never begun."""
+"""An iterator of events that closes its source even when it was never begun."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Fields of a request that do nothing: which are named in an answer's warnings, and why. None passes in silence."""
+"""Fields of a request that have no effect: the warnings about them, with the reasons. None is ignored in silence."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a body's fields to sampling parameters, and from outputs to usage."""
+"""The conversion of a body's fields to sampling parameters, and of outputs to usage."""
 
 from __future__ import annotations
 

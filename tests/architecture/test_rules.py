@@ -71,7 +71,7 @@ def test_every_layer_has_a_budget_or_is_part_of_serving() -> None:
 
 
 def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
-    """A base class that no kind names could not be plugged in."""
+    """Check that a kind names every base class: others could not be plugged in."""
     shared = {"dialect", "kernels", "plugins", "ranks", "service"}  # what a plugin is handed, not what it is
     shared |= {"speculator", "adapters"}  # not chosen by an option yet: a runner is given one
     modules = {module.name for module in repository() if module.name.startswith("ferrule.interfaces.")}
@@ -84,7 +84,7 @@ def test_every_interface_is_a_kind_or_known_not_to_be() -> None:
 
 
 def planted() -> Iterator[tuple[str, str, str, int]]:
-    """(rule, path, source, line of the fault)."""
+    """Yield (rule, path, source, line of the fault)."""
     engine = "core/ferrule/engine/x.py"
     yield "layer-order", engine, "from ferrule.types import Chunk\nimport ferrule.runner\n", 2
     yield "layer-order", engine, "def f():\n    from ferrule.api.app import x\n", 2
@@ -124,6 +124,18 @@ def planted() -> Iterator[tuple[str, str, str, int]]:
     yield "budgets", "core/ferrule/config/x.py", "x = 1\n" * (BUDGETS["ferrule.config"] + 1), 1
     yield "budgets", "core/ferrule_nn/x.py", "x = 1\n" * (BUDGETS["ferrule_nn"] + 1), 1
     yield "module-docstring", engine, "x = 1\n", 1
+    for head in (
+        "What x takes.",
+        "The next x.",
+        "`x` as bytes.",
+        "Rows of x.",
+        "Returns x.",
+        "Called once.",
+        "Being x.",
+    ):
+        yield "docstring-heads", engine, f'def f(x):\n    """{head}"""\n', 1
+    yield "docstring-heads", engine, 'class A:\n    """What is known of x."""\n', 1
+    yield "docstring-heads", engine, 'class A:\n    @property\n    def x(self):\n        """Of all rows."""\n', 3
     yield "core-names-no-plugin", engine, "FIRST = ('xgrammar',)\n", 1
     yield "core-names-no-plugin", "core/ferrule/assembly/x.py", "def f(x):\n    return x == 'transformers'\n", 2
     yield "no-global", "plugins/ferrule_plugins/x.py", "def f():\n    global x\n", 2
@@ -197,7 +209,7 @@ def test_a_planted_cycle_is_found(a: str, b: str) -> None:
 
 
 def test_a_planted_cycle_of_packages_is_found() -> None:
-    """No module is in a cycle: the packages are, and so are a module and a package beside it."""
+    """Find cycles of packages, and of a module and a package beside it, though no module is in a cycle."""
     modules = [
         Module("core/ferrule/api/__init__.py", "from ferrule.api.a import x"),
         Module("core/ferrule/api/a.py", "import ferrule.engine.b"),

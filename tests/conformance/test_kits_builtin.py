@@ -23,7 +23,7 @@ WHOLE_GROUPS = ((64, 48), (224, 104), (512, 256))
 
 
 def encoding(name: str) -> Any:
-    """What the kit asks for: the tensors of a layer."""
+    """Return a function that makes the tensors of a layer, as the kit wants it."""
 
     def encode(layer: LinearLayer, weight: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
         tensors, _ = FORMATS[name].encode(weight)
@@ -33,7 +33,7 @@ def encoding(name: str) -> Any:
 
 
 def halved(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """A logits processor of vLLM's form."""
+    """Process logits in vLLM's form of a processor."""
     return logits / (2 + len(output_ids))
 
 
@@ -141,7 +141,9 @@ def is_slow(ref: Any, method: str) -> bool:
 
 
 def cases() -> Iterator[Any]:
-    """Other names of a class that was proved already are for `make test-slow`, as is what takes longest."""
+    """Yield all cases. Other names of a class that was proved already are for `make test-slow`, as are the longest
+    cases.
+    """
     proved: set[str] = set()
     for ref in BUILT_IN:
         again = ref.target in proved or (ref.kind == "model" and ref.name not in MODELS)
@@ -153,7 +155,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.parametrize(("ref", "method"), list(cases()))
 def test_promise(ref: Any, method: str) -> None:
-    """One instance for each promise, as pytest makes them of a subclass."""
+    """Check one promise on a separate instance, as pytest makes one of a subclass."""
     settings = SETTINGS.get((ref.kind, ref.name), {})
     plugin = PLUGINS.load(ref.kind, ref.name)
     kit: Kit = type("Test", (kit_of(ref.kind),), {"plugin": plugin, "name": ref.name, **settings})()

@@ -26,7 +26,7 @@ def test_every_promise_is_a_sentence(kind: str) -> None:
 
 
 def test_the_example_runs_under_pytest_and_a_broken_plugin_fails_there(tmp_path: Path) -> None:
-    """The example of this page with the plugin of docs/plugins.md, and the same with a fault."""
+    """Run the example of this page with the plugin of docs/plugins.md, and with a fault in it."""
     example = re.search(r'title="test_shortest\.py"\n(.*?)^```', PAGE.read_text(), re.MULTILINE | re.DOTALL)
     plugin = re.search(
         r'title="ferrule_shortest\.py"\n(.*?)^```', (ROOT / "docs/plugins.md").read_text(), re.MULTILINE | re.DOTALL

@@ -60,7 +60,7 @@ class Arrows(ToolParser):
         return events
 
     def next(self) -> list[Event]:
-        """Events of the beginning of `held`; none while it cannot be told what it is."""
+        """Return the events of the beginning of `held`; none while its meaning is open."""
         if not self.held.startswith("«"):
             text = self.held.partition("«")[0]
             return self.drop(len(text), [Content(text)]) if text else []
@@ -203,7 +203,7 @@ class BreaksOnBackslashes(Arrows):
 
 
 class BreaksOnQuotes(Arrows):
-    """Reads what Python prints, too."""
+    """A parser that also reads what Python prints."""
 
     def call(self, name: str, arguments: str) -> list[Event]:
         return super().call(name, arguments.replace("'", '"'))

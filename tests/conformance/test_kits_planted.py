@@ -306,7 +306,7 @@ class RaisesForNames(HuggingFace):
 
 
 class Wrapped(Online):
-    """What one layer's scheme does is changed by the method that is under test."""
+    """A layer's scheme that the method under test changes."""
 
     fault = ""
 
@@ -341,7 +341,7 @@ class Wrapped(Online):
 
 
 def quantizing(fault: str) -> type:
-    """`int8` with a fault in it."""
+    """Return `int8` with a fault in it."""
 
     class Faulty(Int8):
         def scheme(self, layer: LinearLayer) -> LinearScheme | None:
@@ -499,7 +499,7 @@ class KeyErrorForTypes(CpuPlatform):
 
 
 class Backwards(CpuPlatform):
-    """What is fetched comes in another order."""
+    """A platform that fetches tensors in another order."""
 
     def execution(self) -> Execution:
         class Shuffled(Transfers):
@@ -606,7 +606,7 @@ class FaultsAreForgotten(UniExecutor):
     conformance: ClassVar[dict[str, Any]] = {"patience": 0.5}
 
     def check_health(self) -> None:
-        """Everything is always fine."""
+        """Report good health, whatever happened."""
 
 
 # ------------------------------------------------------------------------------------------ sampler
@@ -652,7 +652,7 @@ class GuessesMoreOften(DefaultSampler):
 
 
 class LeansOnNeighbours(DefaultSampler):
-    """By so little that rows of equal kind hardly ever show it."""
+    """A sampler that depends on neighbours by so little that rows of equal kind hardly ever show it."""
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
         return super().sample(logits + 1e-3 * logits.nan_to_num().mean(0), batch)
@@ -722,7 +722,7 @@ class CountsInTheClass(PushChecked):
 
 
 class BansForEveryone(PushChecked):
-    """What one request has said is banned for all: the other promises soon have all of it said."""
+    """A processor that bans one request's tokens for all: the other promises soon have all of them said."""
 
     banned: ClassVar[set[int]] = set()
 
@@ -733,7 +733,7 @@ class BansForEveryone(PushChecked):
 
 
 class CountsThePrompt(PushChecked):
-    """Says that it looks at generated tokens only."""
+    """A processor that claims to look at generated tokens only."""
 
     conformance: ClassVar[dict[str, Any]] = {"ignores_prompt": True}
 
@@ -1012,7 +1012,7 @@ class Misspelt(Hooks):
 
 class OtherParameters(Hooks):
     def step_stats(self, stats: Any, engine_number: int) -> None:
-        """No hook has such a parameter."""
+        """Take a parameter that the hook does not have."""
 
 
 class StumblesOverStrangers(Hooks):
@@ -1040,7 +1040,7 @@ class DeniesByTurns(Hooks):
 
 
 def faults() -> Iterator[tuple[str, type, str]]:
-    """(kind, broken plugin, the promise that it breaks)"""
+    """Yield (kind, broken plugin, the promise that it breaks)."""
     yield "attention", IgnoresTheWindow, "test_windows_soft_caps_slopes_and_sinks"
     yield "attention", ReadsDeadBlocks, "test_windows_soft_caps_slopes_and_sinks"
     yield "attention", SeesOtherChunks, "test_windows_soft_caps_slopes_and_sinks"

@@ -73,7 +73,7 @@ def test_tied_embeddings_and_parts_for_images(tmp_path: Path) -> None:
 
 
 def test_fp8_weights_with_one_scale_for_each_matrix(tmp_path: Path) -> None:
-    """As the same numbers in the form of transformers, with its `quantization_config`."""
+    """Compute as the same numbers in the form of transformers, with its `quantization_config`."""
     folder = tiny_checkpoint("llama", tmp_path / "llama")
     weights: dict[str, torch.Tensor] = {}
     for name, tensor in load_file(folder / "model.safetensors").items():
@@ -109,7 +109,9 @@ def test_options_choose_the_form_where_a_folder_has_both(tmp_path: Path) -> None
 
 
 def published(params: dict[str, Any], weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:
-    """Logits of the last position, as mistral-inference computes them (transformer_layers.py, rope.py): [vocab]."""
+    """Return the logits of the last position, as mistral-inference computes them (transformer_layers.py, rope.py):
+    [vocab].
+    """
     dim, heads, key_heads = params["head_dim"], params["n_heads"], params["n_kv_heads"]
     angles = torch.outer(torch.arange(len(ids)), params["rope_theta"] ** (-torch.arange(0, dim, 2) / dim))
     turns = torch.polar(torch.ones_like(angles), angles)[:, None]  # [tokens, 1, dim / 2]

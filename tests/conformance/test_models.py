@@ -65,7 +65,7 @@ class Reference:
         self._found: dict[tuple[int, ...], torch.Tensor] = {}
 
     def logprobs(self, ids: list[int], tokens: list[int]) -> torch.Tensor:
-        """[tokens, vocab], each after the prompt `ids` and the tokens before."""
+        """Return log-probabilities [tokens, vocab], each after the prompt `ids` and the tokens before."""
         whole = (*ids, *tokens[:-1])
         if whole not in self._found:
             with torch.inference_mode():
@@ -165,7 +165,7 @@ def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything:
 
 
 def run_from_snapshots(cached: Engine, run: Callable[..., list[Output]]) -> None:
-    """`LONG[1]` was served: its states were saved at its last full block, and behind every 16th token of the output."""
+    """Continue `LONG[1]`, whose states were saved at its last full block, and after every 16th token of the output."""
     (again,) = run(cached, "states, the same prompt", [LONG[1]])
     assert again.cached == 44
     (output,) = cached.run([LONG[1]], max_tokens=NEW_TOKENS)
@@ -196,7 +196,7 @@ def test_a_prefix_of_states_is_reused(name: str, folder_of: Any) -> None:
     ("name", "implementation"), [("mistral", "auto"), ("llama4", "auto"), ("llama4", "transformers")]
 )
 def test_layers_with_windows_and_chunks_free_their_blocks(name: str, implementation: str, folder_of: Any) -> None:
-    """A long text in a cache that has room for what windows of 12 tokens keep, and not for all of it."""
+    """Run a long text in a cache that has room for what windows of 12 tokens keep, and not for all of it."""
     folder, text = folder_of(name), prompt(120, 15)
     with Harness(folder, dtype="float32", model_impl=implementation) as harness:
         windows = [group.window for group in harness.info.groups if group.paged]
@@ -208,7 +208,9 @@ def test_layers_with_windows_and_chunks_free_their_blocks(name: str, implementat
 
 
 def test_prefixes_are_not_shared_over_a_length_border(folder_of: Any) -> None:
-    """LongRoPE turns every token of a long prompt by other frequencies than a short prompt's: other cache entries."""
+    """Use other cache entries for long prompts: LongRoPE turns their tokens by other frequencies than a short
+    prompt's.
+    """
     short, long, longer = prompt(100, 20), prompt(100, 20) + prompt(40, 21), prompt(100, 20) + prompt(50, 22)
     with Harness(folder_of("phi3-longrope"), dtype="float32") as harness:
         alone = harness.engine().run([long])[0]

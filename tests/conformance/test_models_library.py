@@ -40,13 +40,13 @@ SAME_CLASS = {
 
 
 def recipe_of(kind: str) -> str | None:
-    """The name of a recipe of this model type."""
+    """Return the name of a recipe of this model type."""
     kind = SAME_CLASS.get(kind, kind)
     return next((name for name, recipe in RECIPES.items() if recipe.model_type == kind), None)
 
 
 def whole_text(folder: Path, prompt: list[int], count: int) -> list[int]:
-    """The likeliest tokens, each from a forward pass of the library over the whole text."""
+    """Return the likeliest tokens, each from a forward pass of the library over the whole text."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager", dtype=torch.float32).eval()
@@ -59,7 +59,7 @@ def whole_text(folder: Path, prompt: list[int], count: int) -> list[int]:
 
 @pytest.fixture(scope="module")
 def table() -> Iterator[dict[str, str]]:
-    """What became of each class; printed at the end."""
+    """Collect the outcome of each class, and print it at the end."""
     ways: dict[str, str] = {}
     yield ways
     print("\n".join(f"{kind:26} {way}" for kind, way in ways.items()))

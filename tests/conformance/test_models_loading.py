@@ -77,7 +77,7 @@ def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path, name: str, imple
 def test_the_text_part_of_a_composite_model_is_the_text_model(
     tmp_path: Path, name: str, architecture: str, prefix: str
 ) -> None:
-    """Weights with the names that files of composite models have, beside those of other parts."""
+    """Load weights with the names that files of composite models have, beside those of other parts."""
     folder = tiny_checkpoint(name, tmp_path / name)
     expected = tokens(folder)
     weights = {"vision_tower.patch.weight": torch.ones(2, 2), "model.multi_modal_projector.x": torch.ones(2)}
@@ -179,7 +179,7 @@ def test_a_folder_without_weights_says_what_each_format_missed(tmp_path: Path) -
 
 
 def config_folder(tmp_path: Path, model_type: str, **changes: Any) -> Path:
-    """A folder with a config.json and nothing else: what is refused is refused before weights are read."""
+    """Make a folder with a config.json and nothing else: a refusal comes before weights are read."""
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 
     config = AutoConfig.for_model(model_type, **{**SIZES, **changes})
@@ -208,7 +208,7 @@ ABSURD = [
 @pytest.mark.parametrize("implementation", ["native", "transformers"])
 @pytest.mark.parametrize("change", ABSURD, ids=lambda change: "-".join(map(str, *change.items())))
 def test_absurd_sizes_are_named(tmp_path: Path, implementation: str, change: dict[str, Any]) -> None:
-    """Before anything is allocated, and not in the words of an allocator."""
+    """Refuse absurd sizes before anything is allocated, and not in the words of an allocator."""
     folder = tiny_checkpoint("llama", tmp_path / "llama")
     with pytest.raises(CheckpointError, match=next(iter(change))) as caught:
         Harness(folder, model_impl=implementation, hf_overrides=change)
@@ -264,7 +264,7 @@ def test_a_diffusion_model_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_encoder_is_refused_for_its_configuration(tmp_path: Path) -> None:
-    """The same class with `is_decoder` is a decoder, and runs: the refusal says so."""
+    """Run the same class with `is_decoder` as a decoder, and say so in the refusal of the encoder."""
     folder = tiny_checkpoint("bert", tmp_path / "bert")
     assert len(tokens(folder)) == 12
     with pytest.raises(CheckpointError, match="attends in both directions") as caught:
@@ -296,7 +296,7 @@ ROPES = {
 def test_a_rotation_follows_the_length_of_its_own_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, way: str
 ) -> None:
-    """Beside longer and shorter requests, and in chunks, tokens are those of the native implementation."""
+    """Get the native implementation's tokens beside longer and shorter requests, and in chunks."""
     folder = tiny_checkpoint("llama", tmp_path / "llama")
     change = {"rope_parameters": ROPES[kind], "max_position_embeddings": 32 if kind == "dynamic" else 256}
     draw = torch.Generator().manual_seed(3)
@@ -338,7 +338,7 @@ _OVERRIDES: list[tuple[dict[str, Any], dict[str, Any]]] = [  # what is overridde
 
 
 def top_logprobs(folder: Path, implementation: str, overrides: dict[str, Any]) -> tuple[list[int], torch.Tensor]:
-    """The token after a prompt of 40, three times, and the log-probabilities of the best three."""
+    """Return the token after a prompt of 40, three times, and the log-probabilities of the best three."""
     prompt = torch.randint(5, 300, (40,), generator=torch.Generator().manual_seed(3)).tolist()
     with Harness(folder, dtype="float32", model_impl=implementation, hf_overrides=overrides) as harness:
         (output,) = harness.engine().run([prompt], max_tokens=3, logprobs=3)
@@ -391,7 +391,7 @@ def test_a_config_that_transformers_does_not_accept(tmp_path: Path) -> None:
 @pytest.mark.parametrize("known", [True, False])
 @pytest.mark.parametrize("implementation", ["auto", "transformers"])
 def test_code_of_a_checkpoint_never_runs_unless_trusted(tmp_path: Path, known: bool, implementation: str) -> None:
-    """With an architecture that is known the code is ignored; with another one, start-up is refused."""
+    """Ignore the code of an architecture that is known, and refuse to start with another one."""
     folder, canary = tiny_checkpoint("llama", tmp_path / "llama"), tmp_path / "canary"
     code = f"open({str(canary)!r}, 'w').close()\n"
     code += "class C: pass\nclass M: pass\n"
@@ -425,7 +425,7 @@ def test_code_of_a_checkpoint_runs_when_trusted(tmp_path: Path, monkeypatch: pyt
 
 
 def test_code_of_a_checkpoint_that_keeps_its_own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """One class without a base model, attention of its own, keys and values in tuples."""
+    """Run one class without a base model, with attention of its own, and keys and values in tuples."""
     import importlib.util
 
     from transformers import dynamic_module_utils
@@ -460,7 +460,7 @@ def test_code_of_a_checkpoint_that_keeps_its_own_cache(tmp_path: Path, monkeypat
 @pytest.mark.parametrize("name", ["olmo", "bloom", "mamba"])
 @pytest.mark.parametrize("method", ["int8", "int4"])
 def test_linear_layers_are_quantized_in_both_ways(tmp_path: Path, name: str, method: str) -> None:
-    """What the head gives stays close to the float model's; each layer that can be is smaller."""
+    """Keep the logits close to the float model's, and make each layer that can be quantized smaller."""
     folder = tiny_checkpoint(name, tmp_path / name)
     with Harness(folder, dtype="float32", model_impl="transformers") as harness:
         plain = harness.engine().run([PROMPT], max_tokens=1, logprobs=3)[0].logprobs[0]
@@ -478,9 +478,8 @@ def test_linear_layers_are_quantized_in_both_ways(tmp_path: Path, name: str, met
 
 
 def test_a_class_that_contradicts_itself_runs_in_turn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """PhiMoE of transformers builds a mask with a window of which it does not tell its attention function.
-
-    Without the check a text of more tokens than the window has gets other tokens than the library's `generate` gives.
+    """Detect that PhiMoE of transformers builds a mask with a window of which it does not tell its attention function.
+    Without the check a text longer than the window gets other tokens than the library's `generate` gives.
     """
     from transformers import AutoModelForCausalLM
 
@@ -495,7 +494,7 @@ def test_a_class_that_contradicts_itself_runs_in_turn(tmp_path: Path, capfd: pyt
 
 
 def why_in_turn(folder: Path) -> str:
-    """Why requests run one after another; "" where they run together."""
+    """Return why requests run one after another; "" where they run together."""
     found: list[str] = []
     before = TransformersModel.load_weights
 
@@ -518,7 +517,7 @@ def test_a_window_that_is_never_reached_is_no_contradiction(tmp_path: Path) -> N
 
 
 def test_caps_and_sinks_are_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An eager function that leaves out what the call asks for is what the library's forward pass would obey."""
+    """Notice an eager function that leaves out what the call asks for, which the library's forward pass would obey."""
     from transformers.models.gpt_oss import modeling_gpt_oss
     from transformers.models.llama.modeling_llama import eager_attention_forward
 

@@ -55,7 +55,7 @@ class Model:
 
 
 def llama_layer(get: Callable[[str], torch.Tensor], norms: tuple[str, str], biased: bool = False) -> Layer:
-    """The names of Llama, which several of these have."""
+    """Return a layer with the names of Llama, which several of these models have."""
     attention = [get(f"model.layers.{{}}.self_attn.{name}_proj.weight") for name in "qkvo"]
     biases = [get(f"model.layers.{{}}.self_attn.{name}_proj.bias") for name in "qkvo"] if biased else [0.0] * 4
     mlp = [get(f"model.layers.{{}}.mlp.{name}_proj.weight") for name in ("gate", "up", "down")]
@@ -64,7 +64,7 @@ def llama_layer(get: Callable[[str], torch.Tensor], norms: tuple[str, str], bias
 
 
 def internlm2_layer(get: Callable[[str], torch.Tensor]) -> Layer:
-    """`wqkv` has, for each key head, the rows of its query heads, of the key and of the value."""
+    """Return a layer whose `wqkv` has, for each key head, the rows of its query heads, of the key and of the value."""
     grouped = get("model.layers.{}.attention.wqkv.weight").view(2, HEADS // 2 + 2, DIM, HIDDEN)
     q, k, v = (
         grouped[:, :-2].reshape(-1, HIDDEN),
@@ -83,7 +83,7 @@ def internlm3_layer(get: Callable[[str], torch.Tensor]) -> Layer:
 
 
 def baichuan_layer(get: Callable[[str], torch.Tensor]) -> Layer:
-    """`W_pack` has all queries, then all keys, then all values."""
+    """Return a layer whose `W_pack` has all queries, then all keys, then all values."""
     q, k, v = get("model.layers.{}.self_attn.W_pack.weight").chunk(3)
     mlp = [get(f"model.layers.{{}}.mlp.{name}_proj.weight") for name in ("gate", "up", "down")]
     norms = [get(f"model.layers.{{}}.{name}.weight") for name in LLAMA_NORMS]
@@ -91,7 +91,7 @@ def baichuan_layer(get: Callable[[str], torch.Tensor]) -> Layer:
 
 
 def qwen_layer(get: Callable[[str], torch.Tensor]) -> Layer:
-    """w1(x) * silu(w2(x)): the second is the gate."""
+    """Return a layer that computes w1(x) * silu(w2(x)): the second matrix is the gate."""
     q, k, v = get("transformer.h.{}.attn.c_attn.weight").chunk(3)
     biases = get("transformer.h.{}.attn.c_attn.bias").chunk(3)
     up, gate, down = (get(f"transformer.h.{{}}.mlp.{name}.weight") for name in ("w1", "w2", "c_proj"))
@@ -250,7 +250,7 @@ MODELS: Mapping[str, Model] = {
 
 
 def write(name: str, folder: Path) -> Path:
-    """A checkpoint with random weights, once; drawn like those of `ferrule_testkit.checkpoints`."""
+    """Write a checkpoint with random weights, once; they are drawn like those of `ferrule_testkit.checkpoints`."""
     if (folder / "model.safetensors").exists():
         return folder
     folder.mkdir(parents=True)
@@ -272,7 +272,7 @@ def write(name: str, folder: Path) -> Path:
 
 
 def logits_of(name: str, folder: Path) -> Callable[[torch.Tensor], torch.Tensor]:
-    """The function from ids [tokens] to logits [tokens, vocab]."""
+    """Return the function from ids [tokens] to logits [tokens, vocab]."""
     model, tensors = MODELS[name], load_file(folder / "model.safetensors")
     embedding, norm, head = (tensors[key] for key in model.ends)
 
@@ -313,7 +313,7 @@ def attention(layer: Layer, x: torch.Tensor, model: Model) -> torch.Tensor:
 
 
 def turned(x: torch.Tensor, theta: float) -> torch.Tensor:
-    """[heads, tokens, dim]: feature i with feature i + dim / 2, as complex numbers."""
+    """Rotate [heads, tokens, dim]: feature i with feature i + dim / 2, as complex numbers."""
     angle = torch.arange(x.shape[1])[:, None] / theta ** (torch.arange(0, DIM, 2) / DIM)
     pairs = torch.complex(x[..., : DIM // 2], x[..., DIM // 2 :]) * torch.polar(torch.ones_like(angle), angle)
     return torch.cat((pairs.real, pairs.imag), dim=-1)

@@ -54,7 +54,7 @@ def test_public_names() -> None:
 
 
 def test_the_support_policy() -> None:
-    """The current version and the previous one are read, each with a snapshot, a heading, and adapters if need be."""
+    """Read the current and the previous version, each with a snapshot, a heading, and adapters if need be."""
     assert CONTRACT in READABLE
     assert {CONTRACT, CONTRACT - 1} >= READABLE
     for version in READABLE:
@@ -67,7 +67,7 @@ def test_the_support_policy() -> None:
 
 
 def test_everything_public_is_in_the_snapshot() -> None:
-    """Built-in plugins that may be derived from are bound by the interface of their kind."""
+    """Leave out built-in plugins that may be derived from, which the interface of their kind binds."""
     text = contract()
     modules = {entry for entry in PUBLIC if not entry.endswith(".*")}
     named = {module for module in modules if f"module {module}\n" in text or f"names of {module}\n" in text}

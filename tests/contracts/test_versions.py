@@ -44,15 +44,15 @@ class Ranking(ABC):
 
     @abstractmethod
     def rank(self, view: RequestView) -> float:
-        """Of those that wait, the highest runs first."""
+        """Return the rank of a request: of those that wait, the highest runs first."""
 
     @abstractmethod
     def victims(self, running: Sequence[RequestView]) -> list[str]:
-        """Whom to preempt, the first one first."""
+        """Return the requests to preempt, the first one first."""
 
 
 def rank_by_key(old: type[SchedulingPolicy]) -> type[Ranking]:
-    """The adapter: a class of version 2 from one of version 1."""
+    """Adapt a class of version 1 to version 2."""
 
     class Adapted(Ranking):
         def __init__(self) -> None:
@@ -82,7 +82,7 @@ def raises(old: type[SchedulingPolicy]) -> type[Ranking]:
 
 @pytest.fixture
 def two(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A Ferrule of contract 2, which reads 1 too. The module is where its interfaces and adapters are."""
+    """Set up a Ferrule of contract 2, which reads 1 too. The returned module has its interfaces and adapters."""
     module = ModuleType("contract_two")
     vars(module).update(Ranking=Ranking, rank_by_key=rank_by_key, forgets_half=forgets_half, raises=raises)
     monkeypatch.setitem(sys.modules, "contract_two", module)
@@ -136,7 +136,7 @@ def test_plugins_of_both_versions_are_chosen_by_name_and_do_what_they_say(two, s
 
 
 def test_built_in_plugins_of_kinds_that_did_not_change_need_no_adapter(two, site):
-    """Of the built-in ones here all say v1: a new version costs the kinds that it changes, and no other."""
+    """Load built-in plugins, which all say v1 here: a new version costs the kinds that it changes, and no other."""
     plugins = site.discover()
     assert plugins.load("attention", "torch_sdpa").__name__ == "TorchSDPA"
     assert ranked(plugins, "fcfs") == [1, 2, 3]

@@ -15,7 +15,7 @@ HERE = Path(__file__).parent
 
 
 class Installed:
-    """Where each package is, installed when it is first asked for."""
+    """The places of the packages, each installed when it is first asked for."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -27,7 +27,7 @@ class Installed:
         return site
 
     def environment(self, *names: str) -> dict[str, str]:
-        """What lets another process find these packages, and only these."""
+        """Return the variables that let another process find these packages, and only these."""
         path = os.pathsep.join([*(str(self(name)) for name in names), *filter(None, [os.environ.get("PYTHONPATH")])])
         return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
 

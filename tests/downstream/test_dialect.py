@@ -45,7 +45,7 @@ def http(server: servers.Server) -> Iterator[httpx.Client]:
 
 
 def events_of(text: str) -> list[tuple[str, dict[str, Any]]]:
-    """(name, data) of each event."""
+    """Return (name, data) of each event."""
     rows = [block.split("\n") for block in text.split("\n\n") if block]
     return [(name.removeprefix("event: "), json.loads(data.removeprefix("data: "))) for name, data in rows]
 
@@ -144,7 +144,7 @@ def test_it_is_described(http: httpx.Client) -> None:
 def test_pings_refusals_and_the_end_while_the_server_stops(
     server: servers.Server, gate: servers.Gate, http: httpx.Client
 ) -> None:
-    """The last test: it stops the server."""
+    """Stop the server: this is the last test."""
     with gate.shut(after=2), http.stream("POST", SAY, json=TEXT | {"most": 64}, headers=MINE) as stream:
         pieces = stream.iter_text()
         said = next(pieces)

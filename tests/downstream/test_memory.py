@@ -85,7 +85,7 @@ class Reference:
         self.position = 0
 
     def step(self, token: int) -> torch.Tensor:
-        """Logits [vocab] after `token`."""
+        """Return the logits [vocab] after `token`."""
         w = self.weights
         x = w["model.embed_tokens.weight"][token]
         for index, kind in enumerate(self.kinds):
@@ -145,7 +145,7 @@ class Case:
         write_tokenizer(folder)
 
     def expected(self, prompt: Sequence[int], max_tokens: int) -> tuple[list[int], list[float], list[float]]:
-        """Tokens, their log-probabilities, and those of the prompt's."""
+        """Return tokens, their log-probabilities, and those of the prompt's."""
         reference = Reference(self.weights, self.kinds)
         tokens, said, prompted = list(prompt), [], []
         for position in range(len(prompt) + max_tokens - 1):

@@ -31,7 +31,9 @@ TOKENS = 12
 
 
 def run(folder: Path, allowed: bool = False, **limits: Any) -> tuple[Harness, list[Any]]:
-    """`allowed`: --plugins-allow acme-npu, without which `auto` does not take a platform of another distribution."""
+    """Run the prompts. `allowed`: --plugins-allow acme-npu, without which `auto` ignores a platform of another
+    distribution.
+    """
     plugins = configured(discover(), PluginConfig(plugins_allow=("acme-npu",) if allowed else ()), Environment())
     with Harness(folder, plugins=plugins, dtype="float32") as harness:
         outputs = harness.engine(**limits).run(PROMPTS, max_tokens=TOKENS)
@@ -97,7 +99,7 @@ def test_quantized_weights_need_no_kernels(
     on_path: Callable[[str], None],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """The NPU says what torch, the definition, says on a CPU that is left without kernels."""
+    """Compute on the NPU what torch, the definition, computes on a CPU that is left without kernels."""
     folder, model = tiny_llama, {"quantization": online} if online else {}
     if stored:
         quantized_checkpoint(tiny_llama, tmp_path / "made", stored)

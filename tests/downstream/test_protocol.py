@@ -40,7 +40,7 @@ def server(tiny_llama: Path, installed: Any, tmp_path_factory: pytest.TempPathFa
 
 
 def ask(server: servers.Server, body: Any, key: str | None = KEY, method: str = "POST") -> tuple[int, str]:
-    """Status and text of POST /acme/v1/ask."""
+    """Return status and text of POST /acme/v1/ask."""
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     headers = {"content-type": "application/json"} | ({"authorization": f"Bearer {key}"} if key else {})
     request = urllib.request.Request(f"{server.url}/acme/v1/ask", data, headers, method=method)

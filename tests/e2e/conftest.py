@@ -13,7 +13,7 @@ from ferrule_testkit import server as servers
 
 @pytest.fixture(scope="module", autouse=True)
 def _patience() -> Iterator[None]:
-    """Commands and models of these tests have time, as the servers do."""
+    """Give commands and models of these tests as much time as the servers have."""
     with pytest.MonkeyPatch.context() as patch:
         for name, value in servers.LIMITS.items():
             patch.setenv(name, value)
@@ -22,7 +22,9 @@ def _patience() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """`ferrule serve` on the random Llama in float32, shared by the tests of a process. Nobody ends or changes it."""
+    """Run `ferrule serve` on the random Llama in float32, shared by the tests of a process. No test ends or changes
+    it.
+    """
     log = tmp_path_factory.mktemp("server") / "log"
     args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "512"]
     with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:

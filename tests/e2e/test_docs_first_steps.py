@@ -66,7 +66,7 @@ def test_programs(url: str) -> None:
 
 
 def test_offline(tmp_path: Path) -> None:
-    """The embedded model stands for the reader's folder."""
+    """Run the example with the embedded model instead of the reader's folder."""
     from ferrule_contrib import tiny
 
     (body,) = (body for _, body in blocks("python") if "LLM" in body)

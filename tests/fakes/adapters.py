@@ -22,7 +22,9 @@ class Part:
 
 
 def vectors(adapter: str, layer: str, in_features: int, out_features: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """What an adapter has for a layer: its weights are the outer product [out, in] of the second and the first."""
+    """Return an adapter's vectors for a layer: its weights are the outer product [out, in] of the second and the
+    first.
+    """
     draw = torch.Generator().manual_seed(crc32(f"{adapter} {layer}".encode()))
     inputs = torch.randn(in_features, generator=draw) * in_features**-0.5
     return inputs, torch.randn(out_features, generator=draw) * 0.5

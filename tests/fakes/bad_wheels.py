@@ -40,7 +40,7 @@ class Bad(Struct, frozen=True):
 
 
 def policy(name: str, source: str = POLICY, *, entry: str | None = None, version: str = "1.0") -> Distribution:
-    """A distribution with one policy, called as the distribution is without its ``-dist``."""
+    """Return a distribution with one policy, which has the distribution's name without its ``-dist``."""
     module = name.replace("-", "_") + "_module"
     return Distribution(
         name=name,
@@ -51,7 +51,7 @@ def policy(name: str, source: str = POLICY, *, entry: str | None = None, version
 
 
 def bad_distributions() -> Iterator[Bad]:
-    """All of them."""
+    """Yield all bad distributions."""
     yield Bad("halfgone", _halfgone, told="No module named 'halfgone_dist_module'")
     yield Bad("bones", _bones, listed="bones-dist unknown", usable=True)
     yield Bad("nometa", _nometa, listed="nometa-dist unknown", usable=True)
@@ -102,7 +102,7 @@ def _binary(folder: Path) -> None:
 
 
 def _stale(folder: Path) -> None:
-    """A leftover of an old install beside the new one."""
+    """Leave a remainder of an old install beside the new one."""
     install(policy("stale-dist", version="2.0"), folder)
     leftover = folder / "stale_dist.egg-info"
     leftover.mkdir()

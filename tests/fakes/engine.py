@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, RequestFailed
 from ferrule.interfaces.service import Health
+from ferrule.shared_memory.board import Board
 from ferrule.types import (
     CacheGroup,
     EngineRequest,
@@ -26,13 +27,12 @@ from ferrule.types import (
     RequestTimes,
     TokenLogprobs,
 )
-from ferrule.wire.board import Board
 
 Script = Callable[[EngineRequest], Iterable[RequestDelta]]
 
 
 def fake_info(vocab_size: int = 2048, max_model_len: int = 256, block_size: int = 16) -> ModelInfo:
-    """A model that exists on paper only."""
+    """Return the description of a model that exists on paper only."""
     return ModelInfo(
         architecture="FakeForCausalLM",
         implementation="fake",
@@ -48,9 +48,8 @@ def fake_info(vocab_size: int = 2048, max_model_len: int = 256, block_size: int 
 
 
 def tokens(request: EngineRequest, ids: Iterable[int], finish: FinishReason | None = None) -> Iterator[RequestDelta]:
-    """One delta per token, with logprobs where asked for; `finish` (by default the length) comes with the last one.
-
-    A stop token of the request ends it.
+    """Yield one delta per token, with logprobs where asked for; `finish` (by default the length) comes with the last
+    one. A stop token of the request ends it.
     """
     sampling = request.work
     kept = list(ids)[: sampling.max_tokens]
@@ -70,13 +69,13 @@ def tokens(request: EngineRequest, ids: Iterable[int], finish: FinishReason | No
 
 
 def echo(request: EngineRequest) -> Iterator[RequestDelta]:
-    """The prompt, over and over, until max_tokens."""
+    """Repeat the prompt, over and over, until max_tokens."""
     ids = request.prompt_ids * (request.work.max_tokens // len(request.prompt_ids) + 1)
     return tokens(request, ids)
 
 
 def says(ids: Sequence[int], finish: FinishReason | None = None) -> Script:
-    """A script that answers every request with the same ids."""
+    """Return a script that answers every request with the same ids."""
     return lambda request: tokens(request, ids, finish)
 
 

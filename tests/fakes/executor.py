@@ -31,7 +31,7 @@ class EndedStep(Step):
 
 
 class FakeExecutor(Executor):
-    """Runs plans on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
+    """An executor on a `FakeDevice`. `break_at` is the number of the step that the device does not survive; 0: none."""
 
     def __init__(
         self, groups: tuple[CacheGroup, ...], vocab_size: int = 32, break_at: int = 0, num_snapshots: int = 0
@@ -75,7 +75,7 @@ class FakeExecutor(Executor):
         return EndedStep(self.device.run(plan))
 
     def prepare(self, need: Need) -> Future[None]:
-        """Adapters are there at once; there are no constraints."""
+        """Load an adapter at once; there are no constraints."""
         if self.device is None or not isinstance(need, AdapterLoad):
             return super().prepare(need)
         self.device.load(need)

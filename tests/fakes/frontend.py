@@ -19,7 +19,7 @@ from tests.fakes.engine import FakeEngine
 
 
 def fold(outputs: Iterable[Output]) -> list[Output]:
-    """Return each choice of a request as one output, in the order of their index, also where choices have failed."""
+    """Return the answers that the outputs of one request add up to, in the order of their index."""
     grouped: dict[int, list[Output]] = {}
     for output in outputs:
         grouped.setdefault(output.index, []).append(output)
@@ -33,7 +33,9 @@ CHATML = (
 
 
 class FakePlugins(Plugins):
-    """Answers `load` from a table: kind → name → what it loads, or raises."""
+    """A set of plugins that answers `load` from a table: kind → name → the class that it loads, or the error that it
+    raises.
+    """
 
     def __init__(self, **kinds: dict[str, Any]) -> None:
         super().__init__()
@@ -53,7 +55,7 @@ class FakePlugins(Plugins):
 
 
 def model_folder(folder: Path) -> Path:
-    """The two files of a model's folder that the frontend reads."""
+    """Write the two files of a model's folder that the frontend reads."""
     config = {"architectures": ["FakeForCausalLM"], "eos_token_id": 1}
     generation = {"eos_token_id": [2, 3], "temperature": 0.5, "top_k": 40, "max_new_tokens": 250, "do_sample": True}
     (folder / "config.json").write_text(json.dumps(config))
@@ -65,7 +67,7 @@ def model_folder(folder: Path) -> Path:
 async def serving(
     folder: Path, engine: FakeEngine, plugins: FakePlugins | None = None, **sections: dict[str, Any]
 ) -> AsyncIterator[FrontendService]:
-    """A service on `engine`; `sections` are options of the configuration's sections. Templates may take long."""
+    """Run a service on `engine`; `sections` are options of the configuration's sections. Templates may take long."""
     config = resolve(
         Config(
             model=ModelConfig(
@@ -102,5 +104,5 @@ async def drained(service: FrontendService) -> None:
 
 
 async def answers(service: FrontendService, request: Generate) -> list[Output]:
-    """Whole answers."""
+    """Return whole answers."""
     return fold(await outputs(service, request))

@@ -48,7 +48,7 @@ class Site:
         self.http = httpx.AsyncClient(transport=httpx.ASGITransport(app=self.app), base_url="http://test")
 
     async def app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """ASGI."""
+        """Serve ASGI."""
         self._lifecycle.live.attach(self.service)
         await self._application(scope, receive, send)
 
@@ -66,7 +66,7 @@ class Site:
 
 
 def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
-    """The error object of an answer that must be one."""
+    """Return the error object of an answer that must be one."""
     if response.status_code != status:
         raise AssertionError(f"{response.status_code}, not {status}: {response.text}")
     found = response.json()["error"]
@@ -76,7 +76,7 @@ def error_of(response: httpx.Response, status: int = 400) -> dict[str, Any]:
 
 
 def chunks(response: httpx.Response) -> list[dict[str, Any]]:
-    """The events of a stream that must have gone well."""
+    """Return the events of a stream that must have gone well."""
     events = [line.removeprefix("data: ") for line in response.text.split("\n\n") if line.startswith("data: ")]
     if response.status_code != 200 or events.pop() != "[DONE]":
         raise AssertionError(response.text)

@@ -28,12 +28,12 @@ class WaitedError(AssertionError):
 class _Mode(TorchDispatchMode):
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Torch's compiler need not leave this alone: to be told so it is imported, which takes seconds."""
+        """Return False: torch's compiler is imported to be told otherwise, which takes seconds."""
         return False
 
 
 class NoWaiting(_Mode):
-    """Refuses copies between the host and "meta", but for those that `allowed` lets through."""
+    """A mode that refuses copies between the host and "meta", but for those that `allowed` lets through."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -80,13 +80,13 @@ class NoEvent:
     """An event where nothing runs beside the host."""
 
     def record(self) -> None:
-        """All that was launched has run."""
+        """Do nothing: everything that was launched has run."""
 
     def query(self) -> bool:
         return True
 
     def synchronize(self) -> None:
-        """There is nothing to wait for."""
+        """Do nothing: there is nothing to wait for."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class Launch:
     out: Any
 
     def replay(self) -> None:
-        """Once more, into the memory of the first time. Views and changes in place are there already."""
+        """Run the operation again, into the memory of the first time. Views and changes in place exist already."""
         again = self.func(*self.args, **self.kwargs)
         for old, new in zip(tree_flatten(self.out)[0], tree_flatten(again)[0], strict=True):
             if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
@@ -105,7 +105,7 @@ class Launch:
 
 
 class Tape(_Mode):
-    """Keeps every operation while it is on."""
+    """A mode that records every operation while it is on."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -142,7 +142,9 @@ class PagedPlan:
 
 
 class PagedAttention(AttentionBackend):
-    """For tiny tensors: every token looks at its row's whole table. Nothing depends on what the host knows."""
+    """Attention for tiny tensors: every token looks at its row's whole table. Nothing depends on what the host
+    knows.
+    """
 
     recordable = True
 

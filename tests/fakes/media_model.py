@@ -81,7 +81,7 @@ class SeeingModel(nn.Module, Model, Generates):
 
     @torch.inference_mode()
     def alone(self, ids: Sequence[int], num_prompt: int, media: Sequence[MediaItem]) -> torch.Tensor:
-        """Logits [tokens, vocab] from the definitions: in one pass, without a cache."""
+        """Return the logits [tokens, vocab] from the definitions: in one pass, without a cache."""
         x, positions = self.table[torch.tensor(ids)], np.zeros((3, len(ids)), np.int64)
         for item in media:
             x[item.start : item.start + item.count] = self._see(item)

@@ -23,7 +23,7 @@ class LuckySpeculator(Speculator):
         self.restart()
 
     def restart(self) -> None:
-        """Another engine begins to use the runner."""
+        """Reset the counts: another engine begins to use the runner."""
         self.rows = 0  # chunks that were computed
         self._seen: dict[tuple[int, int], int] = {}  # by slot and epoch: tokens whose hidden states were observed
 

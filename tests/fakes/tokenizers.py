@@ -8,7 +8,7 @@ from ferrule_testkit.tokenizers import CORPUS, byte_level
 
 
 def byte_fallback(prepend: bool = True) -> Any:
-    """BPE over characters with bytes for unknown ones, as Llama 2 (with a space put before the text) and Gemma."""
+    """Make BPE over characters with bytes for unknown ones, as Llama 2 (with a space put before the text) and Gemma."""
     from tokenizers import Tokenizer, decoders, models, normalizers
 
     pieces = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256))]
@@ -26,7 +26,7 @@ def byte_fallback(prepend: bool = True) -> Any:
 
 
 def metaspace() -> Any:
-    """Unigram with a mark for spaces, as T5 and XLNet."""
+    """Make a unigram tokenizer with a mark for spaces, as T5 and XLNet."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.Unigram())
@@ -38,7 +38,7 @@ def metaspace() -> Any:
 
 
 def word_piece() -> Any:
-    """Words and their continuations, as BERT."""
+    """Make a tokenizer of words and their continuations, as BERT."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -49,7 +49,7 @@ def word_piece() -> Any:
 
 
 def end_of_word() -> Any:
-    """BPE that marks the ends of words: its decoder looks at neighbours, so text is decoded in windows."""
+    """Make BPE that marks the ends of words: its decoder looks at neighbours, so text is decoded in windows."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
@@ -61,7 +61,7 @@ def end_of_word() -> Any:
 
 
 def no_decoder() -> Any:
-    """Whole words and nothing to join them with: a space stands between tokens."""
+    """Make a tokenizer of whole words and nothing to join them with: a space stands between tokens."""
     from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
     core = Tokenizer(models.WordLevel(unk_token="<unk>"))

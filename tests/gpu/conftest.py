@@ -18,7 +18,7 @@ Open = Callable[..., LLM]
 
 @pytest.fixture(scope="session")
 def device() -> str:
-    """What `--device` is given; without a GPU the tests are skipped."""
+    """Return the value of `--device`; without a GPU the tests are skipped."""
     wanted = os.environ.get("FERRULE_TEST_DEVICE", "cuda")
     if wanted == "cuda" and not torch.cuda.is_available():
         pytest.skip("there is no GPU")
@@ -39,7 +39,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 @pytest.fixture
 def opened() -> Iterator[Open]:
-    """Opens models with small caches, and closes them at the end."""
+    """Open models with small caches, and close them at the end."""
     models: list[LLM] = []
 
     def open_model(folder: Path | str, **options: Any) -> LLM:

@@ -23,7 +23,7 @@ TOKENS = 20
 
 
 def _prompts(lengths: tuple[int, ...] = LENGTHS, room: int = 90) -> list[list[int]]:
-    """Of so many tokens, or of `room` where that is fewer."""
+    """Draw prompts of so many tokens, or of `room` where that is fewer."""
     draw = random.Random(7)
     return [[draw.randrange(5, 300) for _ in range(min(length, room))] for length in lengths]
 
@@ -34,7 +34,7 @@ def _greedy(llm: LLM, prompts: list[list[int]], tokens: int = TOKENS) -> list[li
 
 
 def _logprobs(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
-    """Of the prompts' own tokens, the first of each aside."""
+    """Return the logprobs of the prompts' own tokens, the first of each aside."""
     params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     found = []
     for prompt, output in zip(prompts, llm.generate(prompts, params, use_tqdm=False), strict=True):
@@ -45,7 +45,7 @@ def _logprobs(llm: LLM, prompts: list[list[int]]) -> torch.Tensor:
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_greedy_tokens_are_the_references(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
-    """In float32, prompts in pieces beside answers, with preemption: the CPU's tokens."""
+    """Get the CPU's tokens in float32, for prompts in pieces beside answers, with preemption."""
     folder = checkpoint(name)
     reference = opened(folder, device="cpu", dtype="float32")
     prompts = _prompts(room=reference.model.max_model_len - TOKENS)
@@ -68,8 +68,9 @@ def test_models_of_transformers_are_the_same_there(
 
 @pytest.mark.parametrize("name", NATIVE)
 def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Checkpoint, opened: Open) -> None:
-    """Logprobs are about as far from float32's as the CPU's are in bfloat16, whose rounding sends tokens to other
-    experts, too."""
+    """Compare distances: logprobs are about as far from float32's as the CPU's are in bfloat16, whose rounding sends
+    tokens to other experts, too.
+    """
     folder = checkpoint(name)
     reference = opened(folder, device="cpu", dtype="float32")
     prompts = _prompts((40, 90, 33), room=reference.model.max_model_len - 1)
@@ -82,7 +83,9 @@ def test_bfloat16_is_near_the_reference(name: str, device: str, checkpoint: Chec
 def test_quantized_weights_are_about_as_near_as_on_the_cpu(
     quantization: str, times: int, device: str, checkpoint: Checkpoint, opened: Open
 ) -> None:
-    """The CPU multiplies fp8 by activations of 8 bits that are integers, the GPU by those with 3 bits and exponents."""
+    """Compare distances: the CPU multiplies fp8 by activations of 8 bits that are integers, the GPU by those with 3
+    bits and exponents.
+    """
     folder, prompts = checkpoint("llama"), _prompts((40, 90, 33))
     exact = _logprobs(opened(folder, device="cpu", dtype="float32"), prompts)
     options = {"dtype": "bfloat16", "quantization": quantization}

@@ -17,8 +17,9 @@ if not torch.cuda.is_available():
 
 @pytest.hookimpl(tryfirst=True)  # before slow tests are left out
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """The interpreter takes seconds for what a GPU does at once: of a parametrised test the first and the last case run
-    in `make test`, and those between them in `make test-slow`. On a GPU all run."""
+    """Run the first and the last case of a parametrised test in `make test`, and those between them in `make
+    test-slow`: the interpreter takes seconds for what a GPU does at once. On a GPU all run.
+    """
     if torch.cuda.is_available():
         return
     cases: dict[str, list[pytest.Item]] = {}
@@ -37,5 +38,5 @@ def device() -> torch.device:
 
 @pytest.fixture
 def on_gpu(device: torch.device) -> bool:
-    """Whether this is the real thing: bfloat16 products are right, and speed is a matter."""
+    """Return whether a real GPU is used: bfloat16 products are right, and speed matters."""
     return device.type == "cuda"

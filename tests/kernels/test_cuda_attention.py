@@ -139,7 +139,7 @@ def test_a_cache_of_8_bits_and_its_scales(device: torch.device, kind: torch.dtyp
     "more", [{}, *(pytest.param(one, marks=ASIDE) for one in ({"window": 530}, {"soft_cap": 2.0}))]
 )
 def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, more: dict[str, Any]) -> None:
-    """Alone, beside others, with more splits than it needs, and with programs that share splits."""
+    """Compute a row alone, beside others, with more splits than it needs, and with programs that share splits."""
     rows = [(1, 1100), (30, 60), (1, 512), (16, 530), (17, 530)]
     world = World(rows, options(**more), device, heads=2, kv_heads=1)
     together = world.run()
@@ -173,7 +173,7 @@ def test_a_context_with_most_splits_has_longer_ones(device: torch.device, monkey
 
 
 def test_rows_of_a_graph_that_are_padding(device: torch.device) -> None:
-    """A recorded step is padded with rows that have no query, or no context, and knows the longest context only."""
+    """Pad a recorded step with rows that have no query, or no context; only the longest context is known."""
     world = World([(1, 40), (1, 600)], options(), device)
     wanted, whole = world.run(), world.batch()
     tables = torch.cat((whole.block_table, torch.zeros_like(whole.block_table)))
@@ -203,7 +203,7 @@ def test_a_query_is_read_by_strides(device: torch.device) -> None:
 
 
 def test_a_page_of_a_larger_storage(device: torch.device) -> None:
-    """Layers of one model may have heads of different sizes: a smaller one's pages lie apart."""
+    """Read pages that lie apart, as a layer's whose heads are smaller than those of other layers."""
     world = World(MIXED, options(), device)
     wanted = world.run()
     storage = torch.full((world.cache.shape[0], world.cache[0].numel() + 48), float("nan"), device=device)

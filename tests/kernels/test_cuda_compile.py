@@ -99,7 +99,7 @@ if target >= 90:
 )
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there they run")
 def test_every_kernel_compiles(target: int, most: int, modules: tuple[str, ...]) -> None:
-    """Of the named modules, or of all; each for at most so many combinations of types and constants."""
+    """Compile the named modules, or all; each for at most so many combinations of types and constants."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
     command = [sys.executable, "-c", SCRIPT, str(target), str(most), *modules]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240)

@@ -27,13 +27,13 @@ def _drawn(m: int, n: int, k: int, device: torch.device) -> tuple[torch.Tensor, 
 
 
 def _near(y: torch.Tensor, expected: torch.Tensor, tolerance: float) -> None:
-    """Within a share of the size of all results: single ones may cancel out."""
+    """Compare within a share of the size of all results: single ones may cancel out."""
     off = (y.double() - expected).abs().max() / expected.abs().max()
     assert off.item() <= tolerance
 
 
 def _blocks(w: torch.Tensor, tall: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """fp8 numbers, scales of blocks, and what they stand for."""
+    """Return fp8 numbers, scales of blocks, and the weights that they encode."""
     n, k = w.shape
     padded = torch.nn.functional.pad(w, (0, -k % 128, 0, -n % tall))
     parts = padded.view(padded.shape[0] // tall, tall, -1, 128)
@@ -103,7 +103,7 @@ def test_a_row_of_integers_has_the_same_bits_alone_and_in_any_batch(device: torc
 
 @grid({"m,n,k": SHAPES, "tall": [0, 1, 128]})
 def test_w8a8_of_fp8(device: torch.device, on_gpu: bool, m: int, n: int, k: int, tall: int) -> None:
-    """The interpreter multiplies fp8 as float16, as exactly."""
+    """Multiply fp8; the interpreter does so as float16, as exactly."""
     if on_gpu and torch.cuda.get_device_capability(device) < fp8.SINCE:
         pytest.skip("this device has no units for fp8")
     x, w, bias = _drawn(m, n, k, device)
@@ -149,7 +149,7 @@ def test_int8_weights_alone(device: torch.device, dtype: torch.dtype, monkeypatc
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_every_number_of_fp8_is_read_exactly(device: torch.device, dtype: torch.dtype) -> None:
-    """Subnormal ones too; two bytes are NaN and no weights."""
+    """Read subnormal numbers too; two bytes are NaN and not weights."""
     every = torch.arange(256, dtype=torch.int16).to(torch.uint8).view(torch.float8_e4m3fn)
     every = every[~every.float().isnan()].to(device)[None]
     made = eight_bit.widen(every, torch.ones(1, device=device), dtype)

@@ -18,7 +18,7 @@ FORMS = [(32, False), (32, True), (64, True), (128, False), (0, True)]  # group 
 def _drawn(
     n: int, k: int, group: int, zeros: bool, device: torch.device
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None, torch.Tensor]:
-    """Numbers, scales, zero points, and the weight that they stand for, float64."""
+    """Return numbers, scales, zero points, and the weight that they encode, float64."""
     draw = torch.Generator().manual_seed(n + k + group)
     numbers = torch.randint(0, 16, (n, k), generator=draw, dtype=torch.uint8)
     width = group or k
@@ -97,7 +97,7 @@ def test_groups_that_cross_a_quarter_are_refused(device: torch.device) -> None:
 
 
 def test_bfloat16_on_the_device(device: torch.device, on_gpu: bool) -> None:
-    """Under the interpreter only the weights: its products of bfloat16 are wrong."""
+    """Check only the weights under the interpreter, whose products of bfloat16 are wrong."""
     for m, n, k in [(1, 64, 128), (20, 70, 384)] + [(1, 4096, 4096), (200, 512, 1024)] * on_gpu:
         numbers, scales, points, meant = _drawn(n, k, 64, True, device)
         packed = int4.pack(numbers, scales.bfloat16(), points, 64)

@@ -58,7 +58,7 @@ def _model(name: str, dtype: torch.dtype, device: torch.device) -> Any:
 
 
 def _hidden(model: Any, device: torch.device) -> torch.Tensor:
-    """Attention is an average over the groups' values: what matters is what it is given."""
+    """Compute a model with an average over the groups' values as attention: what matters is its input."""
 
     def attend(layer: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Any) -> torch.Tensor:
         group = q.shape[1] // k.shape[1]
@@ -113,7 +113,7 @@ def test_a_layer_norm_with_a_kernel_of_its_own(device: torch.device) -> None:
 
 
 class Waits(TorchDispatchMode):
-    """Raises on operations after which the host knows a number of the device's."""
+    """A mode that raises on operations after which the host knows a number of the device's."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"):
@@ -137,7 +137,7 @@ def test_the_watch_sees_who_asks(device: torch.device) -> None:
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="only a GPU records")
 def test_experts_can_be_recorded(device: torch.device) -> None:
-    """The same graph serves whatever the router says."""
+    """Use the same graph whatever the router says."""
     routing = reference.Routing(num_experts=8, top_k=2)
     gate_up = torch.randn(8, 64, 32, device=device) / 6
     down = torch.randn(8, 32, 32, device=device) / 6

@@ -12,7 +12,7 @@ NAN, INF = float("nan"), float("inf")
 
 @pytest.mark.parametrize(("vocab", "width"), [(16, 1), (100, 4), (5000, 157), (5000, 60)])
 def test_masks_ban_what_they_do_not_name(vocab: int, width: int, device: torch.device) -> None:
-    """Words may end before the vocabulary: what they do not reach is banned."""
+    """Ban ids that the words do not reach, which may end before the vocabulary."""
     logits = torch.randn(4, vocab, device=device)
     words = torch.randint(-(2**31), 2**31, (2, width), dtype=torch.int32, device=device)
     rows = torch.tensor([3, 1], device=device)

@@ -210,7 +210,7 @@ def test_every_case_runs(device: torch.device) -> None:
 
 @pytest.mark.parametrize("name", ["gated", "own activation and biases", "weighted inputs"])
 def test_a_block_of_experts(name: str, device: torch.device) -> None:
-    """`ferrule_nn.moe` with these kernels, beside itself without any."""
+    """Compare `ferrule_nn.moe` with these kernels with itself without any."""
     routing = Routing(num_experts=4, top_k=1 if name == "weighted inputs" else 2)
     spec = MoESpec(hidden_size=24, inner_size=16, routing=routing, weigh_inputs=name == "weighted inputs")
     make = partial(ClampedMLP, 24, 16, 1.702, 0.5) if name == "own activation and biases" else None

@@ -49,7 +49,7 @@ PARTS = {"a_proj": 64, "b_proj": 32}
 
 @pytest.fixture(autouse=True, params=[(9, 0), (8, 0)], ids=["sm90", "sm80"])
 def capability(request: Any, device: torch.device, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, int]]:
-    """Without a GPU tensors of the CPU go to the kernels, under the interpreter."""
+    """Pass tensors of the CPU to the kernels, under the interpreter, without a GPU."""
     if device.type == "cuda":
         if request.param == (8, 0):
             pytest.skip("a GPU is what it is")
@@ -107,7 +107,7 @@ def test_layers_of_checkpoints(name: str, device: torch.device) -> None:
 
 @pytest.mark.parametrize(("bits", "group", "ordered"), [(3, 40, True), (4, 64, True), (2, 16, False), (8, 0, True)])
 def test_groups_and_orders(bits: int, group: int, ordered: bool, device: torch.device) -> None:
-    """Numbers of fewer bits are kept as four; groups that are no multiple of 32 are filled up."""
+    """Store numbers of fewer bits as four; fill up groups that are not a multiple of 32."""
     given = drawn(64, 320, bits, group, symmetric=bits == 8, shuffled=ordered and group > 0)
     config = {"quant_method": "gptq", "bits": bits, "group_size": group or -1, "desc_act": ordered}
     with device:
@@ -128,7 +128,7 @@ def test_what_no_kernel_takes_is_widened(bits: int, group: int, symmetric: bool,
 
 @pytest.mark.parametrize("kind", ["Q4_0", "Q4_1", "Q8_0", "IQ4_NL"])
 def test_types_of_gguf_files(kind: str, device: torch.device) -> None:
-    """Four bits without offsets stay four; the others are widened."""
+    """Keep four bits without offsets as four, and widen the others."""
     with device:
         layer = Linear(128, 48)
     assert layer.quantize("mlp.up_proj", GgufMethod({"quant_method": "gguf", "types": {kind: ["mlp.up_proj"]}}))

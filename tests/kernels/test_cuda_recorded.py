@@ -36,7 +36,9 @@ def _transfers(device: torch.device) -> PinnedTransfers:
 
 
 def _recorder(device: torch.device, sizes: tuple[int, ...]) -> GraphRecorder:
-    """Without a device, a replay is the same Python once more: on the same buffers, with what the host knew then."""
+    """Make a recorder. Without a device, a replay is the same Python once more: on the same buffers, with what the host
+    knew then.
+    """
     limits = GraphLimits(sizes, MAX_LEN, 1 << 30)
     if device.type == "cuda":
         return GraphRecorder(limits, _transfers(device), device, cuda_capture, cuda_free_bytes)

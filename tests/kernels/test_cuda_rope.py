@@ -65,7 +65,7 @@ def test_heads(
 
 @pytest.mark.parametrize("rotation", [False, True])
 def test_rows_that_hold_more_than_heads(rotation: bool, device: torch.device) -> None:
-    """Norms alone where there is no rotation; and what lies beside the rows is not touched."""
+    """Apply norms alone where there is no rotation, without touching what lies beside the rows."""
     layer, places = _layer(16, 1.0, False, device)
     norms = [_norm(16, 0.0, torch.float32, device) for _ in range(2)]
     wide = torch.randn(TOKENS, 200, device=device)

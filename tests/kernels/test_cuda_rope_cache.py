@@ -20,13 +20,13 @@ FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 
 
 def numbers(*shape: int, kind: torch.dtype) -> torch.Tensor:
-    """Some that `kind` holds exactly: what is between is rounded by the device as torch does, by no interpreter."""
+    """Draw numbers that `kind` holds exactly: the device rounds others as torch does, and no interpreter."""
     torch.manual_seed(0)
     return (torch.randn(*shape) * 8).to(kind).float()
 
 
 def at(cache: torch.Tensor, side: int, slot: int) -> torch.Tensor:
-    """[kv_heads, dim] float32"""
+    """Return a cell [kv_heads, dim] as float32."""
     return cache[slot // BLOCK_SIZE, side, :, slot % BLOCK_SIZE].float()
 
 
@@ -114,7 +114,7 @@ def test_turned_heads_are_written_as_two_passes_do(
 
 @pytest.mark.parametrize("kind", FP8)
 def test_turned_heads_in_8_bits(device: torch.device, kind: torch.dtype) -> None:
-    """A quarter turn changes places and signs, and no number."""
+    """Turn by a quarter, which changes places and signs, and no number."""
     x = numbers(5, 4, 16, kind=kind).to(device)
     rotation = torch.zeros(5, 1, 4, device=device), torch.ones(5, 1, 4, device=device)
     cache, slots = empty(1, 16, kind, device), torch.tensor(SLOTS, device=device)

@@ -27,7 +27,7 @@ WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "mas
 
 
 class SeesOperations(TorchDispatchMode):
-    """Raises where the host reads a number of the device, or a shape depends on data."""
+    """A mode that raises where the host reads a number of the device, or a shape depends on data."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = func.overloadpacket.__name__
@@ -39,9 +39,8 @@ class SeesOperations(TorchDispatchMode):
 
 
 class SeesCalls(TorchFunctionMode):
-    """Raises where memory of the host is read without an operation that could be seen.
-
-    What is staged is the host's beforehand. Where there is no device, it cannot be told apart by where it lies.
+    """A mode that raises where memory of the host is read without an operation that could be seen. Staged data is the
+    host's beforehand. Where there is no device, its place cannot tell it apart.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -53,7 +52,7 @@ class SeesCalls(TorchFunctionMode):
 
 @contextmanager
 def no_waits() -> Iterator[None]:
-    """On a GPU the driver is asked too."""
+    """Raise where the host waits for the device; on a GPU the driver is asked too."""
     on_gpu = torch.cuda.is_available()
     before = torch.cuda.get_sync_debug_mode() if on_gpu else 0
     try:
@@ -83,7 +82,7 @@ class Cold(TritonChooser):
     """Compiles what is asked for when it is asked for: each test makes new samplers."""
 
     def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
-        """Nothing yet."""
+        """Do nothing yet."""
 
 
 @pytest.fixture
@@ -211,7 +210,7 @@ def test_a_wait_would_be_seen(wait: Any, device: torch.device) -> None:
 
 
 def test_launches_do_not_grow_with_the_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever rows ask for, more of the same need as many launches and as many tensors of the host."""
+    """Use as many launches and as many tensors of the host for more rows of the same kind, whatever they ask for."""
 
     class Counting(TorchDispatchMode):
         def __init__(self) -> None:

@@ -116,7 +116,7 @@ def test_draws_are_those_of_torch(vocab: int, spread: float, device: torch.devic
 @pytest.mark.slow
 @pytest.mark.parametrize("vocab", [152_064, 262_144, 300_007])
 def test_large_vocabularies(vocab: int, device: torch.device) -> None:
-    """More than 2**18 tokens take a coarser unit of mass."""
+    """Use a coarser unit of mass for more than 2**18 tokens."""
     samplings = [
         TokenSampling(seed=0, max_tokens=1, **given) for given in ({}, {"top_p": 0.95}, {"top_k": 50, "top_p": 0.9})
     ]
@@ -125,7 +125,7 @@ def test_large_vocabularies(vocab: int, device: torch.device) -> None:
 
 
 def test_ties_are_kept_together(device: torch.device) -> None:
-    """In bfloat16's few values: what is drawn has a weight that the definition keeps, and every tie can be drawn."""
+    """Draw, in bfloat16's few values, only tokens whose weight the definition keeps, and any of several ties."""
     logits = torch.tensor([2.0, 1.0, 1.0, 1.0, 0.0], device=device).expand(20, -1).contiguous()
     noise = (torch.arange(20, dtype=torch.float64, device=device) + 0.5) / 20
     for given in ({"top_k": 2}, {"top_p": 0.6}):
@@ -177,7 +177,7 @@ def test_rows_that_are_not_drawn_stay_as_they_are(device: torch.device) -> None:
 
 
 def test_frequencies_follow_the_distribution(device: torch.device) -> None:
-    """Noise that is spread evenly gives each token its share of the draws, but for one at either end of its range."""
+    """Give each token its share of the draws with evenly spread noise, but for one at either end of its range."""
     steps, count = torch.linspace(0, 3, 16, device=device), 24
     noise = (torch.arange(count, dtype=torch.float64, device=device) + 0.5) / count
     for given, kept in (({}, 16), ({"top_k": 5, "min_p": 0.01}, 5)):

@@ -7,7 +7,7 @@ from tests.simulate.bugs import BROKEN_DEVICES, BUGS, PREPARING
 
 
 def runs(**broken):
-    """Most bugs show in the first run; which one they show in is a chance."""
+    """Run several seeds: most bugs show in the first run, but the run is a matter of chance."""
     for seed in (1, 2, 3):
         simulate(seed, 10_000, **broken)
 

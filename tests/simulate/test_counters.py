@@ -147,7 +147,7 @@ class World:
 
 
 def figures(service: FrontendService) -> Counter[str]:
-    """By name, without labels: what stands under one name is added up."""
+    """Return figures by name, without labels: values under one name are added up."""
     found: Counter[str] = Counter()
     for family in text_string_to_metric_families(service.exposition()[1]):
         for sample in family.samples:

@@ -34,7 +34,7 @@ class Client(DemuxClient):
         self.connect()
 
     def connect(self) -> None:
-        """As a new socket does: nothing of before is in it."""
+        """Connect anew, as a new socket does: nothing of before is in it."""
         self.inbox: list[FromEngine] = []
         self.outbox: list[ToEngine] = []
 
@@ -47,7 +47,7 @@ class Client(DemuxClient):
             self._dispatch(message)
 
     def finds(self) -> None:
-        """The next engine answers."""
+        """Let the next engine answer."""
         self._dispatch(Ready(fake_info(), 30))
 
     async def close(self) -> None:
@@ -141,7 +141,7 @@ class World:
         return said
 
     async def judge(self, request: EngineRequest, task: asyncio.Task[list[RequestDelta]]) -> str:
-        """How it ended. Raises TimeoutError where it still waits."""
+        """Return how a request ended. Raises TimeoutError where it still waits."""
         alone = solo(self.engine.model, request, LIMITS.max_model_len)
         try:
             deltas = await asyncio.wait_for(task, 0.01)

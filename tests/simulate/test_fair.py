@@ -62,7 +62,9 @@ class Run:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_keys_with_work_are_served_alike(seed: int) -> None:
-    """The bound of virtual token counters: it depends on what runs at once, not on how long the keys have worked."""
+    """Keep the bound of virtual token counters: it depends on what runs at once, not on how long the keys have
+    worked.
+    """
     rng, run = random.Random(seed), Run()
     many = {"flood": 40, "some": 6, "few": 4}
     for _ in range(600):
@@ -104,5 +106,5 @@ def test_a_key_that_was_away_saves_nothing_up() -> None:
 
 
 def test_random_work() -> None:
-    """Every invariant of the scheduler holds under this policy."""
+    """Keep every invariant of the scheduler under this policy."""
     assert simulate(31, 900, policy="fair").requests > 50

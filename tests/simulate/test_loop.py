@@ -24,7 +24,7 @@ def draw(rng, number):
 
 
 def judge(deltas, expected, cancelled):
-    """All of the text and its end, or a beginning of it and the end that the client asked for."""
+    """Check for all of the text and its end, or for a beginning of it and the end that the client asked for."""
     said = [token for delta in deltas for token in delta.token_ids]
     assert [delta.finish is not None for delta in deltas] == [False] * (len(deltas) - 1) + [True]
     if said == expected.token_ids:

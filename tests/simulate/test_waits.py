@@ -27,7 +27,7 @@ def _waits(workload: str, device: str, pace: type[Pace] | None = None, **more: A
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_nothing_is_paid_for_it(workload: str, device: str) -> None:
-    """All is done as soon as with the constant, first tokens come sooner on average, and no gap is the peer's."""
+    """End as soon as with the constant, with first tokens sooner on average, and no gap like the peer's."""
     ours, constant = _waits(workload, device, prompt_share=2), _waits(workload, device, Constant, prompt_share=2)
     peer = _waits(workload, device)
     assert ours.total < 1.02 * constant.total
@@ -45,7 +45,7 @@ class Impatient(Pace):
 
 @pytest.mark.parametrize("device", DEVICES)
 def test_chats_wait_less_for_documents_that_are_passed(device: str) -> None:
-    """Clients that begin apart: chats that end together all wait for each other."""
+    """Run clients that begin apart: chats that end together all wait for each other."""
     chats = [Client(128, 96 + 9 * number, 6, begin=0.7 * number) for number in range(8)]
     clients = [*chats, Client(3800, 32, 6, begin=5.0)]
     ours = run(scheduler(prompt_share=2), clients, DEVICES[device])
@@ -63,7 +63,7 @@ KEPT = [(device, target) for device in ("bf16", "tiles", "int4") for target in (
 @pytest.mark.parametrize(("device", "target"), KEPT)
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_gaps_keep_to_a_target(workload: str, device: str, target: float) -> None:
-    """The first few steps excepted, which teach what steps cost."""
+    """Keep the target, the first few steps excepted, which teach what steps cost."""
     waits = _waits(workload, device, prompt_share=2, targets=Targets(inter_token=target))
     assert percentile(waits.gaps, 99) <= target
     assert percentile(waits.gaps, 99.9) <= 1.3 * target
@@ -79,7 +79,7 @@ def test_gaps_keep_to_a_target(workload: str, device: str, target: float) -> Non
 )
 @pytest.mark.parametrize("workload", WORKLOADS)
 def test_a_target_goes_with_the_options_of_prefills(workload: str, options: dict[str, int]) -> None:
-    """Several prompts at a time share what the target leaves for them."""
+    """Share among several prompts at a time what the target leaves for them."""
     target = 0.3
     waits = _waits(workload, "bf16", prompt_share=2, targets=Targets(inter_token=target), **options)
     free = _waits(workload, "bf16", prompt_share=2, **options)
@@ -98,7 +98,9 @@ def test_nobody_starves_with_a_target_that_no_step_meets(workload: str) -> None:
 
 
 def test_more_first_tokens_are_in_time_where_not_all_can_be() -> None:
-    """A third of a burst cannot be in time; those who wait in vain do not keep others waiting, and are served, too."""
+    """Serve a burst of which a third cannot be in time; those who wait in vain do not keep others waiting, and are
+    served, too.
+    """
     clients = [Client(600, 8, 40, times=tuple(0.45 * number for number in range(40)))]
     target = Targets(first_token=3.0)
     device = Device(any=0.04, row=0.001, prompt_token=0.001, pair=0.0)

@@ -113,7 +113,7 @@ def written(name: str, content: Any) -> Callable[[Path], object]:
 
 
 def read_config(place: Path) -> None:
-    """What is asked of a configuration before there is a model."""
+    """Read from a configuration what is needed before there is a model."""
     values = checkpoint.read(place.parent, plugins=PLUGINS)
     names = {"dim": "hidden_size"}
     completed = checkpoint.completed(values, names, {"num_hidden_layers": 1})
@@ -161,7 +161,7 @@ def read_templates(place: Path) -> None:
 
 
 def sentencepiece() -> bytes:
-    """A model of the kind BPE with all bytes, written field by field."""
+    """Return a model of the kind BPE with all bytes, written field by field."""
 
     def field_of(number: int, data: bytes) -> bytes:
         return bytes([number << 3 | 2, len(data)]) + data
@@ -175,7 +175,7 @@ def sentencepiece() -> bytes:
 
 
 def gguf() -> bytes:
-    """A Llama of one layer, with a tokenizer."""
+    """Return a Llama of one layer, with a tokenizer."""
     keys: dict[str, Any] = {
         "general.architecture": "llama",
         "llama.block_count": 1,
@@ -218,14 +218,14 @@ def gguf() -> bytes:
 
 
 def read_gguf(place: Path) -> None:
-    """The description, and the configuration and the tokenizer that are made of it."""
+    """Read the description, and the configuration and the tokenizer that are made of it."""
     made = Gguf.describe(place)
     assert made is not None
     checkpoint.check_sizes(json.loads(made.texts["config.json"]), {})
 
 
 def damaged_head(whole: bytes, draw: Any) -> bytes:
-    """Data is most of the file, and nothing is read of it."""
+    """Damage the head only: data is most of the file, and nothing is read of it."""
     size = whole.index(b"blk.0.ffn_down.weight") + 64
     return mutated(whole[:size], draw) + whole[size:]
 

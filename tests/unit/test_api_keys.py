@@ -13,7 +13,7 @@ import pytest
 from ferrule.api_keys import CALLER, Caller, Callers, read_file
 from ferrule.config import Config, FrontendConfig, LimitsConfig
 from ferrule.errors import ConfigError, OverloadedError
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 
 class Clock:
@@ -131,7 +131,7 @@ def test_tokens_of_a_minute_are_limited_over_all_processes(tmp_path: Path) -> No
 
 
 def test_reading_again_keeps_what_is_in_progress(tmp_path: Path) -> None:
-    """Also when the keys have other places in the file, or are gone."""
+    """Keep it also when the keys have other places in the file, or are gone."""
     file = written(tmp_path, "alice: {key: a, max_requests: 1}\nbob: {key: b, max_requests: 1}")
     callers = Callers(config(file))
     bob = found(callers, "b")
@@ -154,7 +154,7 @@ def test_reading_again_keeps_what_is_in_progress(tmp_path: Path) -> None:
 
 @pytest.mark.advisory("CVE-2025-59425")
 def test_every_key_is_compared_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Time tells nothing: digests of one length, in constant time, and none is left out after a match."""
+    """Compare digests of one length, in constant time, and leave none out after a match, so that time tells nothing."""
     compared: list[tuple[int, int]] = []
 
     def compare(one: bytes, other: bytes) -> bool:

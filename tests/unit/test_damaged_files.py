@@ -79,7 +79,7 @@ def test_a_template_without_end_is_not_read(tmp_path: Path) -> None:
 
 
 def test_mapped_weights_that_become_shorter_end_the_process_by_a_signal(tmp_path: Path) -> None:
-    """Which the launcher names; a process cannot go on from there."""
+    """End by the signal, which the launcher names; a process cannot continue from there."""
     save_file({name: torch.ones(1 << 18) for name in "ab"}, tmp_path / "model.safetensors")
     script = (
         "import os, pathlib, sys, torch\n"
@@ -154,7 +154,7 @@ def test_what_mutations_found(tmp_path: Path, name: str) -> None:
 
 
 def test_special_tokens_may_have_spaces(tmp_path: Path) -> None:
-    """The template of what surrounds a text has them as they are."""
+    """Keep them as they are in the template of what surrounds a text."""
     write_tokenizer(tmp_path, byte_fallback(), bos_token="<the beginning>", eos_token="{{ y }}", add_bos_token=True)
     tokenizer = AutoTokenizers().open(tmp_path, {})
     assert tokenizer.encode("the")[0] == tokenizer.bos_token_id

@@ -47,7 +47,7 @@ build_engine(config, plugins, QueueChannel(print), open_executor(config, plugins
 
 
 def imported(code: str) -> set[str]:
-    """Names of all modules, in a process that ran `code`."""
+    """Return the names of all modules, in a process that ran `code`."""
     code = f"{code}\nimport json, sys\nprint(json.dumps(sorted(sys.modules)))"
     env = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # has modules, too
     done = subprocess.run(

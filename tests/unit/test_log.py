@@ -117,7 +117,7 @@ def test_lines_are_there_when_the_process_ends() -> None:
 
 
 def test_a_pipe_that_nobody_reads_stalls_nothing() -> None:
-    """10,000 lines of 1 KiB into a pipe of 64 KiB: the writer goes on, the rest is dropped and counted."""
+    """Write 10,000 lines of 1 KiB into a pipe of 64 KiB: the writer continues, the rest is dropped and counted."""
     read_end, write_end = os.pipe()
     code = (
         "log.setup('info')\nfor i in range(10_000): log.get('a').info('x' * 1024)\nprint('done', flush=True)\ninput()"
@@ -177,7 +177,7 @@ log.get("x").warning("plain")
 
 @pytest.mark.parametrize("name", ["ferrule", "vllm"])
 def test_a_file_configures_the_log(tmp_path: Path, name: str) -> None:
-    """Records keep to one line and bring their fields; loggers made before are not switched off."""
+    """Keep records to one line, with their fields; loggers made before are not switched off."""
     loggers = {name: {"handlers": ["h"], "level": "INFO", "propagate": False}}
     code = "from ferrule import log\n" + CONFIGURED.format(loggers=loggers)
     done = subprocess.run(

@@ -34,7 +34,7 @@ class Counted(float):
 
 
 class Watched(FcfsPolicy):
-    """Counts the keys that are taken."""
+    """A policy that counts the keys that are taken."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ def step(scheduler: DefaultScheduler) -> StepPlan:
 
 
 def crowd(running: int, waiting: int, policy: SchedulingPolicy | None = None) -> DefaultScheduler:
-    """A scheduler whose slots are all taken by requests that decode."""
+    """Return a scheduler whose slots are all taken by requests that decode."""
     scheduler = DefaultScheduler(limits(running), policy or FcfsPolicy())
     for number in range(running):
         scheduler.add(request(number), 0.0)
@@ -84,7 +84,7 @@ def crowd(running: int, waiting: int, policy: SchedulingPolicy | None = None) ->
 
 
 def work(function: Callable[[], Any]) -> int:
-    """Calls, of Python and of C, that a function makes."""
+    """Count the calls, of Python and of C, that a function makes."""
     count = 0
 
     def see(frame: FrameType, event: str, argument: Any) -> None:
@@ -130,7 +130,7 @@ def test_no_step_takes_keys_and_a_place_in_the_queue_is_found_by_halving() -> No
 
 @pytest.fixture
 def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
-    """The number of tokens in each block that was hashed."""
+    """Collect the number of tokens in each block that was hashed."""
     seen: list[int] = []
     plain = hashing.HASHERS["sha256"]()
 
@@ -143,7 +143,7 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
 
 
 def test_each_block_of_a_prompt_is_hashed_once_however_long_it_waits(hashed: list[int]) -> None:
-    """It waits for room in the cache, is computed in pieces, and is preempted: its digests stay."""
+    """Keep the digests of a prompt that waits for room in the cache, is computed in pieces, and is preempted."""
     scheduler = DefaultScheduler(limits(4, blocks=1000), FcfsPolicy())
     first, second = request(1, prompt=600 * SIZE, max_tokens=40), request(2, prompt=700 * SIZE, max_tokens=40)
     scheduler.add(first, 0.0)
@@ -180,7 +180,9 @@ def test_a_prefix_is_looked_up_once_for_each_of_its_blocks(monkeypatch: pytest.M
 
 
 def test_the_garbage_collector_passes_requests_by() -> None:
-    """10,000 waiting requests would stall a step for 30 ms, each time that it looks at their tokens."""
+    """Keep requests from the collector: 10,000 waiting ones would stall a step for 30 ms, each time that it looks at
+    their tokens.
+    """
     scheduler = crowd(2, 1)
     plan = step(scheduler)
     waiting = scheduler.waiting.head()

@@ -19,7 +19,7 @@ LAYERS = (
     ("interfaces",),
     ("hooks",),
     ("locate",),
-    ("wire",),
+    ("wire", "shared_memory"),
     ("api_keys",),
     ("engine",),
     ("runner",),

@@ -436,9 +436,7 @@ DATA = (
         "one version for each request",
         waits_for="adapters and updates of weights",
     ),
-    Goal(
-        "G-D8", "neighbours that end or are preempted", "others unchanged", (_tests("tests/simulate/test_machine.py"),)
-    ),
+    Goal("G-D8", "neighbours end or are preempted", "others unchanged", (_tests("tests/simulate/test_machine.py"),)),
 )
 
 GROUPS = {

@@ -21,7 +21,7 @@ from ferrule.config import Config, RouterSettings
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import RouterContext
-from ferrule.wire.buffers import Buffers
+from ferrule.shared_memory.buffers import Buffers
 
 
 def build_app(

@@ -12,7 +12,7 @@ from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
 from ferrule.interfaces.dialect import Dialect
 from ferrule.interfaces.router import Access
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.
 PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ferrule.errors import FerruleError, OverloadedError, TooLargeError, TooSlowError, UnavailableError
-from ferrule.wire.buffers import Buffers, Share
+from ferrule.shared_memory.buffers import Buffers, Share
 
 LARGE = 1 << 20  # bytes of a body that gets its room at once
 _LARGE_PART = 0.75  # of the limit that such bodies may fill: what they turn out to hold needs some more

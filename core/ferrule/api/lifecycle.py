@@ -20,7 +20,7 @@ from ferrule.errors import EngineDead, FerruleError, OverloadedError, Unavailabl
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
-from ferrule.wire.board import LOAD, STATE, STATES, Board
+from ferrule.shared_memory.board import LOAD, STATE, STATES, Board
 
 T = TypeVar("T")
 

@@ -15,7 +15,7 @@ from ferrule.api.intake import Intake, Message
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.interfaces.dialect import OPENAI, Dialect, Failure, encode
 from ferrule.interfaces.router import JSON, SCOPE_KEY, EventStream, RequestInfo
-from ferrule.wire.buffers import Share
+from ferrule.shared_memory.buffers import Share
 
 _logger = log.get("api")
 

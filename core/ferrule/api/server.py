@@ -29,7 +29,7 @@ from ferrule.errors import EngineDead, FerruleError, StartupError, UnavailableEr
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Service
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 Connect = Callable[[], Awaitable[Service]]
 

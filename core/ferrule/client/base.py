@@ -9,8 +9,8 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from typing import Any
 
 from ferrule.interfaces.service import Health
+from ferrule.shared_memory.board import Board
 from ferrule.types import EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta
-from ferrule.wire.board import Board
 
 _POLL = 0.01  # seconds
 

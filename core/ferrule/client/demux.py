@@ -27,9 +27,9 @@ from ferrule.client.pulse import stalled_engine
 from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
+from ferrule.shared_memory.board import CHECKED, READY, Board
+from ferrule.shared_memory.buffers import Buffers
 from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta
-from ferrule.wire.board import CHECKED, READY, Board
-from ferrule.wire.buffers import Buffers
 from ferrule.wire.messages import (
     Call,
     CallReply,
@@ -83,7 +83,7 @@ class DeltaStream(AsyncIterator[RequestDelta]):
         self.request = request
         self._patient = patient
         self._enough = 0  # bytes of deltas, about, for which the reader is woken
-        self._due = False  # what is here is to be read now
+        self._due = False  # the reader is to read the items now
         self._client = client
         self._id = request_id
         self._items: list[RequestDelta] = []
@@ -207,8 +207,8 @@ class DemuxClient(EngineClient):
         self._calls: dict[int, asyncio.Future[Any]] = {}
         self._numbers = itertools.count(1)
         self._stats = EngineStats()
-        self._past = EngineStats()  # what the engines that have died had counted
-        self._served = 0.0  # what the board said of this process when it lost its engine
+        self._past = EngineStats()  # counters of the engines that have died
+        self._served = 0.0  # this process's READY on the board when it lost its engine
         self._dead: EngineDead | None = None
         self._ready = asyncio.Event()
 
@@ -225,7 +225,7 @@ class DemuxClient(EngineClient):
             raise self._dead
         stream = DeltaStream(self, request.id, request if self._restarts else None, patient)
         self._streams[request.id] = stream
-        if not self._lost:  # else it is submitted with those that wait for the next engine
+        if not self._lost:  # else the next engine gets it, with all streams that wait
             self._post(Submit(request))
         return stream
 

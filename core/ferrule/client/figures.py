@@ -1,4 +1,4 @@
-"""An engine's figures over restarts: what is counted goes on from where the dead engine left it."""
+"""The engine's figures across restarts: the counters of a dead engine are added to those of the next."""
 
 from __future__ import annotations
 

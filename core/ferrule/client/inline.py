@@ -76,6 +76,6 @@ class InlineClient(DemuxClient):
 
     async def close(self) -> None:
         self._stop.set()
-        self._post(Cancel(()))  # of no request: an idle loop is woken by it
-        await until(lambda: not self._thread.is_alive(), 10.0 if self._ready.is_set() else 1.0)  # loading does not look
+        self._post(Cancel(()))  # names no request, but wakes an idle loop
+        await until(lambda: not self._thread.is_alive(), 10.0 if self._ready.is_set() else 1.0)  # a load ignores it
         self.die("The engine client was closed.")

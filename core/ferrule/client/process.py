@@ -1,4 +1,4 @@
-"""The engine in another process: a client of its socket, and a lifeline that ends when it dies."""
+"""The client of an engine in another process: a socket, and a lifeline that ends when the engine dies."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from ferrule import log
 from ferrule.client.demux import DemuxClient
 from ferrule.config import LimitsConfig
+from ferrule.shared_memory.board import ENGINE_NUMBER, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import ENGINE_NUMBER, Board
 from ferrule.wire.engine_socket import ClientSocket
 from ferrule.wire.messages import Call, ToEngine
 
-_POLL = 0.02  # seconds between two looks at what the launcher says of the next engine
+_POLL = 0.02  # seconds between two looks at the launcher's number of the next engine
 
 _logger = log.get("client")
 
@@ -76,14 +76,12 @@ class ProcessClient(DemuxClient):
             self._socket = None
 
     async def _greet(self, socket: ClientSocket) -> None:
-        """Greet the engine until it answers, which it does once its model is loaded; then probe it for lost
-        messages.
-        """
+        """Greet the engine until it answers, which it does once its model is loaded."""
         while not self._ready.is_set():
             socket.greet()
             self._on_readable()
             await asyncio.sleep(0.05)
-        self._post(Call(0, "stats"))  # an engine sends its figures to those that it has heard from
+        self._post(Call(0, "stats"))  # an engine sends its figures only to clients that have sent it a message
 
     def _post(self, message: ToEngine) -> None:
         if self._socket is not None and self._socket.send(message):
@@ -97,7 +95,7 @@ class ProcessClient(DemuxClient):
     def _on_lifeline(self) -> None:
         if self._socket is None or not lifeline.has_ended(self._alive_fd):
             return
-        self._on_readable()  # its last words, if there were any
+        self._on_readable()  # the engine's last messages, if there are any
         self._disconnect()
         if self._restarts:
             self.lose("The engine process has ended.")

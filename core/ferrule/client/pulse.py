@@ -1,9 +1,9 @@
-"""Whether the processes of a server show signs of life, by their heartbeats on the board."""
+"""Signs of life of the server's processes, by their heartbeats on the board."""
 
 from __future__ import annotations
 
 from ferrule.interfaces.service import Health
-from ferrule.wire.board import Board
+from ferrule.shared_memory.board import Board
 
 
 def stalled_engine(board: Board, watchdog: float) -> Health | None:

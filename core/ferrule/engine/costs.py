@@ -13,7 +13,8 @@ well. How much of a step prompts get was a constant before, which is right for o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, starmap
+from operator import mul
 from typing import NamedTuple
 
 from ferrule.types import Chunk
@@ -65,7 +66,7 @@ class StepCosts:
         error = abs(seconds - self._expected(work))
         noise = max(_NOISE * max(seconds, self._expected(work)), _SHORT)
         weight = min(1.0, _FAR * noise / (error or noise)) / noise**2
-        terms = [mine * its for mine, its in combinations_with_replacement((*work, seconds), 2)]
+        terms = starmap(mul, combinations_with_replacement((*work, seconds), 2))
         kind = work.prompt_tokens > 0
         self._sums[kind] = [_KEPT * old + weight * new for old, new in zip(self._sums[kind], terms, strict=True)]
         self._fitted = False

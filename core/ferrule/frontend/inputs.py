@@ -1,4 +1,4 @@
-"""What the frontend needs beside the engine. It is opened before weights are loaded, so that a fault is found early."""
+"""The parts of the frontend besides the engine, opened before weights are loaded, so that a fault is found early."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def _check_template(option: str, text: str) -> None:
 
     A built-in template that replaces a file of vLLM's examples is logged.
     """
-    from ferrule.frontend.text.template import compile_template  # the template engine, which children alone need else
+    from ferrule.frontend.text.template import compile_template  # otherwise imported by children alone
 
     try:
         compile_template(text)

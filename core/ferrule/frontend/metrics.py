@@ -1,4 +1,4 @@
-"""`Loggers`: what the stat loggers of a process are told, and the metrics that they show."""
+"""`Loggers`: the stat loggers of a process, guarded against their exceptions, and the metrics that they show."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`Operations`: what operators and the HTTP edge ask of the service beside generation."""
+"""`Operations`: the service's methods for operators and the HTTP server, besides generation."""
 
 from __future__ import annotations
 

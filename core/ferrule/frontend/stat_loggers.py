@@ -1,4 +1,4 @@
-"""The stat loggers of a process: those that are told what happens, and those that show what others were told."""
+"""The stat loggers of a process: those that receive its figures, and those that show the figures of other processes."""
 
 from __future__ import annotations
 

@@ -29,9 +29,9 @@ from ferrule.launch.probe_server import tell_model
 from ferrule.launch.process import Boot
 from ferrule.launch.reload import Reloader, told
 from ferrule.plugin import Plugins
-from ferrule.wire.board import BEAT, READY, Board
+from ferrule.shared_memory.board import BEAT, READY, Board
 
-_POLL = 0.02  # seconds between two looks at what the other API processes say
+_POLL = 0.02  # seconds between two looks at the other API processes' cells
 
 _logger = log.get("api")
 

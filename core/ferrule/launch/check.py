@@ -1,4 +1,4 @@
-"""What a start opens and checks before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
+"""The checks of a start before it loads weights, in API processes and, with `--dry-run`, in the launcher."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate.localise import check_remote, is_path, localise
 from ferrule.plugin import Component, check_plugins
+from ferrule.shared_memory.board import Board
 from ferrule.slow_start import waiting
-from ferrule.wire.board import Board
 
 _logger = log.get("launch")
 
@@ -31,7 +31,7 @@ def open_api(
         return front, open_inputs(config, plugins)
 
 
-_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins are made before the model is loaded, from nothing
+_MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins need no model, and no arguments
 
 
 def check_start(config: Resolved, plugins: Plugins) -> None:

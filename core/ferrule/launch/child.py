@@ -1,4 +1,4 @@
-"""A child process from within: read the boot message, leave with the parent, run one role."""
+"""The start of a child process: read the boot message, exit with the parent, run one role."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
     except StartupError as error:
         report(error)
         return 1
-    # The launcher's word counts, not the terminal's, which also may not stop those that log from the background.
+    # The launcher decides when to stop, not the terminal, which must not suspend background processes that log, either.
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTTOU):
         signal.signal(number, signal.SIG_IGN)
     hooks, status = HookRunner(), 1
@@ -95,7 +95,7 @@ def main(argv: list[str]) -> int:
         hooks.process_started(boot.name, boot.config)
         if argv[0] == "engine":
             if memory_limits():
-                import_module("numpy")  # before all else: OpenBLAS asks for its buffer for ever if it does not get one
+                import_module("numpy")  # first: OpenBLAS retries for ever if it gets no buffer
             from ferrule.launch.engine_main import run_engine
 
             status = run_engine(boot)

@@ -51,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if lacking is None:
             raise
         _report(lacking, words)
-        if isinstance(error, OSError):  # it may be the output's: what is left of it cannot be written either
+        if isinstance(error, OSError):  # of the output, perhaps: then the rest of it cannot be written either
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return exit_status(lacking)
 

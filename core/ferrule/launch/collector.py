@@ -1,7 +1,7 @@
-"""When a process of the server looks for objects that hold each other, which counting references does not free.
+"""The garbage collector's schedule in the processes of the server.
 
-Python does it whenever objects have become a quarter more, and then looks at all of them: nothing else runs for 150 ms
-where 2,600 requests are open. Requests leave no such objects behind, so it may wait.
+By default Python looks at all objects whenever they have become a quarter more: nothing else runs for 150 ms where
+2,600 requests are open. Requests leave no reference cycles behind, so the collector may wait.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import gc
 
 _YOUNG, _MIDDLE = 700, 10  # Python's own
-_ALL = 200  # of the middle's turns: once 1.4 million objects have been added, in place of 70 thousand
+_ALL = 200  # collections of the middle generation: every 1.4 million new objects, in place of 70 thousand
 
 
 def put_off() -> None:

@@ -11,7 +11,7 @@ from ferrule.config import Resolved
 from ferrule.errors import EngineDead, StartupError
 from ferrule.launch.process import private_dir, process_table, start_engine
 from ferrule.plugin import Plugins
-from ferrule.wire.board import READY, Board
+from ferrule.shared_memory.board import READY, Board
 
 _GRACE = 8.0  # seconds that the engine has to exit before it is killed
 

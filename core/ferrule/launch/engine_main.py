@@ -22,7 +22,7 @@ from ferrule.launch import collector
 from ferrule.launch.prepare import reload_log
 from ferrule.launch.process import Boot
 from ferrule.launch.reload import told
-from ferrule.wire.board import BEAT, STALLED, Board
+from ferrule.shared_memory.board import BEAT, STALLED, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Ready
 

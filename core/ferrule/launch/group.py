@@ -1,4 +1,4 @@
-"""What is left of a process that has ended: its workers, which share its process group."""
+"""The remaining processes of one that has ended: its workers, which share its process group."""
 
 from __future__ import annotations
 

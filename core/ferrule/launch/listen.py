@@ -1,4 +1,4 @@
-"""Where the server can be reached, for messages."""
+"""The address of the server, for messages."""
 
 from __future__ import annotations
 

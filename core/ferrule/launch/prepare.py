@@ -1,4 +1,4 @@
-"""What every command that runs an engine does first."""
+"""The first steps of every command that runs an engine."""
 
 from __future__ import annotations
 
@@ -55,7 +55,8 @@ def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str
     open_log(config, area)
     check_memory()
     chosen = configured(plugins, config.plugins, config.env)
-    unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]  # it told itself
+    # A command reports its own unused options.
+    unused = [sentence for kind in KINDS if kind != "command" for _, sentence in chosen.unused(kind)]
     for notice in (*notices, *chosen.problems, *unused):
         _logger.warning("%s", notice)
     resolved = resolve(config)

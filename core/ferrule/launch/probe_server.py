@@ -31,8 +31,8 @@ from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Health, Service
 from ferrule.interfaces.stats import HttpStats
+from ferrule.shared_memory.board import LOAD, STATE, STATES, Board
 from ferrule.types import ModelInfo
-from ferrule.wire.board import LOAD, STATE, STATES, Board
 
 _MODEL = "model.msgpack"  # in the folder of the board
 _FRESH = 1.0  # seconds for which figures are shown again

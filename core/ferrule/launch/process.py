@@ -1,8 +1,8 @@
-"""Processes are data: what a child runs, what it is given, and how it is watched.
+"""Processes as data: the role of a child, the values that it is given, and how it is watched.
 
-A child is ``python -m ferrule.launch.child ROLE``. Its boot message comes through standard input, which stays open:
-its end means that the parent has died, and the child leaves at once. Any role can therefore be run in the
-foreground by hand, with a boot message from a file.
+A child is ``python -m ferrule.launch.child ROLE``. Its boot message comes through standard input, which stays open: its
+end means that the parent has died, and the child exits at once. Any role can therefore be run in the foreground by
+hand, with a boot message from a file.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from ferrule import log
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError, StartupError
 from ferrule.plugin import Plugins
+from ferrule.shared_memory.board import ENGINE, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import ENGINE, Board
 
-LENGTH_BYTES = 4  # of the number before a boot message, big-endian
+LENGTH_BYTES = 4  # bytes of the length before a boot message, big-endian
 MAX_BOOT_BYTES = 256 << 20  # of a boot message; one of 50,000 plugins has 15 MiB
 
 _PREFIX = "ferrule-"  # of the folders of runs
@@ -40,7 +40,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str  # "engine-0", "api-0", "api-1", …
-    role: str  # what `ferrule.launch.child` is called with
+    role: str  # the argument of `ferrule.launch.child`
     config: Resolved
     plugins: Plugins
     socket_path: str  # engine: its own; API: the first engine's. The board is beside it

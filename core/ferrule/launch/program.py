@@ -1,4 +1,4 @@
-"""What `ferrule --help` prints: the commands, told from metadata and source text, without importing one."""
+"""The page of `ferrule --help`: the commands, described from metadata and source text, without importing one."""
 
 from __future__ import annotations
 

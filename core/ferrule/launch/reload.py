@@ -21,7 +21,7 @@ from ferrule.config.places import placed
 from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError
 
-# By section: the options whose new values are taken. What is in the files of other options is the components' matter.
+# By section: the options that can be reloaded. Files that other options name are reread by their components.
 RELOADED = {
     "frontend": frozenset({"api_key", "api_key_file", "admin_key", "uvicorn_log_level"}),
     "observability": frozenset({"log_level"}),

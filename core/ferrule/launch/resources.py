@@ -1,4 +1,4 @@
-"""What the system gives to a process, where it is too little to start with."""
+"""Limits of the system on a process, where they are too low to start with."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 
 from ferrule.errors import StartupError
 
-MIN_FILES = 64  # that a process must be able to open: a server without a client has some forty
+MIN_FILES = 64  # files that a process must be able to open: a server without clients has some forty
 # Bytes below which torch cannot be imported.
 _MIN_MEMORY = {"-v": (resource.RLIMIT_AS, 512 << 20), "-d": (resource.RLIMIT_DATA, 256 << 20)}
 _KIB = 1024  # bytes in the unit of ulimit
-# What the dynamic loader says.
+# Messages of the dynamic loader.
 _NO_MEMORY = ("failed to map segment", "annot allocate memory", "cannot map zero-fill pages")
 _FILES = frozenset({errno.EMFILE, errno.ENFILE})
 _DISK = frozenset({errno.ENOSPC, errno.EROFS, errno.EDQUOT})
@@ -58,7 +58,7 @@ def as_startup_error(error: BaseException) -> StartupError | None:
             memory_limits() or "See what limits it: the memory limit of the container, or other processes.",
         )
     if isinstance(error, StartupError) and error.__cause__ is not None and memory_limits():
-        # libraries that are not told of memory which they do not get fail somehow
+        # a library that does not check its allocations may fail in any way
         return type(error)(error.message, f"{error.hint}\n{memory_limits()}".strip())
     if isinstance(error, RuntimeError) and "can't start new thread" in str(error):
         return StartupError(

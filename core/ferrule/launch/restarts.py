@@ -1,8 +1,10 @@
-"""When an engine that has died is started again. Pure: the supervisor says what happened and how long it ran."""
+"""The rule for restarts of an engine that has died. Pure: the supervisor passes in what happened and how long it
+ran.
+"""
 
 from __future__ import annotations
 
-HEALTHY_SECONDS = 300.0  # an engine that served for so long starts the count anew
+HEALTHY_SECONDS = 300.0  # after so long a service, restarts are counted anew
 _LONGEST_PAUSE = 60  # seconds
 
 

@@ -1,4 +1,4 @@
-"""The standard streams of a process of ours, whatever it was given: closed, or on a disk that is full."""
+"""The standard streams of a process, made usable whatever they are: closed, or on a disk that is full."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The launcher: binds the port, starts the processes, and stops all of them when one ends.
+"""The launcher, which binds the port, starts the processes, and stops all of them when one ends.
 
 It imports no torch and holds no state of a request. An engine that dies may be started again (`Restarts`). The first
 cause is kept: a server whose engine died for good exits with status 1, however it is stopped afterwards.
@@ -29,8 +29,8 @@ from ferrule.launch.reload import Reloader, tell
 from ferrule.launch.resources import memory_limits
 from ferrule.launch.restarts import Restarts
 from ferrule.plugin import Plugins
+from ferrule.shared_memory.board import BEAT, ENGINE_NUMBER, Board
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE_NUMBER, Board
 
 if TYPE_CHECKING:
     from ferrule.launch.probe_server import ProbeServer
@@ -40,9 +40,9 @@ STOPS = (signal.SIGTERM, signal.SIGINT, signal.SIGQUIT)
 _GRACE = 8.0  # seconds that children have to exit before they are killed
 _SHORT_GRACE = 1.5  # the same after a second signal, and before there was anything to lose
 _TICK = 1.0  # seconds between two checks of the heartbeats
-_SAID = (1, 2)  # with these a child has said why
+_SAID = (1, 2)  # exit statuses with which a child has logged the reason
 
-# What mostly ends a process so.
+# The usual causes of an end by these signals.
 _SIGNALS = {
     "SIGBUS": "a file that it was reading, such as one with weights, became shorter, or its disk failed",
     "SIGKILL": "the system may have no memory left",
@@ -97,9 +97,9 @@ class Supervisor:
         self._pause: int | None = None  # ticks until the engine that has died is started again
         self._asked = self._insisted = 0  # signals that asked to stop
         self._was_ready = False  # when it was asked to stop
-        self._deadline: float | None = None  # the engine has died for good: until when API processes tell their clients
+        self._deadline: float | None = None  # for API processes to send errors, once no engine will follow
         self._probes: ProbeServer | None = None
-        self._status = 0  # since the first failure 1, or what a child said of it
+        self._status = 0  # since the first failure: 1, or the status of the child
 
     def run(self) -> int:
         """Start the processes, wait for their end, and return the exit status.
@@ -134,7 +134,7 @@ class Supervisor:
             for row, spec in enumerate(apis, 1):
                 self._add(row, Child(spec))
         if self._probe is not None:
-            from ferrule.launch.probe_server import ProbeServer  # with the HTTP server in it: not in every launcher
+            from ferrule.launch.probe_server import ProbeServer  # imports the HTTP server, which few launchers need
 
             self._probes = ProbeServer(self._config, self._plugins, self._hooks, self._board, run_dir, self._probe)
             self._probes.start()
@@ -195,7 +195,7 @@ class Supervisor:
         if self._probes is not None:
             self._probes.reload(self._config)
         for row, child in enumerate(self._children):
-            if self._board.get(BEAT, row):  # it listens to the signal since before
+            if self._board.get(BEAT, row):  # a process that has a heartbeat handles the signal
                 child.terminate(signal.SIGHUP)
 
     def _apis(self) -> list[Child]:

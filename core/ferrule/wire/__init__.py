@@ -1,1 +1,1 @@
-"""What processes share: the board, the messages between engine and clients, and the socket that carries them."""
+"""The communication between the engine and its clients: messages, the sockets or queues for them, and lifelines."""

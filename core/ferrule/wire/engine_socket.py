@@ -95,7 +95,7 @@ class EngineSocket:
                 self.send(client, self.ready)
 
     def send(self, client: bytes, message: FromEngine) -> None:
-        """Queue a message; one for a client that has gone is dropped by the socket."""
+        """Queue a message; the socket drops one for a client that has gone."""
         self._socket.send_multipart([client, self._encoder.encode(message)], zmq.NOBLOCK)
 
     def close(self) -> None:
@@ -145,7 +145,7 @@ class ClientSocket:
                 return
             try:
                 yield self._decoder.decode(frame)
-            except ValueError:  # nobody knows whom it concerns
+            except ValueError:  # its request is not known
                 yield _UNREADABLE
             except MemoryError:
                 yield from self._in_parts(frame)

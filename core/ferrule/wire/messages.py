@@ -1,4 +1,4 @@
-"""What the engine and its clients say to each other: a closed set of types, msgpack on the wire."""
+"""The messages between the engine and its clients: a closed set of types, msgpack on the wire."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Sub-commands."""
+"""The commands of `ferrule`."""

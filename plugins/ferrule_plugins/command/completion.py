@@ -1,7 +1,7 @@
 """`ferrule completion SHELL`: a script that completes commands, options, choices and the names of plugins.
 
-The script is made once and holds everything: no key press starts Python. What a command offers is what it answers to
-``--help=json``.
+The script is written once and contains everything: no key press starts Python. The options of a command are those in
+its ``--help=json``.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ def offered(plugins: Plugins) -> Mapping[str, tuple[Completed, ...]]:
         with contextlib.redirect_stdout(page), contextlib.redirect_stderr(io.StringIO()):
             try:
                 plugins.make("command", name).run(["--help=json"], plugins)
-            except (Exception, SystemExit) as error:  # a command of others may do anything; its name is still completed
+            except (Exception, SystemExit) as error:  # of a third party, perhaps; its name is still completed
                 why = f"{type(error).__name__}: {error}"
         if why:
             print(f"# ferrule completion: no options of {name}: {why}", file=sys.stderr)

@@ -1,4 +1,6 @@
-"""`ferrule serve --dry-run`: what would run, and where each value comes from. Nothing is bound, fetched or started."""
+"""`ferrule serve --dry-run`: the configuration, the origin of each value, and the processes. Nothing is bound, fetched
+or started.
+"""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which tool parser, reasoning parser and chat template suit which model: the one table of that.
+"""The table of model families, with the tool parser, reasoning parser and chat template that suit each.
 
 A row is found by the checkpoint's `model_type` and, where models of one type write in several forms, by a word in the
-model's name. The first row that fits counts. `ferrule models` shows it, and `ferrule serve` without parsers names those
-of the row in its log.
+model's name. The first row that fits counts. `ferrule models` shows it, and `ferrule serve` without parsers logs the
+row's parsers.
 """
 
 from __future__ import annotations

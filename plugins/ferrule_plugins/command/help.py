@@ -1,4 +1,4 @@
-"""`ferrule help`: the commands, or what one of them takes."""
+"""`ferrule help`: the commands, or the help of one of them."""
 
 from __future__ import annotations
 

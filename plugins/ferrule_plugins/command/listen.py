@@ -1,4 +1,4 @@
-"""The HTTP socket: bound before anything is loaded, so that a taken port is said at once."""
+"""The HTTP socket, bound before anything is loaded, so that a taken port is reported at once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`ferrule plugins check`: a plugin's conformance kit in a process of its own, under deadlines; and what kits prove."""
+"""`ferrule plugins check`: a plugin's conformance kit in a process of its own, under deadlines; and the kits'
+promises.
+"""
 
 from __future__ import annotations
 

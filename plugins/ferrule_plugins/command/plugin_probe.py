@@ -1,4 +1,4 @@
-"""Trying a plugin's import in a process of its own, so that whatever it does there can be told."""
+"""The import of a plugin in a process of its own, so that whatever the import does there can be reported."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def main() -> None:
     result = msgspec.json.encode(Trial(error, time.perf_counter() - start, options))
     sys.stdout.buffer.write(b"\n" + result)
     sys.stdout.flush()
-    os._exit(0)  # neither threads nor exit handlers that the plugin left may hold or follow the answer
+    os._exit(0)  # threads and exit handlers of the plugin must not delay the answer, or write behind it
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`ferrule plugins`: what is installed, what becomes of it, and why."""
+"""`ferrule plugins`: the installed plugins, whether each can be used, and why."""
 
 from __future__ import annotations
 

@@ -78,7 +78,7 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
         for suggestion in suggestions(config, chosen):
             _logger.info("%s", suggestion)
         if config.frontend.disable_frontend_multiprocessing:
-            from ferrule.launch.api_main import run_one_process  # not in a launcher: it has the HTTP server in it
+            from ferrule.launch.api_main import run_one_process  # brings the HTTP server, which a launcher lacks
 
             return run_one_process(config, chosen, listener, reloader)
         hooks = open_hooks(chosen)

@@ -1,7 +1,7 @@
-"""An executor without a device: tokens are made up, and a step takes as long as it is told to take.
+"""An executor without a device: tokens are made up, and a step takes a given time.
 
-What is left to measure is the host: ``ferrule serve MODEL --distributed-executor-backend simulated`` serves any
-checkpoint's configuration and tokenizer, without weights, and without torch. ``--model-loader-extra-config`` may hold
+It leaves only the host to measure: ``ferrule serve MODEL --distributed-executor-backend simulated`` serves any
+checkpoint's configuration and tokenizer, without weights, and without torch. ``--model-loader-extra-config`` may have
 `step_seconds`, and `token_seconds` for each token of a step; both are 0 by default.
 """
 
@@ -28,9 +28,9 @@ from ferrule.types import (
     TokenSampling,
 )
 
-_POOL_TOKENS = 1 << 22  # room that the cache is said to have, or one longest request where that is more
+_POOL_TOKENS = 1 << 22  # the cache's claimed room in tokens, or one longest request where that is more
 _OPTIONS = ("step_seconds", "token_seconds")
-_CALLS = frozenset({"check", "release", "restore"})  # nothing is held, so there is nothing to do
+_CALLS = frozenset({"check", "release", "restore"})  # there is no memory to check or release
 _log = Log("worker")
 
 
@@ -93,7 +93,7 @@ class SimulatedExecutor(Executor):
             groups=(CacheGroup("full", size),),
             page_bytes=1,
             max_blocks=max(_POOL_TOKENS, length) // size + 2,
-            num_parameters=values["vocab_size"] * values["hidden_size"],  # the embedding's, as the sizes tell them
+            num_parameters=values["vocab_size"] * values["hidden_size"],  # those of the embedding
             depth=2,
         )
         self._dead = None

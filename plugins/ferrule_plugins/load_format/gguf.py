@@ -62,7 +62,7 @@ class Gguf(WeightSource):
         config = read_config(found)
         layers = layers_of(module)
 
-        def parameters() -> dict[str, torch.Tensor]:  # not of layers that give them up when they have all
+        def parameters() -> dict[str, torch.Tensor]:  # without those of layers that drop them once they have all
             named = module.named_parameters()
             return {name: each for name, each in named if name.rpartition(".")[0] not in layers and not each.is_meta}
 

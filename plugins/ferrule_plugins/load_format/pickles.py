@@ -1,7 +1,7 @@
-"""How large the tuples of a pickle are, counted from its opcodes. Nothing is built.
+"""The sizes of the tuples in a pickle, counted from its opcodes without building any object.
 
 A tuple that holds another twice, which holds a third twice, and so on, takes a few bytes in a file; to hash it, as the
-key of a dictionary, takes twice the time for each of them. https://docs.python.org/3/library/pickletools.html
+key of a dictionary, takes twice the time for each level. https://docs.python.org/3/library/pickletools.html
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Safetensors files that stayed in an S3 store: which there are, and what their headers say."""
+"""Safetensors files that stayed in an S3 store: their names, and the content of their headers."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from ferrule_plugins.load_format.safetensors import Safetensors
 if TYPE_CHECKING:
     import torch
 
-_LIBRARY = "runai_model_streamer"  # imports all of the store's client, and `auto` asks each format at a start
+_LIBRARY = "runai_model_streamer"  # slow to import, and `auto` asks each format at a start
 if find_spec(_LIBRARY) is None:
     raise ModuleNotFoundError(f"No module named {_LIBRARY!r}", name=_LIBRARY)
 _NUMBERS = ("concurrency", "memory_limit")

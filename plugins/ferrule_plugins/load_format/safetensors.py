@@ -73,5 +73,5 @@ class Safetensors(WeightSource):
     def read(
         self, file: Path, sizes: Mapping[str, int], options: Mapping[str, Any]
     ) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield each tensor of a file whose header is valid; `sizes` are bytes by the tensors' names."""
+        """Yield each tensor of a file whose header is valid; `sizes` has bytes by the tensors' names."""
         return read_tensors(file, sizes)

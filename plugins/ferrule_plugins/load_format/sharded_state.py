@@ -46,7 +46,7 @@ class ShardedState(Safetensors):
     def shapes(self, folder: Path | None, options: Mapping[str, Any]) -> Mapping[str, tuple[int, ...]] | None:
         ranks = self._ranks(folder, options)
         if len(ranks) > 1:
-            return None  # how they are put together, the model says
+            return None  # the model decides how they are put together
         return {name: shape for file in ranks[0] for name, (shape, _) in shapes(file).items()}
 
     def tensors(

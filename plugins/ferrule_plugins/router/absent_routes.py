@@ -1,4 +1,6 @@
-"""Paths that clients of other servers know and this one does not serve: what each is, and what to do instead."""
+"""Paths that clients of other servers know and this server does not have, each with an explanation and an
+alternative.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""`health`: probes, version, load and metrics; and what to say of paths that others serve and this server does not."""
+"""`health`: probes, version, load and metrics; and explanations for paths that other servers have and this one has
+not.
+"""
 
 from __future__ import annotations
 

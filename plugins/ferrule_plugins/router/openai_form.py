@@ -1,4 +1,6 @@
-"""How the OpenAI routes answer: each has a `Form`, whose `chunk` writes an output and whose `whole` an answer."""
+"""The form of the OpenAI routes' answers: each route has a `Form`, whose `chunk` writes an output and whose `whole` an
+answer.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from ferrule_protocol import Closing, Extension, Meter
 class Form(ABC):
     """The form of the answer to one request. `chunk` and `whole` have no effect besides their return values."""
 
-    kind: str  # what the field "object" of a whole answer says
+    kind: str  # the field "object" of a whole answer
     chunk_kind: str
 
     def __init__(self, asked: Asked, extension: Extension | None) -> None:
         self.asked = asked
-        # What a whole answer, or the first chunk of a stream, says beside its choices.
+        # Fields of a whole answer, or of the first chunk of a stream, beside its choices.
         self.head: dict[str, Any] = {} if extension is None else {"ferrule": extension}
 
     @abstractmethod

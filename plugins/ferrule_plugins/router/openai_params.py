@@ -1,4 +1,6 @@
-"""From a body to what the service takes, and what both OpenAI routes keep while they answer."""
+"""The conversion of a body to the service's parameters, and the values that both OpenAI routes keep while they
+answer.
+"""
 
 from __future__ import annotations
 
@@ -87,7 +89,7 @@ class Asked:
         try:
             notes = review(body, info.unknown_fields, ctx)
         except RequestError:
-            service.resolve(request.model)  # of two mistakes, an unknown model is told
+            service.resolve(request.model)  # of two mistakes, an unknown model is reported
             raise
         admitted = await service.admit(request)
         header = info.headers.get("x-request-id", "")

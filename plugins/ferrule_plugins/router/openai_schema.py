@@ -1,4 +1,4 @@
-"""Bodies of the OpenAI routes: each field once, with its type, its bounds, and what it does, if anything."""
+"""Bodies of the OpenAI routes: each field once, with its type, its bounds, and its effect, if any."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`tokenize`: from text or a conversation to token ids, and back; what the tokenizer is."""
+"""`tokenize`: from text or a conversation to token ids, and back; and a description of the tokenizer."""
 
 from __future__ import annotations
 

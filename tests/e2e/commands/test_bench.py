@@ -25,7 +25,9 @@ Figures = Callable[..., dict[str, Any]]
 
 @pytest.fixture
 def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Here:
-    """Runs the command in this process without measuring the machine, which takes four seconds. Status, two outputs."""
+    """Run the command in this process without measuring the machine, which takes four seconds. Returns status, two
+    outputs.
+    """
     monkeypatch.setattr(limits, "measure", limits.Limits)
     monkeypatch.setenv("FERRULE_CPU_KVCACHE_SPACE", "0.1")
 
@@ -38,7 +40,7 @@ def here(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
 
 @pytest.fixture
 def figures_of(here: Here, tmp_path: Path) -> Figures:
-    """What a run that succeeds writes into --output-json."""
+    """Return the figures that a successful run writes into --output-json."""
 
     def run(benchmark: str, *args: str) -> dict[str, Any]:
         status, said, err = here(benchmark, "--output-json", str(tmp_path / "out.json"), *args)
@@ -49,7 +51,7 @@ def figures_of(here: Here, tmp_path: Path) -> Figures:
 
 
 def test_serve(server: servers.Server, tmp_path: Path) -> None:
-    """As a command, which measures the machine first."""
+    """Run the benchmark as a command, which measures the machine first."""
     out = tmp_path / "serve.json"
     command = [sys.executable, "-m", "ferrule", "bench", "serve", "--port", str(server.port), "--output-json", str(out)]
     command += [
@@ -145,7 +147,7 @@ def test_serve_refuses_by_name(flags: str, words: str, here: Here) -> None:
 
 
 def test_waits_at_a_server(server: servers.Server) -> None:
-    """The workloads of `tools.benchmarks.frontier`, as a simulated device has them."""
+    """Measure the workloads of `tools.benchmarks.frontier`, as on a simulated device."""
     url = f"http://127.0.0.1:{server.port}"
     clients = [Client(20, 6, 3, begin=0.05), Client(9, 4, 2, times=(0.0, 0.1))]
     waits = asyncio.run(measure(url, clients, "waits"))

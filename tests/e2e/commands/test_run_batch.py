@@ -30,7 +30,7 @@ MODEL = ("--distributed-executor-backend", "uni")  # otherwise tokens are made u
 
 
 def request(number: int) -> bytes:
-    """Mixed rows: chats, completions with a seed, and every eighth one bad in its own way."""
+    """Return one of mixed rows: chats, completions with a seed, and every eighth one bad in its own way."""
     custom_id, url, method = f"row-{number}", "/v1/chat/completions", "POST"
     body: dict[str, Any] = {
         "messages": [{"role": "user", "content": f"What is {10 + number % 80} plus 12?"}],
@@ -97,9 +97,8 @@ class Holding(FcfsPolicy):
 
 
 def holding(folder: Path, most: int) -> tuple[str, ...]:
-    """Options by which the engine stands still when more than `most` rows have come to it, until `go` is there.
-
-    As eight may be in flight, all but eight of those rows get their results, and no row after them.
+    """Return options that stop the engine once more than `most` rows have come to it, until a file `go` exists. As
+    eight may be in flight, all but eight of those rows get their results, and no row after them.
     """
     (folder / "holding.py").write_text(_HOLDING.replace("MOST", str(most)))
     policy = ("--plugin", f"policy={folder / 'holding.py'}", "--scheduling-policy", "holding")
@@ -122,7 +121,7 @@ def started(*argv: object) -> Iterator[subprocess.Popen[str]]:
 
 
 def wait_for(process: subprocess.Popen[str], condition: Callable[[], bool], seconds: float = 240) -> bool:
-    """True when the condition came to hold; False when the process ended first."""
+    """Return True when the condition came to hold; False when the process ended first."""
     deadline = time.monotonic() + seconds
     while not condition():
         if process.poll() is not None:
@@ -144,7 +143,7 @@ def results(path: Path) -> list[dict[str, Any]]:
 
 
 def gist(row: dict[str, Any]) -> tuple[Any, ...]:
-    """What two runs have in common: not the ids and times."""
+    """Return what two runs have in common: everything but ids and times."""
     body = row["response"]["body"]
     texts = [choice["text"] if "text" in choice else choice["message"]["content"] for choice in body.get("choices", ())]
     return row["custom_id"], row["response"]["status_code"], json.dumps(row["error"]), *texts, str(body.get("usage"))
@@ -156,7 +155,7 @@ def gists(rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 @pytest.fixture(scope="module")
 def peaceful(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
-    """The results of a run that nothing disturbed."""
+    """Return the results of an undisturbed run."""
     folder = tmp_path_factory.mktemp("peaceful")
     done = run(write_rows(folder / "in.jsonl"), folder / "out.jsonl")
     assert done.returncode == 0, done.stderr
@@ -230,7 +229,7 @@ def test_a_signal_lets_what_runs_finish(
 
 
 def test_a_full_disk_is_said_and_survived(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
-    """The limit on a file's size stands for the disk: both make a write fail in the middle."""
+    """Limit the size of a file, which stands for a full disk: both make a write fail in the middle."""
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))
     # The process could not write its coverage either.

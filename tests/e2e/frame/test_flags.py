@@ -57,7 +57,7 @@ class Broken:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the middleware, to be imported from."""
+    """Make a folder with the middleware, to be imported from."""
     found = tmp_path_factory.mktemp("frame")
     (found / "frame_mw.py").write_text(MIDDLEWARE)
     return found
@@ -70,7 +70,9 @@ def gate(folder: Path) -> servers.Gate:
 
 @pytest.fixture(scope="module")
 def server(folder: Path, gate: servers.Gate) -> Iterator[servers.Server]:
-    """One server with all the flags that go together. One sequence at a time, so that a second stream waits."""
+    """Run one server with all the flags that go together. One sequence runs at a time, so that a second stream
+    waits.
+    """
     args = [
         *servers.WITHOUT_MODEL,
         "--allowed-origins",
@@ -102,7 +104,7 @@ def error(response: httpx.Response, status: int) -> str:
 
 
 def events(lines: Iterator[str]) -> Iterator[str]:
-    """Without the comments that come when the first token takes long."""
+    """Yield the lines without the comments that come when the first token takes long."""
     return (line for line in lines if line and line != ": ping")
 
 
@@ -143,7 +145,7 @@ def test_middleware_sees_every_call_and_is_outside_the_gate(http: httpx.Client) 
 
 
 def test_middleware_does_not_hold_streams_back(http: httpx.Client, gate: servers.Gate) -> None:
-    """The first event is here while the answer is still being made."""
+    """Receive the first event while the answer is still being made."""
     wait_idle(http)
     with gate.shut(after=4), http.stream("POST", "/v1/completions", json=LONG, headers=KEY) as found:
         lines = events(found.iter_lines())  # held, or the stream is closed
@@ -216,7 +218,7 @@ def wait_idle(http: httpx.Client) -> None:
 
 
 def test_a_stream_that_waits_gets_comments(http: httpx.Client, gate: servers.Gate) -> None:
-    """With one sequence at a time, the second stream is silent until the first has ended."""
+    """Keep the second stream silent until the first has ended: one sequence runs at a time."""
     wait_idle(http)
     with gate.shut(after=4), http.stream("POST", "/v1/completions", json=LONG, headers=KEY) as first:
         running = events(first.iter_lines())

@@ -30,7 +30,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 
 @pytest.fixture(scope="module")
 def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """One sequence at a time, and two that may wait."""
+    """Run a server with one sequence at a time, and two that may wait."""
     args = [*servers.WITHOUT_MODEL, *gate.args]
     args += ["--max-num-seqs", "1", "--max-waiting-requests", "2", "--max-waiting-tokens", "300"]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
@@ -39,7 +39,9 @@ def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Little patience: a busy machine may be too slow for it, so whoever wants an answer asks until it comes."""
+    """Run a server with little patience: a busy machine may be too slow for it, so a client asks until its answer
+    comes.
+    """
     args = ["--header-timeout", "1", "--body-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1"]
     args += servers.WITHOUT_MODEL
     with servers.running(args, tmp_path_factory.mktemp("hasty") / "log", {"OMP_NUM_THREADS": "1"}) as running:
@@ -53,7 +55,7 @@ def http(server: servers.Server) -> Iterator[httpx.Client]:
 
 
 def idle(server: servers.Server) -> bool:
-    """False also where there is no answer."""
+    """Return whether no request runs or waits; also False without an answer."""
     with contextlib.suppress(OSError), urllib.request.urlopen(f"{server.url}/metrics", timeout=240) as response:
         found = re.findall(rb"^vllm:num_requests_(?:running|waiting)\{[^}]*\} (\S+)$", response.read(), re.M)
         return bool(found) and not any(map(float, found))
@@ -61,13 +63,13 @@ def idle(server: servers.Server) -> bool:
 
 
 def answered(http: httpx.Client, body: dict[str, Any]) -> bool:
-    """Whether there is room again, once those have gone that took it."""
+    """Return whether there is room again, once the clients that took it have gone."""
     return servers.until(lambda: http.post("/v1/completions", json=body).status_code == 200)
 
 
 @contextlib.contextmanager
 def occupied(http: httpx.Client, gate: servers.Gate, bodies: list[dict[str, Any]]) -> Iterator[None]:
-    """The first body's stream runs, the others' wait."""
+    """Run the first body's stream, and let the others' wait."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(gate.shut(after=4))
         kept = []
@@ -114,7 +116,7 @@ def test_too_many_waiting_tokens_are_a_429(http: httpx.Client, gate: servers.Gat
 
 
 def closed(sock: socket.socket) -> bytes:
-    """What comes until the server closes."""
+    """Return everything that comes until the server closes."""
     found = b""
     sock.settimeout(240)
     with contextlib.suppress(ConnectionResetError):
@@ -124,7 +126,7 @@ def closed(sock: socket.socket) -> bytes:
 
 
 def test_slow_and_idle_clients_are_closed(hasty: servers.Server) -> None:
-    """Headers byte by byte, a body that stops, a connection that is done: each is closed while others are served."""
+    """Close headers that come byte by byte, a body that stops, and an idle connection, while others are served."""
     address = ("127.0.0.1", hasty.port)
     head = b"POST /v1/completions HTTP/1.1\r\nhost: a\r\ncontent-length: 100\r\n\r\n{"
 
@@ -165,7 +167,7 @@ def descriptors(pid: int) -> int:
 
 
 def test_it_recovers_from_a_lack_of_descriptors(server: servers.Server, http: httpx.Client) -> None:
-    """With no descriptor left new clients are not served; once some are free they are, and nothing has died."""
+    """Serve new clients again once some descriptors are free; without any they are not served, and nothing dies."""
     assert server.says("chat template")  # its child has been started
     pid = next(pid for name, pid in server.children().items() if name.startswith("api"))
     before = resource.prlimit(pid, resource.RLIMIT_NOFILE)
@@ -187,7 +189,7 @@ def test_it_recovers_from_a_lack_of_descriptors(server: servers.Server, http: ht
 
 @pytest.mark.slow
 def test_a_crowd_of_slow_clients_hinders_nobody(tmp_path: Path) -> None:
-    """A thousand clients that send nothing, a thousand slow ones; a chat goes through, and all of them are closed."""
+    """Answer a chat beside a thousand clients that send nothing and a thousand slow ones, and close all of them."""
     args = [*servers.WITHOUT_MODEL, "--header-timeout", "30"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         crowd = [socket.create_connection(("127.0.0.1", server.port), 240) for _ in range(2000)]

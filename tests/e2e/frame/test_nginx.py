@@ -65,7 +65,7 @@ def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iter
 
 @pytest.fixture(scope="module")
 def proxy(server: servers.Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The URL of nginx."""
+    """Run nginx, and yield its URL."""
     folder = tmp_path_factory.mktemp("nginx")
     config = folder / "nginx.conf"
     command = [str(NGINX), "-p", str(folder), "-c", str(config), "-e", str(folder / "error.log")]
@@ -127,7 +127,7 @@ def test_docs_and_description_know_the_prefix(proxy: str) -> None:
 def test_streams_are_not_buffered_and_leaving_reaches_the_engine(
     proxy: str, server: servers.Server, gate: servers.Gate, prefix: str
 ) -> None:
-    """While another request runs, the comments of a queued stream come through one by one; then both clients go."""
+    """Receive the comments of a queued stream one by one while another request runs; then both clients leave."""
 
     def load() -> int:
         return int(httpx.get(f"{server.url}/load", timeout=240).json()["server_load"])
@@ -150,7 +150,7 @@ def test_streams_are_not_buffered_and_leaving_reaches_the_engine(
 
 
 def gone(server: servers.Server) -> int:
-    """How many clients have left, by the log."""
+    """Return how many clients have left, by the log."""
     return len(re.findall(r'"POST \S*/v1/completions HTTP/1.[01]" 499', server.text()))
 
 

@@ -22,7 +22,7 @@ Answer = tuple[int, dict[str, str], bytes]
 
 
 def ask(connection: http.client.HTTPConnection, path: str, headers: dict[str, str], method: str = "GET") -> Answer:
-    """Status, headers and body; without what differs from one answer to the next."""
+    """Return status, headers and body, without what differs from one answer to the next."""
     connection.request(method, path, headers=headers)
     response = connection.getresponse()
     found = {name.lower(): value for name, value in response.getheaders() if name.lower() != "date"}

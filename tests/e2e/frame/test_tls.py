@@ -104,7 +104,7 @@ def trusting(authority: Authority, client: Pair | None = None) -> ssl.SSLContext
 
 
 def health(port: int, context: ssl.SSLContext) -> int:
-    """Status of GET /health over TLS; 0 when there is no answer."""
+    """Return the status of GET /health over TLS; 0 without an answer."""
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=30)
     try:
         connection.request("GET", "/health")
@@ -116,7 +116,7 @@ def health(port: int, context: ssl.SSLContext) -> int:
 
 
 def serial(port: int, client: Pair | None = None) -> int:
-    """Of the certificate that a new connection is shown."""
+    """Return the serial number of the certificate that a new connection is shown."""
     context = ssl.create_default_context()
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     if client is not None:
@@ -140,14 +140,14 @@ def wait_for(condition: Callable[[], bool], server: servers.Server) -> None:
 
 
 def replace(target: Path, content: bytes) -> None:
-    """As tools do it: the new file takes the old one's name, so that nobody meets a half of it."""
+    """Replace a file as tools do: the new one takes the old one's name, so that nobody reads a half of it."""
     new = target.with_suffix(".new")
     new.write_bytes(content)
     new.replace(target)
 
 
 def test_https_with_renewal(authority: Authority, tmp_path: Path) -> None:
-    """Chat and streams work; a new pair is taken for new connections; a broken one is not, and the log says so."""
+    """Serve chat and streams; use a new pair for new connections, and not a broken one, which the log reports."""
     first, second, other = (authority.issue(name) for name in ("first", "second", "other"))
     cert, key = tmp_path / "live.pem", tmp_path / "live.key"
     cert.write_bytes(first.cert.read_bytes())
@@ -188,7 +188,7 @@ def test_https_with_renewal(authority: Authority, tmp_path: Path) -> None:
 
 
 def test_client_certificates(authority: Authority, tmp_path: Path) -> None:
-    """Without one, or with a stranger's, there is no handshake."""
+    """Refuse the handshake without a client's certificate, or with a stranger's."""
     pair, client = authority.issue("server"), authority.issue("client")
     folder = tmp_path / "elsewhere"
     folder.mkdir()
@@ -214,7 +214,7 @@ def test_client_certificates(authority: Authority, tmp_path: Path) -> None:
 
 
 def late_headers(port: int, context: ssl.SSLContext) -> int:
-    """The code of the answer to a client that says nothing; 0 where even its handshake was late."""
+    """Return the code of the answer to a client that sends nothing; 0 where even its handshake was late."""
     connection = http.client.HTTPSConnection("127.0.0.1", port, context=context, timeout=240)
     with contextlib.suppress(OSError), contextlib.closing(connection):
         connection.connect()

@@ -33,7 +33,7 @@ async def http(server: servers.Server) -> AsyncIterator[httpx.AsyncClient]:
 
 @pytest.fixture(scope="session")
 def vocabulary(tiny_llama: Path) -> int:
-    """How many logits the model has."""
+    """Return how many logits the model has."""
     return int(json.loads((tiny_llama / "config.json").read_text())["vocab_size"])
 
 
@@ -60,7 +60,7 @@ async def test_giant_and_foreign_lists_of_ids_are_not_turned_into_text(
 
 @pytest.mark.advisory("vllm-issue-54195")
 async def test_ids_at_the_borders_of_the_vocabulary(http: httpx.AsyncClient, vocabulary: int) -> None:
-    """The last id is one, the next is not; with `min_tokens` stop tokens are masked until then."""
+    """Accept the last id, and not the next one; with `min_tokens` stop tokens are masked until then."""
 
     def bodies(token: int) -> Iterator[tuple[str, dict[str, Any]]]:
         for field in ("stop_token_ids", "allowed_token_ids"):
@@ -131,7 +131,9 @@ FORBIDDING = {"allowed", "bad_words", "min_tokens", "stop_token_ids", "regex"}
 
 @pytest.mark.advisory("PYSEC-2026-2303", "CVE-2026-44223", "llama.cpp-7038")
 async def test_no_two_options_together_are_the_servers_fault(http: httpx.AsyncClient) -> None:
-    """The first token may be a stop word whose logprobs were asked for; every list may leave nothing to choose."""
+    """Combine all options: the first token may be a stop word whose logprobs were asked for; every list may leave
+    nothing to choose.
+    """
 
     async def ask(one: str, two: str) -> None:
         answer = await http.post("/v1/completions", json={**ASK, **OPTIONS[one], **OPTIONS[two]})
@@ -192,7 +194,7 @@ MUST_BE_REFUSED = {"tokenize", "chat_template", "messages", "tools", "documents"
 @pytest.mark.advisory("CVE-2026-114053", "CVE-2025-62426", "PYSEC-2026-4349", "CVE-2026-105758")
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/tokenize", "/invocations"])
 async def test_names_of_the_renderer_are_not_variables_of_a_request(http: httpx.AsyncClient, path: str) -> None:
-    """Those that the renderer has are refused; others are variables, which only a template could read."""
+    """Refuse names that the renderer has; others are variables, which only a template could read."""
     base = CHAT if path != "/tokenize" else {"model": "tiny", "messages": TALK}
     plain = (await http.post(path, json=base)).json()
     for name in RESERVED:
@@ -233,7 +235,7 @@ async def test_special_tokens_in_texts_of_users(http: httpx.AsyncClient, tiny_ll
 
 @contextmanager
 def canary() -> Iterator[tuple[int, list[int]]]:
-    """A listener that must not be spoken to: its port, and who did."""
+    """Open a listener that nobody must connect to; yield its port, and those who did."""
     came: list[int] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

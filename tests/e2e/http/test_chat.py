@@ -29,7 +29,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 
 @pytest.fixture(scope="module")
 def tiny(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """The embedded model behind a key."""
+    """Run the embedded model behind a key."""
     log = tmp_path_factory.mktemp("server") / "log"
     args = ["--api-key", KEY, "--served-model-name", "tiny", *gate.args]
     with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:

@@ -40,7 +40,7 @@ class Block(NamedTuple):
 
 
 def blocks() -> list[Block]:
-    """The fenced blocks of the page, each under its heading."""
+    """Return the fenced blocks of the page, each under its heading."""
     found, heading = [], ""
     pattern = re.compile(r'^## ([^\n]+)$|^```(\w+)(?: title="([^"]*)")?\n(.*?)^```$', re.MULTILINE | re.DOTALL)
     for match in pattern.finditer(PAGE.read_text(encoding="utf-8")):
@@ -51,7 +51,7 @@ def blocks() -> list[Block]:
 
 
 def programs() -> list[tuple[str, str, str]]:
-    """(name, program, what it prints) of the Python blocks."""
+    """Return (name, program, what it prints) of the Python blocks."""
     every = blocks()
     return [
         (f"{block.heading}-{place}", block.text, after.text)
@@ -62,7 +62,7 @@ def programs() -> list[tuple[str, str, str]]:
 
 @pytest.fixture(scope="session")
 def clients() -> Path:
-    """The `bin` folder of an environment with the clients."""
+    """Return the `bin` folder of an environment with the clients."""
     wanted = (HERE / "requirements.txt").read_bytes()
     key = hashlib.sha256(wanted + sys.version.encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
@@ -88,7 +88,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 
 
 def run(*command: Any, folder: Path, clients: Path, timeout: float = 500) -> str:
-    """Standard output of a command that must end well, in the clients' environment, without a hub."""
+    """Run a command that must end well, in the clients' environment, without a hub; return its standard output."""
     environment = {
         "PATH": f"{clients}{os.pathsep}{os.environ['PATH']}",
         "HOME": str(folder),
@@ -163,7 +163,7 @@ def test_a_server_that_starts_is_waited_for_by_the_client(clients: Path, tmp_pat
 def evaluated(
     server: servers.Server, clients: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, tuple[dict[str, Any], list[dict[str, Any]]]]:
-    """Task → its figures and its samples, by the commands of the page."""
+    """Return the figures and the samples of each task, by the commands of the page."""
     from ferrule_contrib import tiny
 
     folder = tmp_path_factory.mktemp("lm-eval")
@@ -190,7 +190,7 @@ def test_what_the_model_knows_scores(evaluated: dict[str, Any]) -> None:
 
 
 def test_loglikelihoods_are_those_of_the_model(evaluated: dict[str, Any]) -> None:
-    """The same numbers from `LLM`, without HTTP: for the wrong continuations too, which are not likely."""
+    """Compare with `LLM`, without HTTP, also for the wrong continuations, which are not likely."""
     from ferrule import LLM, SamplingParams
     from ferrule_contrib import tiny
 

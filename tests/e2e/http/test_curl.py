@@ -55,7 +55,7 @@ ADMIN = list(CASES)[list(CASES).index("POST /reset_prefix_cache") :]
 
 
 def documented() -> set[str]:
-    """The routes in the page's tables."""
+    """Return the routes in the page's tables."""
     found = set()
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         first = line.split("|")[1] if line.startswith("| `") else ""
@@ -102,7 +102,7 @@ def curl(url: str, method: str, body: Any, key: str | None) -> tuple[int, str]:
 
 
 def test_every_route(server: servers.Server) -> None:
-    """In this order: what sleeps is woken up."""
+    """Call every route in this order: a model that sleeps is woken up."""
     for route, cases in CASES.items():
         method, key = route.split(" ")[0], "open" if route in ADMIN else "sesame"
         for path, body, name, value in cases:

@@ -104,7 +104,7 @@ WARNED = {  # without effect: alone, in this conversation, or with the embedded 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """The documents' command, but for the model, which is the embedded one under the names of the examples."""
+    """Run the documents' command, but with the embedded model under the names of the examples."""
     words = shlex.split(SERVE)[3:]
     args = ["--served-model-name", MODEL, OTHER, *words, "--max-model-len", "256"]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
@@ -163,7 +163,9 @@ def test_documented_defaults_are_taken(server: servers.Server, chat: bool, table
 
 @pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
 def test_documented_parameters(server: servers.Server, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
-    """Each does what it says, is named in a warning, or is refused with the name of what is missing."""
+    """Check that each has its documented effect, is named in a warning, or is refused with the name of what is
+    missing.
+    """
     for name, _, value in table:
         answer = post(server, chat, **{name: value})
         if name in REFUSED:
@@ -207,7 +209,7 @@ def test_routes_of_other_tasks_are_named(server: servers.Server, path: str, word
 
 
 def test_streams_and_the_key(server: servers.Server, tmp_path: Path) -> None:
-    """The first example as a stream, and with a wrong key."""
+    """Run the first example as a stream, and with a wrong key."""
     streamed = HELLO.replace("  ]\n)", "  ],\n  stream=True,\n)").replace(
         "print(completion.choices[0].message)",
         "print(''.join(chunk.choices[0].delta.content or '' for chunk in completion), end='.')",

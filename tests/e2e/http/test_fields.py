@@ -28,7 +28,7 @@ FLAGS = (
 
 @pytest.fixture(scope="module")
 def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """The random Llama with all that a request can ask for switched on."""
+    """Run the random Llama with everything that a request can ask for switched on."""
     log = tmp_path_factory.mktemp("server") / "log"
     with servers.running([str(tiny_llama), *FLAGS], log, {"OMP_NUM_THREADS": "1"}) as running:
         yield running
@@ -155,7 +155,7 @@ def test_prompts_are_truncated(http: httpx.Client) -> None:
 
 
 def test_prompt_embeds(http: httpx.Client, tiny_llama: Path) -> None:
-    """Rows of the model's own table stand for the tokens that they belong to."""
+    """Send rows of the model's own table instead of the tokens that they belong to."""
     ids = http.post("/tokenize", json={"prompt": "hello"}).json()["tokens"]
     table = next(
         tensors["model.embed_tokens.weight"]

@@ -84,7 +84,7 @@ def test_thoughts_come_before_the_form(client: openai.OpenAI, thinking: bool) ->
 
 
 def num_thoughts(client: openai.OpenAI, ids: list[int], begins: bool) -> int:
-    """How many tokens of thoughts there are. `begins`: the prompt opened them."""
+    """Count the tokens of the reasoning. `begins`: the prompt opened it."""
 
     def tokens(text: str) -> list[int]:
         asked = httpx.post(f"{client.base_url}".replace("/v1/", "/tokenize"), json={"model": "tiny", "prompt": text})
@@ -217,7 +217,7 @@ def test_large_constraints_are_answered(server: servers.Server, schema: dict[str
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_constraint_without_an_allowed_token_is_the_clients_fault(server: servers.Server, stream: bool) -> None:
-    """Also when the first tokens could be chosen. The metric of corrupted requests does not count it."""
+    """Refuse it also when the first tokens could be chosen. The metric of corrupted requests does not count it."""
     first, then = (httpx.post(f"{server.url}/tokenize", json={"prompt": text}).json()["tokens"] for text in ("7", "x"))
     ask = {**ASK, "stream": stream, "guided_regex": "7x", "allowed_token_ids": first[-1:]}
     answer = httpx.post(f"{server.url}/v1/chat/completions", json=ask, timeout=240)

@@ -78,7 +78,7 @@ async def http(server: servers.Server) -> AsyncIterator[httpx.AsyncClient]:
 
 
 def check(response: httpx.Response, field: str | None, what: object) -> None:
-    """A success, or a 4xx of the right shape that names the field."""
+    """Check for a success, or a 4xx of the right shape that names the field."""
     shown = (field, str(what)[:80], response.text[:300])
     if response.status_code == 200:
         return

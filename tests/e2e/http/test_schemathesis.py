@@ -66,7 +66,7 @@ def map_body(context, body):
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """The embedded model with most features on, administration included."""
+    """Run the embedded model with most features on, administration included."""
     env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
     with servers.running(FLAGS, tmp_path_factory.mktemp("server") / "log", env) as running:
         yield running
@@ -77,10 +77,9 @@ TWICE = f"{LEFT_OUT}|invocations"  # whose bodies are those of completions and c
 
 
 def run(server: servers.Server, folder: Path, examples: int, deep: bool = False, left_out: str = TWICE) -> int:
-    """Number of cases, all of which must pass. `examples` are made for each operation, besides those at borders.
-
-    `deep`: with the hooks, and then without borders and without bodies that the schema forbids. `left_out` says which
-    paths are not called.
+    """Return the number of cases, all of which must pass. `examples` are made for each operation, besides those at
+    borders. `deep`: with the hooks, and then without borders and without bodies that the schema forbids. `left_out`
+    matches the paths that are not called.
     """
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     options = ["--max-examples", str(examples), "--checks", ",".join(CHECKS[:-3] if deep else CHECKS)]
@@ -101,7 +100,7 @@ def run(server: servers.Server, folder: Path, examples: int, deep: bool = False,
 
 
 def answered(server: servers.Server, path: str) -> int:
-    """How often a route has answered with 200, by the log."""
+    """Return how often a route has answered with 200, by the log."""
     return len(re.findall(rf'"POST {path} HTTP/1.1" 200', server.text()))
 
 
@@ -111,7 +110,7 @@ def test_the_document_holds_at_its_borders(server: servers.Server, tmp_path: Pat
 
 @pytest.mark.slow  # the same promise with eight times as many requests
 def test_the_document_holds_in_depth(server: servers.Server, tmp_path: Path) -> None:
-    """Each form of answer is met, and fits its schema."""
+    """Get each form of answer, which fits its schema."""
     assert run(server, tmp_path, 40, deep=True) >= 150
     for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
         assert servers.until(lambda path=path: answered(server, path) >= 15), path

@@ -80,7 +80,7 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
 
 @pytest.fixture(scope="module")
 def asked(client: openai.OpenAI) -> tuple[list[Any], Any]:
-    """(messages, choice) of a question that the model answers with the right call."""
+    """Return (messages, choice) of a question that the model answers with the right call."""
     for city in CITIES:
         messages: list[Any] = [{"role": "user", "content": f"What is the weather in {city}?"}]
         choice = client.chat.completions.create(messages=messages, **BASE).choices[0]
@@ -91,7 +91,7 @@ def asked(client: openai.OpenAI) -> tuple[list[Any], Any]:
 
 
 def streamed(client: openai.OpenAI, **body: Any) -> tuple[dict[str, Any], str | None]:
-    """(the message that the deltas add up to, the reason of the end)."""
+    """Return (the message that the deltas add up to, the reason of the end)."""
     message: dict[str, Any] = {"content": "", "reasoning": "", "tool_calls": []}
     finish = None
     for chunk in client.chat.completions.create(stream=True, **body):

@@ -18,7 +18,7 @@ PROMPTS = [[5 + number, *range(20, 30 + 3 * number)] for number in range(8)]
 
 
 def _answers(server: servers.Server) -> list[Any]:
-    """What the requests are told, all of which are sent at once."""
+    """Return the answers to all requests, which are sent at once."""
     with httpx.Client(base_url=server.url, timeout=servers.PATIENCE) as http:
 
         def ask(number: int) -> Any:

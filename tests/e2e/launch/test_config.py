@@ -38,7 +38,7 @@ def test_a_command_line_for_vllm_serves(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_a_configuration_from_another_folder(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """--hf-config-path, for `LLM`; and the notices of its arguments are in its log."""
+    """Use --hf-config-path for `LLM`; the notices of its arguments are in its log."""
     from ferrule_contrib import tiny
 
     config = json.loads((tiny.path() / "config.json").read_text())

@@ -59,7 +59,7 @@ def log_config(sink: Path) -> str:
 
 
 def test_the_log_goes_where_a_file_says(tiny_llama: Path, tmp_path: Path) -> None:
-    """All processes, with their fields, on one line each; a file written for vLLM does."""
+    """Log from all processes, with their fields, on one line each; a file written for vLLM works."""
     sink, file = tmp_path / "lines", tmp_path / "log.json"
     file.write_text(log_config(sink))
     args = [str(tiny_llama), *ARGS, "-asc", "2", "--enable-log-requests", "--log-config-file", str(file)]
@@ -141,7 +141,7 @@ def test_how_much_of_a_prompt_is_logged(tiny_llama: Path, tmp_path: Path, args: 
 
 
 def test_quiet_and_secret(tiny_llama: Path, tmp_path: Path) -> None:
-    """No line per request, no engine figures; and no key in the log, nor in an error, right or wrong."""
+    """Log no line per request and no engine figures; no key is in the log or in an error, right or wrong."""
     args = [str(tiny_llama), *ARGS, "--disable-log-requests", "--disable-log-stats", "--log-level", "debug"]
     env = {"OMP_NUM_THREADS": "1", "VLLM_API_KEY": "sk-of-variable-9"}
     keys = ["sk-right-1", "sk-wrong-2", "sk-admin-3", "hf_token-4", "sk-of-variable-9"]
@@ -209,7 +209,7 @@ def test_every_documented_name_has_its_type_and_labels(scraped: dict[str, Family
 
 
 def test_figures_are_true(scraped: dict[str, Family]) -> None:
-    """Two requests for two choices of three tokens each; the second finds its prompt in the cache."""
+    """Count two requests for two choices of three tokens each; the second finds its prompt in the cache."""
     figures = {
         (
             sample.name.removeprefix("vllm:"),

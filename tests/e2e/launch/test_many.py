@@ -28,7 +28,7 @@ Figures = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
 @pytest.fixture(scope="module")
 def held(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
-    """That of `many`."""
+    """Make the gate of `many`."""
     return servers.Gate(tmp_path_factory.mktemp("gate"))
 
 
@@ -42,14 +42,14 @@ def many(tiny_llama: Path, held: servers.Gate, tmp_path_factory: pytest.TempPath
 
 @contextmanager
 def several(tiny_llama: Path, folder: Path, *more: str) -> Iterator[servers.Server]:
-    """A server of a test's own."""
+    """Run a separate server for a test."""
     args = [str(tiny_llama), *ARGS, "--api-server-count", str(COUNT), *more]
     with servers.running(args, folder / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
 
 def session() -> aiohttp.ClientSession:
-    """A new connection for each call: whichever process accepts it answers."""
+    """Open a session with a new connection for each call: whichever process accepts it answers."""
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     return aiohttp.ClientSession(connector=connector, timeout=aiohttp.ClientTimeout(total=240))
 
@@ -60,7 +60,7 @@ async def post(http: aiohttp.ClientSession, url: str, **body: Any) -> tuple[int,
 
 
 async def load(http: aiohttp.ClientSession, server: servers.Server) -> int:
-    """Requests in flight, of all processes."""
+    """Return the number of requests in flight, of all processes."""
     async with http.get(f"{server.url}/load") as response:
         return int((await response.json())["server_load"])
 
@@ -82,7 +82,7 @@ def total(figures: Figures, name: str, **labels: str) -> float:
 
 
 def those_who_answered(server: servers.Server, call: str) -> Counter[str]:
-    """API process → how many calls, by the log."""
+    """Return how many calls each API process answered, by the log."""
     return Counter(re.findall(rf"\[(api-\d) access\] .*{call}", server.text()))
 
 
@@ -142,7 +142,9 @@ def test_figures_add_up_whichever_process_is_asked(many: servers.Server) -> None
         return total(figures, "http_requests_total", handler="/v1/completions", status="2xx")
 
     async def settled(http: aiohttp.ClientSession, least: float = 0) -> Figures:
-        """The engine's figures are told once a second, and a call is counted when its answer has gone."""
+        """Wait until the figures are complete: the engine's come once a second, and a call is counted when its answer
+        has gone.
+        """
         async with asyncio.timeout(240):
             while True:
                 figures = await scrape(http, many)
@@ -175,7 +177,7 @@ def test_calls_on_the_engine_work_from_any_process(many: servers.Server) -> None
 
 
 def test_load_is_that_of_all_processes(many: servers.Server, held: servers.Gate) -> None:
-    """None of 24 can end, and whichever process is asked knows of all."""
+    """Hold 24 requests, of which whichever process is asked knows."""
 
     async def reached(http: aiohttp.ClientSession, wanted: int) -> None:
         async with asyncio.timeout(240):
@@ -195,7 +197,7 @@ def test_load_is_that_of_all_processes(many: servers.Server, held: servers.Gate)
 
 
 def test_the_queue_is_one_for_all(tiny_llama: Path, tmp_path: Path) -> None:
-    """Five may wait, in whichever process: a few more where several count at the same moment."""
+    """Let five wait, in whichever process: a few more where several count at the same moment."""
     gate = servers.Gate(tmp_path)
 
     async def ask(server: servers.Server) -> Counter[int]:
@@ -229,7 +231,7 @@ def test_the_death_of_one_is_the_end_of_all(tiny_llama: Path, tmp_path: Path) ->
 
 
 def test_one_that_hangs_is_ended_and_all_with_it(tiny_llama: Path, tmp_path: Path) -> None:
-    """The watchdog has time enough for what is slow only because the machine is busy."""
+    """End all processes by the watchdog, which has time enough for what is slow only because the machine is busy."""
     with several(tiny_llama, tmp_path, "--watchdog-timeout", "6") as fresh:
         pids = servers.descendants(fresh.process.pid)
         os.kill(api_pids(fresh)[2], signal.SIGSTOP)

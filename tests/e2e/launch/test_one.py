@@ -125,7 +125,7 @@ def certificate(tmp_path: Path) -> tuple[Path, Path]:
 
 
 def test_one_process_has_everything(tiny_llama: Path, tmp_path: Path, certificate: tuple[Path, Path]) -> None:
-    """TLS, figures and a drain, in one process."""
+    """Serve with TLS, figures and a drain, in one process."""
     key, crt = certificate
     gate = servers.Gate(tmp_path)
     args = [str(tiny_llama), *ARGS, "--disable-frontend-multiprocessing", *gate.args]
@@ -192,7 +192,7 @@ def test_an_engine_that_is_stopped_is_noticed_and_comes_back(tiny_llama: Path, t
 
 
 def test_an_engine_that_stays_stopped_ends_the_server(tiny_llama: Path, tmp_path: Path) -> None:
-    """The watchdog has time enough for what is slow only because the machine is busy."""
+    """End the server by the watchdog, which has time enough for what is slow only because the machine is busy."""
     args = [str(tiny_llama), *ARGS, "--watchdog-timeout", "6"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         pids = servers.descendants(server.process.pid)

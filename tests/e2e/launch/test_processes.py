@@ -32,7 +32,7 @@ def gate(tmp_path: Path) -> servers.Gate:
 
 @pytest.fixture
 def fresh(tiny_llama: Path, gate: servers.Gate, tmp_path: Path) -> Iterator[servers.Server]:
-    """A server of a test's own, which the test may break."""
+    """Run a separate server, which the test may break."""
     args = [str(tiny_llama), *ARGS, "--max-num-seqs", "4", *gate.args]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
@@ -41,7 +41,7 @@ def fresh(tiny_llama: Path, gate: servers.Gate, tmp_path: Path) -> Iterator[serv
 async def stream(
     session: aiohttp.ClientSession, url: str, body: dict[str, Any], begun: asyncio.Event
 ) -> tuple[int, list[dict[str, Any]], bool]:
-    """(status, events, whether [DONE] came). `begun` is set with the first event."""
+    """Return (status, events, whether [DONE] came). `begun` is set with the first event."""
     async with session.post(f"{url}/v1/completions", json={**body, "stream": True}) as response:
         events: list[dict[str, Any]] = []
         if response.status != 200:
@@ -86,7 +86,7 @@ def gone(pid: int) -> bool:
 
 @pytest.mark.advisory("CVE-2026-114051")
 def test_engine_killed_under_load(fresh: servers.Server, gate: servers.Gate) -> None:
-    """Every client is told, and all processes end non-zero."""
+    """Tell every client, and end all processes non-zero."""
     pids = fresh.children()
     assert set(pids) == {"engine", "api"}
     outcomes = asyncio.run(under_load(fresh, gate, lambda: os.kill(pids["engine"], signal.SIGKILL)))
@@ -104,7 +104,7 @@ def test_engine_killed_under_load(fresh: servers.Server, gate: servers.Gate) -> 
 
 
 def test_engine_death_then_sigterm_is_a_failure(tiny_llama: Path, tmp_path: Path) -> None:
-    """A server that is to outlive its engine says that it is dead."""
+    """Report that the engine is dead, in a server that is to outlive it."""
     env = {"OMP_NUM_THREADS": "1", "FERRULE_KEEP_ALIVE_ON_ENGINE_DEATH": "1"}
     with servers.running([str(tiny_llama), *ARGS], tmp_path / "log", env) as server:
         os.kill(server.children()["engine"], signal.SIGKILL)
@@ -127,7 +127,7 @@ def test_launcher_killed_leaves_no_survivor(fresh: servers.Server) -> None:
 
 
 def test_sigterm_drains(fresh: servers.Server, gate: servers.Gate) -> None:
-    """Streams end intact, new work is refused, and the status is 0."""
+    """End streams intact, refuse new work, and exit with 0."""
     refused: list[int] = []
 
     def stop() -> None:
@@ -148,7 +148,7 @@ def test_sigterm_drains(fresh: servers.Server, gate: servers.Gate) -> None:
 
 
 def status_of(url: str) -> int:
-    """Of an answer to work."""
+    """Return the status of an answer to work."""
     request = urllib.request.Request(
         f"{url}/v1/completions", json.dumps(BODY).encode(), {"content-type": "application/json"}
     )
@@ -158,7 +158,7 @@ def status_of(url: str) -> int:
 
 
 def test_second_signal_stops_now(fresh: servers.Server, gate: servers.Gate) -> None:
-    """Though the requests cannot end: the gate stays shut."""
+    """Stop even though the requests cannot end: the gate stays shut."""
 
     def stop() -> None:
         fresh.process.send_signal(signal.SIGTERM)

@@ -20,7 +20,7 @@ ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, "--max-num-seqs",
 
 
 async def ask(http: aiohttp.ClientSession, url: str, *, stream: bool) -> tuple[int, str, str]:
-    """(status, text, message of the error)."""
+    """Return (status, text, message of the error)."""
     async with http.post(f"{url}/v1/completions", json={**BODY, "stream": stream}) as response:
         body = await response.text()
     rows = [row.removeprefix("data: ") for row in body.splitlines() if row] if stream else [body]

@@ -27,7 +27,9 @@ BROKEN = "raise RuntimeError('broken')"
 
 
 def policy(folder: Path, name: str, code: str) -> list[str]:
-    """Options with which the engine runs `code` while it loads. A file NAME.begun tells that it has come so far."""
+    """Return options with which the engine runs `code` while it loads. A file NAME.begun tells that it has come so
+    far.
+    """
     file = folder / f"{name}.py"
     head = "import signal, time\nfrom pathlib import Path\nfrom ferrule_plugins.policy.fcfs import FcfsPolicy\n"
     begun = "Path(__file__).with_suffix('.begun').touch()"
@@ -37,7 +39,7 @@ def policy(folder: Path, name: str, code: str) -> list[str]:
 
 
 def full_pipe() -> tuple[int, int]:
-    """Both ends of a pipe into which nothing more fits."""
+    """Return both ends of a pipe into which nothing more fits."""
     read, write = os.pipe()
     os.set_blocking(write, False)
     with contextlib.suppress(BlockingIOError):
@@ -58,7 +60,7 @@ def post(url: str, key: str, **body: Any) -> int:
 
 
 def test_the_exit_status_of_a_stop_before_the_server_is_ready(tiny_llama: Path, tmp_path: Path) -> None:
-    """That of the signal, whatever the engine is doing. All at once, because each of them has to start."""
+    """Exit with the status of the signal, whatever the engine is doing. All run at once, because each has to start."""
 
     @contextmanager
     def start(name: str, *args: str) -> Iterator[servers.Server]:
@@ -104,7 +106,9 @@ os.execv(sys.executable, [sys.executable, "-m", "ferrule", "serve", *sys.argv[1:
 
 
 def test_a_terminal(tiny_llama: Path, tmp_path: Path) -> None:
-    """All processes are of one session, so that Linux shares processors among them alike; Ctrl-C is the launcher's."""
+    """Put all processes into one session, so that Linux shares processors among them alike; Ctrl-C is the
+    launcher's.
+    """
     ours, theirs = os.openpty()
     output: list[bytes] = []
 

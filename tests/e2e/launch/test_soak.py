@@ -27,7 +27,7 @@ QUESTIONS = [
 
 
 async def ask(session: aiohttp.ClientSession, url: str, question: str, leave_after: int | None) -> str | None:
-    """The whole text, or None when the client left on purpose."""
+    """Return the whole text, or None when the client left on purpose."""
     body = {
         "messages": [{"role": "user", "content": question}],
         "temperature": 0,
@@ -53,7 +53,9 @@ async def ask(session: aiohttp.ClientSession, url: str, question: str, leave_aft
 
 
 async def soak(url: str, streams: int, asks: int, seed: int) -> tuple[int, int]:
-    """(survivors, leavers). Each survivor's text is compared. Who has not left when the answer is over survives."""
+    """Return (survivors, leavers). Each survivor's text is compared. A client that has not left when the answer ends
+    survives.
+    """
     timeout = aiohttp.ClientTimeout(total=900)
     connector = aiohttp.TCPConnector(limit=0, force_close=True)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
@@ -80,7 +82,7 @@ def gauge(url: str, name: str) -> float:
 
 
 def settle(url: str) -> None:
-    """Nothing runs, waits or holds blocks once the last client has gone."""
+    """Check that nothing runs, waits or holds blocks once the last client has gone."""
     names = ("vllm:num_requests_running", "vllm:num_requests_waiting", "vllm:kv_cache_usage_perc")
     servers.until(lambda: not any(gauge(url, name) for name in names))
     assert {name: gauge(url, name) for name in names} == dict.fromkeys(names, 0.0)
@@ -92,7 +94,7 @@ def settle(url: str) -> None:
     ids=["short", "long"],
 )
 def test_streams_with_disconnects(tmp_path: Path, asks: int, streams: int) -> None:
-    """A fifth of all asks are left with their first event, which always succeeds; others while there are more."""
+    """Leave a fifth of all asks with their first event, which always succeeds; others while there are more."""
     args = ["--dtype", "float32", "--max-model-len", "512"]
     with servers.running(args, tmp_path / "log", {"FERRULE_CPU_KVCACHE_SPACE": "0.25"}) as server:
         survivors, leavers = asyncio.run(soak(server.url, streams, asks, seed=7))

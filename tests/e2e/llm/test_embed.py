@@ -39,7 +39,7 @@ def llm(bert: Path) -> Iterator[LLM]:
 
 
 def states(bert: Path, text: str) -> tuple[list[int], torch.Tensor]:
-    """The library's ids of a text, and its hidden states."""
+    """Return the library's ids of a text, and its hidden states."""
     ids = AutoTokenizer.from_pretrained(bert)(text)["input_ids"]
     model = AutoModel.from_pretrained(bert, dtype=torch.float32, attn_implementation="eager").eval()
     with torch.inference_mode():

@@ -62,7 +62,7 @@ def kind_of(worker: Any, prefix: str) -> str:
 
 
 def only_five(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """No other token than 5 is left."""
+    """Leave no other token than 5."""
     return torch.full_like(logits, float("-inf")).index_fill_(0, torch.tensor([5]), 0.0)
 
 
@@ -71,7 +71,7 @@ def make_only(token: int) -> Any:
 
 
 def after_the_prompt(prompt_ids: list[int], output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
-    """Repeats the prompt."""
+    """Repeat the prompt."""
     wanted = prompt_ids[len(output_ids) % len(prompt_ids)]
     return torch.where(torch.arange(len(logits)) == wanted, logits, float("-inf"))
 
@@ -110,7 +110,7 @@ def test_functions_change_logits(llm: LLM) -> None:
 
 
 def test_processors_by_import_path_run_in_the_engine(llm: LLM) -> None:
-    """As a router passes them on."""
+    """Pass processors on as a router does."""
 
     async def generate(processor: Any) -> list[int]:
         request = Generate(
@@ -252,7 +252,7 @@ async def _all(engine: AsyncLLM, prompt: Any, params: SamplingParams, name: str)
 
 
 async def _settled(engine: AsyncLLM) -> EngineStats:
-    """The engine's figures once nothing runs any more."""
+    """Return the engine's figures once nothing runs any more."""
     while True:
         stats = await engine._ask(engine._backend.service.call("stats"))
         if not (stats.get("running") or stats.get("waiting")):
@@ -319,7 +319,7 @@ async def test_what_is_asked_of_the_engine(engine: AsyncLLM) -> None:
 
 
 def test_several_loops_may_use_it(engine: AsyncLLM) -> None:
-    """And a loop that ends with a request that runs does not keep it."""
+    """Use the engine in a new loop after one that ended with a running request."""
 
     async def begin() -> None:
         await anext(engine.generate([9, 8], LONG, "left"))
@@ -371,7 +371,9 @@ def _computing() -> list[str]:
 
 
 def _ended(before: list[str]) -> bool:
-    """Soon: the thread that gave the last news may be the last to let go, and then another one ends the engine."""
+    """Return whether the engine ends soon: the thread with the last news may be the last to let go, and then another
+    one ends the engine.
+    """
     for _ in range(3000):
         if _computing() == before:
             return True
@@ -380,14 +382,14 @@ def _ended(before: list[str]) -> bool:
 
 
 def _holders() -> str:
-    """For a failure: the threads that are left, and what refers to backends that are still there."""
+    """Describe, for a failure, the threads that are left, and what refers to backends that still exist."""
     backends = [each for each in gc.get_objects() if isinstance(each, Backend)]
     threads = ", ".join(thread.name for thread in threading.enumerate())
     return f"{threads}; " + "; ".join(repr(gc.get_referrers(each))[:1000] for each in backends)
 
 
 def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engine: AsyncLLM) -> None:
-    """Also while requests run, and in a thread that is not the main one."""
+    """Free the memory also while requests run, and in a thread that is not the main one."""
     before = _computing()
     opened = LLM(str(tiny_llama), **OPTIONS)
     opened.generate([[9, 8]], GREEDY, use_tqdm=False)
@@ -408,7 +410,7 @@ def test_who_lets_go_of_it_has_its_memory_back(tiny_llama: Path, llm: LLM, engin
 
 
 def test_a_program_may_end_with_requests_that_run(tiny_llama: Path) -> None:
-    """Whatever computes has ended before the interpreter does, which a thread in C++ would abort."""
+    """End whatever computes before the interpreter ends, which a thread in C++ would abort."""
     program = f"""
 import atexit, threading
 atexit.register(lambda: print([thread.name for thread in threading.enumerate()]))  # runs last

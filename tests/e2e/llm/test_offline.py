@@ -201,7 +201,7 @@ def test_messages_and_tools_are_checked_as_those_of_bodies(llm: LLM) -> None:
 
 
 def test_a_context_that_the_cache_cannot_hold(tiny_llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A length that nobody asked for is cut to what fits; one that was asked for is an error with the figures."""
+    """Cut a default length to what fits; a length that was asked for is an error with the figures."""
     monkeypatch.setenv("FERRULE_CPU_KVCACHE_SPACE", "0.0001")
     with LLM(str(tiny_llama), dtype="float32") as small:
         longest = small.model.max_model_len
@@ -216,7 +216,7 @@ def test_a_context_that_the_cache_cannot_hold(tiny_llama: Path, monkeypatch: pyt
 
 
 def test_it_survives_a_failed_request(llm: LLM) -> None:
-    """One bad request in a batch ends the call with its error, and the next call works."""
+    """End the call with the error of one bad request in a batch; the next call works."""
     with pytest.raises(RequestError):
         llm.generate(["fine", [100_000]], GREEDY, use_tqdm=False)
     assert len(llm.generate("fine", GREEDY, use_tqdm=False)[0].outputs[0].token_ids) == 8
@@ -303,7 +303,7 @@ def test_priority_under_its_policy(tiny_llama: Path) -> None:
 
 
 def test_after_close_every_call_says_so(tiny_llama: Path) -> None:
-    """And none leaves a coroutine that is never awaited."""
+    """Refuse every call, without a coroutine that is never awaited."""
     llm = LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64)
     llm.close()
     llm.close()
@@ -319,7 +319,7 @@ def test_after_close_every_call_says_so(tiny_llama: Path) -> None:
 
 @pytest.fixture(scope="module")
 def table(tiny_llama: Path) -> torch.Tensor:
-    """The model's embedding table [vocabulary, hidden]."""
+    """Return the model's embedding table [vocabulary, hidden]."""
     return load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
 
 
@@ -328,7 +328,9 @@ def _tokens(outputs: list[RequestOutput]) -> list[Any]:
 
 
 def _agree(outputs: list[RequestOutput], wanted: list[RequestOutput]) -> None:
-    """The same tokens, and logprobs but for rounding: in float32 it may depend on the batch and on the cut."""
+    """Check for the same tokens, and logprobs but for rounding: in float32 it may depend on the batch and on the
+    cut.
+    """
     for ours, theirs in zip((o.outputs[0] for o in outputs), (o.outputs[0] for o in wanted), strict=True):
         assert ours.token_ids == theirs.token_ids
         for mine, other in zip(ours.logprobs or [], theirs.logprobs or [], strict=True):
@@ -384,13 +386,13 @@ def test_embeddings_that_do_not_fit(tiny_llama: Path, llm: LLM, embeds: Any) -> 
 
 
 def _resident() -> int:
-    """Bytes of this process that are in memory."""
+    """Return the resident bytes of this process."""
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def test_sleep_gives_memory_back_and_waking_restores_every_bit(tmp_path: Path) -> None:
-    """The weights are some 60 MB, and the cache is filled before it is measured."""
+    """Use some 60 MB of weights, and fill the cache before measuring."""
     folder = tmp_path / "wide"
     config = LlamaConfig(**{**SIZES, "hidden_size": 512, "intermediate_size": 4096})
     LlamaForCausalLM(config).save_pretrained(folder)

@@ -19,7 +19,7 @@ ASK = {"messages": [{"role": "user", "content": "What is the capital of France?"
 
 
 def write_shards(folder: Path, kind: GGMLQuantizationType) -> Path:
-    """The embedded model's weights in three files, of which the first is returned."""
+    """Write the embedded model's weights in three files, of which the first is returned."""
     values = checkpoint.read(tiny.path())
     config = SimpleNamespace(**values)
     writer = GGUFWriter(str(folder / "tiny.gguf"), "llama", split_max_tensors=20)

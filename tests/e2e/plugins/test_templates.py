@@ -65,7 +65,7 @@ class Installed:
         return {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
 
     def run(self, *argv: str) -> str:
-        """Standard output of another interpreter, elsewhere, that has the packages. It must succeed."""
+        """Run another interpreter, elsewhere, that has the packages; return its standard output. It must succeed."""
         done = subprocess.run(
             [sys.executable, *argv],
             env={**os.environ, **self.environment},
@@ -113,9 +113,8 @@ def test_every_kind_has_a_template_and_no_other() -> None:
 
 @pytest.mark.parametrize("chosen", [MOST, ALL])
 def test_each_passes_its_conformance_kit(installed: Installed, chosen: str) -> None:
-    """One pytest for all, away from this repository; the installed wheels are what it imports.
-
-    In `make test` without the promises that take longest, which built-in plugins of each kind keep there.
+    """Run one pytest for all, away from this repository; it imports the installed wheels. In `make test` without the
+    promises that take longest, which built-in plugins of each kind keep there.
     """
     report = installed.site.parent / "report.xml"
     tests = [str(installed.sources / f"demo_{kind}" / "tests") for kind in KINDS]
@@ -152,7 +151,9 @@ def test_a_command_of_a_package_runs(installed: Installed) -> None:
 def served(
     installed: Installed, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[servers.Server, httpx.Client]]:
-    """Every plugin between the body and the tokens at once; a cache for one request of the greatest length."""
+    """Serve with every plugin between the body and the tokens at once; the cache holds one request of the greatest
+    length.
+    """
     chosen = {
         "--device": "platform",
         "--attention-backend": "attention",
@@ -189,7 +190,9 @@ def figure(client: httpx.Client, name: str) -> float:
 
 
 def test_short_prompts_pass_long_ones_and_one_runs_at_a_time(served: tuple[servers.Server, httpx.Client]) -> None:
-    """`policy` and `scheduler`: the cache holds one request of the greatest length, so one runs, though more fit."""
+    """Use `policy` and `scheduler`: the cache holds one request of the greatest length, so one runs, though more
+    fit.
+    """
     server, client = served
     engine, taken = server.children()["engine"], server.taken()
     prompts = ["the " * words for words in (1, 60, 9)]
@@ -205,7 +208,7 @@ def test_short_prompts_pass_long_ones_and_one_runs_at_a_time(served: tuple[serve
 
 
 def test_one_token_is_not_repeated_for_ever(served: tuple[servers.Server, httpx.Client]) -> None:
-    """`sampler`."""
+    """Use `sampler`."""
     _, client = served
     options = {"logit_bias": {"70": 100}, "max_tokens": 30, "ignore_eos": True, "logprobs": 0}
     tokens = completed(client, prompt="hello", return_tokens_as_token_ids=True, **options)["logprobs"]["tokens"]
@@ -216,7 +219,7 @@ def test_one_token_is_not_repeated_for_ever(served: tuple[servers.Server, httpx.
 
 @pytest.mark.parametrize("stream", [False, True])
 def test_an_answer_is_begun_and_parsed(served: tuple[servers.Server, httpx.Client], stream: bool) -> None:
-    """`logits_processor` makes the model say what `reasoning_parser` and `tool_parser` read."""
+    """Let `logits_processor` make the model say what `reasoning_parser` and `tool_parser` read."""
     _, client = served
     ids = client.post("/tokenize", json={"prompt": ANSWER, "add_special_tokens": False}).json()["tokens"]
     body = {
@@ -246,7 +249,7 @@ def test_an_answer_is_begun_and_parsed(served: tuple[servers.Server, httpx.Clien
 
 
 def test_a_route_of_a_package_answers(served: tuple[servers.Server, httpx.Client]) -> None:
-    """`router`."""
+    """Use `router`."""
     _, client = served
     wanted = completed(client, prompt="The quick", max_tokens=5)["text"]
     assert client.post("/demo-router", json={"text": "The quick", "tokens": 5}).json() == {"text": wanted}
@@ -258,7 +261,7 @@ def test_a_route_of_a_package_answers(served: tuple[servers.Server, httpx.Client
 
 
 def test_figures_of_packages_are_shown(served: tuple[servers.Server, httpx.Client]) -> None:
-    """`stat_logger` and `hooks`, beside the server's own."""
+    """Show the figures of `stat_logger` and `hooks`, beside the server's own."""
     _, client = served
     before = figure(client, "ferrule_answer_tokens_total")
     completed(client, prompt="hello", max_tokens=6, ignore_eos=True)
@@ -268,7 +271,7 @@ def test_figures_of_packages_are_shown(served: tuple[servers.Server, httpx.Clien
 
 
 def test_the_engines_side_is_that_of_packages(served: tuple[servers.Server, httpx.Client]) -> None:
-    """`platform`, `attention`, `executor` and `hooks` say so in the log. The last test: it stops the server."""
+    """Find `platform`, `attention`, `executor` and `hooks` in the log. This is the last test: it stops the server."""
     server, client = served
     assert completed(client, prompt="hello", max_tokens=2)["text"]
     assert server.stop() == 0
@@ -287,7 +290,9 @@ def test_the_engines_side_is_that_of_packages(served: tuple[servers.Server, http
 
 @pytest.fixture(scope="module")
 def gated(installed: Installed, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The checkpoint of the `model` package's kit, with weights for `load_format` and without a tokenizer.json."""
+    """Write the checkpoint of the `model` package's kit, with weights for `load_format` and without a
+    tokenizer.json.
+    """
     folder = tmp_path_factory.mktemp("checkpoints") / "gated"
     folder.mkdir()
     script = """
@@ -311,7 +316,7 @@ for name in ("model.safetensors", "tokenizer.json"):
 def test_a_model_its_weights_and_its_tokenizer_are_of_packages(
     installed: Installed, gated: Path, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    """`hub`, `model`, `load_format`, `quantization`, `tokenizer`: weights of the plain Llama but for the gates."""
+    """Use `hub`, `model`, `load_format`, `quantization`, `tokenizer`: weights of the plain Llama but for the gates."""
     args = [
         f"shelf://{gated.parent}",
         "--hub",

@@ -207,7 +207,7 @@ class HitBlocksCountedAsFree(Patched):
 
 
 class _Eager(KVCacheManager):
-    """Lets windowed groups forget `extra` tokens too early."""
+    """A manager that lets windowed groups forget `extra` tokens too early."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)

@@ -18,7 +18,7 @@ from tests.simulate.bugs.cache import Patched
 
 
 class OtherRequests(DefaultScheduler):
-    """Has requests of a subclass with a mistake."""
+    """A scheduler with requests of a subclass with a mistake."""
 
     request_cls: type[Request] = Request
 
@@ -141,7 +141,9 @@ class StatesSavedBehindGuesses(OtherGuesses):
 
 
 class BlocksOfGuessesForgotten(Patched):
-    """Takes blocks back when guesses were wrong, and does not tell the runner, whose table has them still."""
+    """A scheduler that takes blocks back when guesses were wrong, and does not tell the runner, whose table still has
+    them.
+    """
 
     class cache_cls(KVCacheManager):
         def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:

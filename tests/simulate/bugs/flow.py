@@ -97,7 +97,8 @@ class PreemptedForEver(DefaultScheduler):
 
 class WaitingForgottenOnCancel(DefaultScheduler):
     def cancel(self, ids: Sequence[str], reason: FinishReason, now: float) -> list[RequestDelta]:
-        return super().cancel([id for id in ids if id not in self.waiting], reason, now)
+        waiting = {request.id for request in self.waiting}
+        return super().cancel([id for id in ids if id not in waiting], reason, now)
 
 
 # ------------------------------------------------------------------------------------------- budgets and order
@@ -186,7 +187,7 @@ class MinTokensIgnored(DefaultScheduler):
 
 
 class LimitIgnoredAhead(DefaultScheduler):
-    """Computes past max_tokens when the last sample is still in flight."""
+    """A scheduler that computes past max_tokens when the last sample is still in flight."""
 
     def _continue_running(self, draft: Draft, now: float) -> None:
         for request in self.running.values():

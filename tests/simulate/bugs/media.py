@@ -16,7 +16,7 @@ from tests.simulate.bugs.cache import Patched
 
 
 class OtherEncodings(DefaultScheduler):
-    """Keeps outputs of encoders by a subclass with a mistake."""
+    """A scheduler that keeps outputs of encoders by a subclass with a mistake."""
 
     encodings_cls: type[Encodings] = Encodings
 

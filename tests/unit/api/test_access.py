@@ -34,13 +34,13 @@ def built_in() -> list[Entry]:
 
 @pytest.mark.advisory("CVE-2026-105754")
 def test_the_list_of_routes_is_frozen() -> None:
-    """A new route, or another access, is a decision: say it in this file, too."""
+    """Compare with the list: a new route, or another access, is a decision that this file has to state, too."""
     lines = sorted(f"{route.method} {route.path} {route.access.value}" for route in built_in())
     assert lines == GOLDEN.read_text().splitlines()
 
 
 def sent(key: str) -> dict[str, dict[str, str]]:
-    """Ways to send a key that are not the right one."""
+    """Return ways to send a key that are not the right one."""
     return {
         "another scheme": {"authorization": f"Basic {key}"},
         "no scheme": {"authorization": key},
@@ -55,7 +55,7 @@ def sent(key: str) -> dict[str, dict[str, str]]:
 
 
 def cases() -> Iterator[tuple[str, str, Access]]:
-    """Every path with every method, and the access that it needs to be told anything but 401."""
+    """Yield every path with every method, and the access that it needs to be answered anything but 401."""
     routes: dict[str, dict[str, Access]] = {}
     for route in built_in():
         routes.setdefault(route.path, {})[route.method] = route.access

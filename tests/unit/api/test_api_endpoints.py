@@ -43,7 +43,7 @@ class Said(BaseModel):
 
 
 def application(declare: Callable[[APIRouter], object], made: APIRouter | None = None, **frontend: Any) -> ASGIApp:
-    """An application with the routes that `declare` adds, and those of the plugins; its service is ready."""
+    """Return an application with the routes that `declare` adds, and those of the plugins; its service is ready."""
 
     class Added(Router):
         def router(self, ctx: RouterContext) -> APIRouter:
@@ -67,7 +67,7 @@ async def nothing() -> None: ...
 
 
 def asking(routes: APIRouter) -> None:
-    """A route whose handler takes all that there is to take of a body."""
+    """Add a route whose handler takes a body in every way."""
 
     @routes.post("/ask", dependencies=[needs(Access.KEY), Depends(nothing)])
     async def answer(body: Ask, info: CurrentRequest, request: Request) -> JSON:
@@ -177,7 +177,7 @@ async def test_parameters_models_and_status() -> None:
 
 
 async def test_dependencies_and_work_after_the_answer() -> None:
-    """What a dependency opens is closed after the answer was sent, and tasks run in between."""
+    """Close what a dependency opened after the answer was sent, and run tasks in between."""
     order: list[str] = []
 
     async def opened() -> AsyncIterator[None]:
@@ -289,7 +289,7 @@ async def test_response_models_choose_what_is_told() -> None:
 
 
 async def test_routers_within_routers() -> None:
-    """With their prefixes, dependencies and tags; the last mark of access counts."""
+    """Include routers with their prefixes, dependencies and tags; the last mark of access counts."""
     called: list[str] = []
 
     async def outer() -> None:
@@ -422,7 +422,7 @@ async def test_the_lifespan_of_a_router_is_run() -> None:
 
 @pytest.mark.parametrize("content", [b"", b"raw"])
 async def test_a_handler_reads_the_body_itself(content: bytes) -> None:
-    """Also an empty one, for which nothing comes."""
+    """Read any body, also an empty one, for which nothing comes."""
 
     def declare(routes: APIRouter) -> None:
         @routes.post("/raw", dependencies=[needs(Access.KEY)])
@@ -434,7 +434,7 @@ async def test_a_handler_reads_the_body_itself(content: bytes) -> None:
 
 
 async def test_a_stream_may_outlast_the_time_for_the_body() -> None:
-    """Starlette asks for the client's end while it streams, which is no part of the body."""
+    """Let Starlette ask for the client's end while it streams, which is not a part of the body."""
 
     def declare(routes: APIRouter) -> None:
         @routes.post("/later", dependencies=[needs(Access.KEY)])

@@ -57,12 +57,12 @@ class Site:
 
 @pytest.fixture(scope="module")
 def plain() -> Site:
-    """One for many cases that leave nothing behind: most of what a case takes is to make it."""
+    """Make one site for many cases that leave nothing behind: making it is most of a case's time."""
     return Site()
 
 
 def check_error(response: httpx.Response, status: int, param: str | None = None) -> str:
-    """Every error has OpenAI's shape and tells nothing about our insides."""
+    """Check that an error has OpenAI's shape and tells nothing about the server's internals."""
     assert response.status_code == status, response.text
     error = response.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -411,7 +411,7 @@ async def test_body_over_the_limit_is_a_413() -> None:
 
 @pytest.mark.advisory("CVE-2025-23310")
 async def test_body_in_pieces_of_every_size() -> None:
-    """Whatever the cut, the scan sees the same nesting and numbers."""
+    """See the same nesting and numbers in the scan, whatever the cut."""
     site = Site()
     good = b'{"prompt": "a\\"[\\\\", "max_tokens": 5, "x": [["]"], 1234567890123456789]}'
     bad = b'{"prompt": "a\\"[\\\\", "x": [["]"], 12345678901234567890]}'
@@ -750,7 +750,7 @@ async def test_leaving_closes_the_request_though_nothing_comes(body: dict[str, A
 
 
 async def test_leaving_between_admission_and_stream_closes_the_request() -> None:
-    """The client goes in the very step in which the handler returns."""
+    """Let the client leave in the very step in which the handler returns."""
     site = Site()
     wire = Wire(site.app, "/v1/completions", STREAM)
     admit = site.service.admit
@@ -874,7 +874,7 @@ PLAIN = ["{[", "]}", "", ",", "é\u2028", "1234567890123456789012"]
 @pytest.mark.parametrize("plain", [False, True])
 @pytest.mark.parametrize("seed", range(20))
 def test_scan_is_the_same_for_every_cut(seed: int, plain: bool) -> None:
-    """The scan finds depth and long integers as a parser would, wherever the body is cut."""
+    """Find depth and long integers as a parser would, wherever the body is cut."""
     rng = random.Random(seed)
     texts = PLAIN if plain else TEXTS  # pieces without escapes are scanned in another way
 

@@ -17,8 +17,8 @@ from ferrule.api import json_turns
 from ferrule.api.budget import Budget
 from ferrule.api.json_body import JsonScan, decode_large
 from ferrule.errors import FerruleError, OverloadedError, RequestError, TooLargeError, UnavailableError
-from ferrule.wire.board import Board
-from ferrule.wire.buffers import Buffers
+from ferrule.shared_memory.board import Board
+from ferrule.shared_memory.buffers import Buffers
 
 
 def ignore(error: FerruleError) -> None:

@@ -30,7 +30,7 @@ bodies = st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=4), values, m
 
 
 def check(body: bytes) -> None:
-    """A value or a RequestError, from the frame or from the body's model."""
+    """Check for a value or a RequestError, from the frame or from the body's model."""
     for kind in KINDS:
         found: RequestError | None = None
         try:
@@ -74,7 +74,7 @@ class Inner(BaseModel):
 
 
 class Outer(BaseModel):
-    """As a stranger may write it: no base of ours, and unions without a discriminator."""
+    """A model as a stranger may write it: without Ferrule's base, and with unions without a discriminator."""
 
     model_config = ConfigDict(strict=True)
 
@@ -118,7 +118,7 @@ def test_wording(body: Any, message: str, param: str | None) -> None:
 
 
 def test_scanning_takes_linear_time() -> None:
-    """Shapes that invite backtracking, at a size at which anything more than linear would not end."""
+    """Scan shapes that invite backtracking, at a size at which anything more than linear would not end."""
     for unit in (b'\\"[', b'"', b'"a', b"\\", b"[]", b'"\\', b"1", b"1e", b"-", b'{"":'):
         scan = JsonScan(max_depth=1 << 30)
         body = b'{"prompt":"' + unit * 1_000_000
@@ -155,7 +155,7 @@ class Image(Strict):
 
 
 class Free(Strict):
-    """As pydantic has it: what is not declared is kept."""
+    """A model that keeps what is not declared, as pydantic has it."""
 
     model_config = ConfigDict(extra="allow")
 
@@ -163,7 +163,7 @@ class Free(Strict):
 
 
 class Foreign(BaseModel):
-    """Of no base of ours: pydantic leaves out what it does not declare, and nobody is told."""
+    """A model without Ferrule's base: pydantic leaves out what it does not declare, and nobody is told."""
 
     leaf: Leaf | None = None
 

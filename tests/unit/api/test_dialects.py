@@ -71,7 +71,7 @@ class Wordless(Speaking):
 
 
 async def failing(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """An operator's middleware."""
+    """Fail, as an operator's middleware."""
     raise RuntimeError("a secret")
 
 

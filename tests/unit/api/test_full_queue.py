@@ -68,8 +68,9 @@ def test_other_routes_need_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
-    """So the last of a burst need not wait for the work of the others to hear that there is no room. Requests that
-    need none are not counted, and one that has left is not counted any more."""
+    """Tell the last of a burst that there is no room, without waiting for the work of the others. Requests that need no
+    room are not counted, and neither is one that has left.
+    """
     room: list[int] = []
     waiting = 0
 
@@ -98,7 +99,7 @@ def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyP
 
 
 def test_a_turn_takes_less_while_the_queue_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Refusing clients that ask again at once must not take the processor from work."""
+    """Refuse clients that ask again at once without taking the processor from work."""
     clock = [100.0]
     monkeypatch.setattr("ferrule.api.lifecycle.time.monotonic", lambda: clock[0])
     lifecycle = Lifecycle()

@@ -10,7 +10,7 @@ PATHS = ("/v1/models", "/tokenize", "/metrics", "/sleep", "/v1/chat/completions"
 
 
 def requests(path: str) -> dict[str, bytes]:
-    """Ways to name a protected path, by what is odd about them."""
+    """Return ways to name a protected path, by what is odd about them."""
 
     def line(target: str, host: str = "localhost", method: str = "POST", more: str = "", version: str = "1.1") -> bytes:
         head = f"{method} {target} HTTP/{version}\r\nhost: {host}\r\ncontent-length: 0\r\n"

@@ -30,8 +30,8 @@ from ferrule.interfaces.parsers import Content
 from ferrule.interfaces.router import Router, RouterContext
 from ferrule.interfaces.service import Output, Service
 from ferrule.plugin import discover
+from ferrule.shared_memory.board import BUFFERED
 from ferrule.types import FinishReason
-from ferrule.wire.board import BUFFERED
 from ferrule_testkit.service import ScriptedService
 from tests.unit.api.test_app import FakePlugins
 
@@ -41,7 +41,7 @@ STREAM = {"prompt": "hello", "stream": True}
 
 
 def client(port: int) -> httpx.AsyncClient:
-    """Without certificates: all that the system has would be read for each client."""
+    """Return a client without certificates: all that the system has would be read for each client."""
     return httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=240, verify=False)
 
 
@@ -184,7 +184,7 @@ async def test_endless_trailers_are_cut() -> None:
     ],
 )
 async def test_trailers_are_no_headers_of_the_request(trailers: bytes, status: int, packets: int) -> None:
-    """Whether they come with the head or behind it; those that concern the framing are refused."""
+    """Ignore trailers whether they come with the head or behind it; refuse those that concern the framing."""
     key = b"authorization: Bearer secret\r\n" if status != 401 else b""
     data = POST + key + b"content-type: application/json\r\ntransfer-encoding: chunked\r\n\r\n"
     body = b"%x\r\n%s\r\n0\r\n%s\r\n" % (len(BODY), BODY, trailers)
@@ -203,7 +203,7 @@ async def test_trailers_are_no_headers_of_the_request(trailers: bytes, status: i
 
 @pytest.mark.parametrize("how", ["answered", "left", "refused", "late", "cut"])
 async def test_no_cycle_keeps_a_call_that_is_over(how: str) -> None:
-    """Counted without the collector: what a finished call read is free at once."""
+    """Count objects without the collector: what a finished call read is free at once."""
 
     def alive() -> int:
         return sum(type(each) in (Exchange, Intake, RequestResponseCycle) for each in gc.get_objects())
@@ -389,7 +389,9 @@ async def test_nothing_is_counted_after_any_end_of_an_exchange(end: str, size: i
 
 
 async def test_bodies_get_room_one_after_the_other_and_stalled_ones_are_ended() -> None:
-    """Twelve bodies of 3 MiB where there is room for four: none is refused, except those that stop on the way."""
+    """Accept twelve bodies of 3 MiB where there is room for four: none is refused, except those that stop on the
+    way.
+    """
     async with running(limits={"max_buffered_bytes": 34 << 20}) as server:
         body = json.dumps({"prompt": "a", "unknown": "a" * (3 << 20)}).encode()
         stalled = [await asyncio.open_connection("127.0.0.1", server.port) for _ in range(4)]
@@ -441,7 +443,7 @@ async def test_a_large_answer_waits_for_its_reader_and_is_counted_meanwhile() ->
 
 
 async def first_health(server: Running) -> int:
-    """As soon as somebody answers."""
+    """Return the status of /health as soon as somebody answers."""
     async with asyncio.timeout(120):
         while True:
             try:
@@ -475,7 +477,7 @@ async def test_stop_while_starting() -> None:
 
 
 async def test_an_engine_that_ends_with_the_signal_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The launcher stops both at once, so this process may see the engine's end in the turn of its own signal."""
+    """Let the engine end in the turn of the process's own signal: the launcher stops both at once."""
     gone = asyncio.Event()
     note = api_server.Stop.signal
 

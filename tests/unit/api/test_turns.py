@@ -73,7 +73,7 @@ def test_who_waits_for_a_turn_may_leave() -> None:
 
 
 def test_a_stall_is_counted_and_told(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    """A busy machine may make stalls of its own, before and after."""
+    """Find this stall among others, which a busy machine may make before and after."""
     monkeypatch.setattr(loop_guard, "_LONG", 0.05)
     monkeypatch.setattr(loop_guard, "_QUIET", 0.0)
     stalls: list[float] = []

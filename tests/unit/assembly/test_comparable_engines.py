@@ -17,7 +17,7 @@ PROMPT = tuple(range(5, 90))
 
 
 def served(plugins: Plugins, root: bytes, now: float = 0.0) -> tuple[set[bytes], Any]:
-    """Digests of the blocks that one request leaves in an engine's cache, and the times in its last delta."""
+    """Return digests of the blocks that one request leaves in an engine's cache, and the times in its last delta."""
     parallel = ParallelConfig(distributed_executor_backend="simulated")
     config = resolve(Config(model=ModelConfig(model=str(tiny.path())), parallel=parallel))
     deltas: list[Any] = []

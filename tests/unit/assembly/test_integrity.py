@@ -25,7 +25,7 @@ def listed(folder: Path) -> Path:
 
 
 def cached(folder: Path) -> Path:
-    """As the hub's cache has it."""
+    """Write a model as the hub's cache has it."""
     blobs = folder / "blobs"
     blobs.mkdir(parents=True)
     snapshot = folder / "snapshots" / "main"
@@ -41,7 +41,7 @@ def cached(folder: Path) -> Path:
 
 
 def linked(folder: Path) -> Path:
-    """As a GGUF file is served: from a folder with a link to it."""
+    """Write a model as a GGUF file is served: from a folder with a link to it."""
     files = listed(folder)
     (folder / "link").mkdir()
     (folder / "link" / "model.safetensors").symlink_to(files / "model.safetensors")

@@ -17,12 +17,12 @@ from ferrule_testkit.checkpoints import tiny_checkpoint
 
 @pytest.fixture(scope="module", params=["bamba", "gemma2"])
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """With states, and with windows."""
+    """Write a model with states, and one with windows."""
     return tiny_checkpoint(request.param, tmp_path_factory.mktemp("limits") / request.param)
 
 
 def room(folder: Path, cache: int, max_num_seqs: int | None, caching: bool) -> tuple[int, int, ModelInfo]:
-    """With so many bytes: the tokens that a request may have, the bytes for the longest one, and the model."""
+    """Return, for so many bytes, the tokens that a request may have, the bytes for the longest one, and the model."""
     config = resolve(
         Config(
             model=ModelConfig(model=str(folder), dtype="float32"),

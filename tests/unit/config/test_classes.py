@@ -138,7 +138,7 @@ def test_every_option_has_one_class() -> None:
 
 
 def test_nothing_that_works_is_without_a_reader() -> None:
-    """An option that is said to work is read somewhere: by an attribute of its name, outside of the configuration."""
+    """Find a reader of each option that is said to work: an attribute of its name, outside of the configuration."""
     files = [
         path
         for folder in ("core/ferrule", "plugins/ferrule_plugins")
@@ -308,7 +308,7 @@ def test_notices_about_replaced_options_can_be_switched_off() -> None:
 
 
 def test_every_documented_variable_has_a_class() -> None:
-    """The variables of the documents, but for those of builds and of the system, which are not ours."""
+    """Know the variables of the documents, but for those of builds and of the system, which are not Ferrule's."""
     listed = (_HERE / "data" / "documented_variables.txt").read_text().split()
     known = [row.name for row in FOREIGN] + [f"VLLM_{entry.field.upper()}" for entry in VARIABLES]
     assert len(known) == len(set(known))
@@ -318,7 +318,7 @@ def test_every_documented_variable_has_a_class() -> None:
 
 
 def test_llm_takes_what_serve_takes() -> None:
-    """The constructor knows all options of the engine, and refuses what is not here before it loads."""
+    """Accept all options of the engine in the constructor, and refuse what is not here before loading."""
     with pytest.raises(ConfigError, match="tensor_parallel_size: not in this build: parallel workers"):
         LLM("org/name", tensor_parallel_size=2)
     with pytest.raises(ConfigError, match="Unexpected keyword argument 'tensor_paralel_size'. Did you mean"):

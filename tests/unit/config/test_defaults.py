@@ -28,7 +28,7 @@ def read(*argv: str) -> Parsed:
 
 
 def started(parsed: Parsed) -> Resolved:
-    """As `prepare` does it: everything that is checked without looking at a model."""
+    """Resolve as `prepare` does: check everything that needs no look at a model."""
     config = one_worker(resolve(parsed.config), _PLUGINS)
     check_names(config, _PLUGINS)
     return config

@@ -30,7 +30,7 @@ def page(topic: str, width: int = 100) -> str:
 
 
 def options(text: str) -> list[str]:
-    """The option strings that a page describes, in order."""
+    """Return the option strings that a page describes, in order."""
     lines = [line.strip() for line in text.splitlines() if line.startswith("  -")]
     return [line.split()[0].rstrip(",").replace("[no-]", "") for line in lines]
 
@@ -51,7 +51,7 @@ def test_topic(argv: list[str], found: str | None) -> None:
 
 
 def first(spec: Spec) -> str:
-    """How an option stands first in a page."""
+    """Return the first name of an option in a page."""
     return (*spec.option.aliases, spec.flag)[0]
 
 

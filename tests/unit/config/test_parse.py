@@ -357,7 +357,7 @@ _WORDS = st.one_of(
 @settings(max_examples=300, deadline=None)
 @given(st.lists(_WORDS, max_size=8))
 def test_any_command_line_is_understood_or_refused(argv: list[str]) -> None:
-    """Nothing but ConfigError, and what is understood can cross a process and says where it came from."""
+    """Raise nothing but ConfigError; an accepted configuration can cross a process and says where it came from."""
     try:
         parsed = read(*argv)
     except ConfigError:

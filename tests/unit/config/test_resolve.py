@@ -29,7 +29,7 @@ def refusal(*argv: str, max_model_len: int = 1) -> str:
 
 
 def limits(*argv: str, max_model_len: int = 1) -> tuple[int, int]:
-    """The limits for a model that has loaded."""
+    """Return the limits for a model that has loaded."""
     section = resolve(config(*argv)).scheduler
     return section.max_num_seqs, step_tokens(section, max_model_len)
 
@@ -76,7 +76,7 @@ def test_the_tokenizer_follows_the_model() -> None:
 
 
 def test_nothing_is_open_that_has_a_default() -> None:
-    """Types say it: a field of a resolved section that may be None is one whose None means something."""
+    """Check the types: a field of a resolved section may be None only if None means something."""
     hints = get_type_hints(ResolvedScheduler) | get_type_hints(ResolvedModel)
     optional = {name for name, hint in hints.items() if NoneType in get_args(hint)}
     assert optional == {

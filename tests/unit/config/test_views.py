@@ -14,7 +14,7 @@ from ferrule.plugin import discover
 
 
 def secretive(*argv: str) -> Resolved:
-    """A configuration in which every secret begins with "hush"."""
+    """Return a configuration in which every secret begins with "hush"."""
     secrets = [spec.flag for spec in config_schema().specs if spec.option.secret]
     assert {"--api-key", "--admin-key", "--hf-token"} <= set(secrets)
     told = [part for number, flag in enumerate(secrets) for part in (flag, f"hush-{number}")]

@@ -157,7 +157,9 @@ def test_chain_depends_on_every_token_and_on_its_root(algo):
 
 
 def test_digests_of_cbor_are_those_of_the_bytes_that_the_standard_gives():
-    """RFC 8949: 83 is an array of three, 43 three bytes, 82 an array of two, 19 a number of two bytes, f6 null."""
+    """Encode by RFC 8949: 83 is an array of three, 43 three bytes, 82 an array of two, 19 a number of two bytes, f6
+    null.
+    """
     written = bytes.fromhex("83 43616263 82 01 1901f4 f6")
     assert HASHERS["sha256_cbor"]()(b"abc", [1, 500]) == hashlib.sha256(written).digest()
     assert HASHERS["xxhash_cbor"]()(b"abc", [1, 500]) == xxhash.xxh3_128_digest(written)

@@ -199,7 +199,7 @@ def test_stats_come_now_and_then_and_when_all_is_done():
 
 
 def ask(harness, *calls):
-    """The replies to calls (name, *args), taken in by one step."""
+    """Return the replies to calls (name, *args), taken in by one step."""
     seen = len(harness.sent[B])
     for number, (name, *args) in enumerate(calls):
         harness.inbox.append((B, Call(number, name, tuple(args))))
@@ -418,7 +418,7 @@ def test_a_broken_invariant_is_reported_by_the_check_call():
 
 
 class Loses(DefaultScheduler):
-    """Forgets the slots of requests that have ended."""
+    """A scheduler that forgets the slots of requests that have ended."""
 
     def _vacate(self, request):
         super()._vacate(request)
@@ -511,7 +511,9 @@ class Preparing(LoopHarness):
         return self.loading[-1]
 
     def log_failures(self):
-        """What is logged from now on: what was being done, and the exception that was being handled."""
+        """Return a list of what is logged from now on: what was being done, and the exception that was being
+        handled.
+        """
         logged = []
         self.loop.log_failure = lambda doing: logged.append((doing, sys.exception()))
         return logged

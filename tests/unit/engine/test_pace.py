@@ -125,7 +125,7 @@ class Clock:
         return plan
 
     def warm(self, decoding: int, **targets: float) -> None:
-        """`decoding` requests decode, and what steps cost is known."""
+        """Let `decoding` requests decode, until the cost of steps is known."""
         for number in range(decoding):
             self.scheduler.add(request(f"d{number}", 64, self.now, **targets), self.now)
         self.scheduler.add(request("teacher", 700, self.now), self.now)
@@ -153,7 +153,7 @@ def test_a_step_with_prompts_takes_what_the_target_between_tokens_allows() -> No
 def test_requests_may_have_longer_targets_and_the_shortest_in_a_step_counts(
     own: tuple[float, float], least: float, most: float
 ) -> None:
-    """A shorter one than the server's does nothing: all prompts would pay for it."""
+    """Ignore a target shorter than the server's: all prompts would pay for it."""
     clock = Clock(make(targets=Targets(inter_token=0.2)))
     clock.scheduler.add(request("one", 700, inter_token=own[0]), 0.0)
     clock.scheduler.add(request("other", 64, inter_token=own[1]), 0.0)
@@ -191,7 +191,7 @@ def test_without_a_target_prompts_get_more_the_more_of_them_wait() -> None:
 @pytest.mark.parametrize("rows", [1, 8, 60])
 @pytest.mark.parametrize("plain", [0.01, 0.2])
 def test_the_balance_is_the_least_sum_of_waits_and_gaps(plain: float, rows: int, waiting: int, seconds: float) -> None:
-    """As the module's docstring has it; no part of a step from 1 ms to 1,000 s has a smaller one."""
+    """Balance as the module's docstring has it; no part of a step from 1 ms to 1,000 s has a smaller sum."""
 
     def costs(part: float) -> float:
         step = plain + part
@@ -204,7 +204,7 @@ def test_the_balance_is_the_least_sum_of_waits_and_gaps(plain: float, rows: int,
 
 
 def test_where_nobody_decodes_a_step_ends_with_a_prompt() -> None:
-    """Several short ones, until reading the weights is a small part; one long one, alone."""
+    """Compute several short prompts in a step, until reading the weights is a small part; one long one, alone."""
     clock = Clock(make())
     clock.warm(1)
     while clock.scheduler.has_work():
@@ -221,7 +221,7 @@ def test_where_nobody_decodes_a_step_ends_with_a_prompt() -> None:
 
 
 def test_prompts_that_nobody_decodes_after_get_longer_steps() -> None:
-    """One output token each: then all of them are computed sooner, and each has its token sooner on average."""
+    """Compute prompts with one output token each sooner, and give each its token sooner on average."""
     ends = {}
     for tokens in (1, 2):
         clock = Clock(make())
@@ -241,7 +241,7 @@ def test_prompts_that_nobody_decodes_after_get_longer_steps() -> None:
 
 
 def test_a_long_prompt_alone_leaves_room_for_those_that_come() -> None:
-    """What it waits for that, and for the chat's steps, is a small part of its time."""
+    """Spend a small part of the prompt's time on this room, and on the chat's steps."""
     clock = Clock(make(max_num_batched_tokens=8192))
     clock.warm(1)
     while clock.scheduler.has_work():
@@ -286,7 +286,7 @@ def test_who_cannot_be_in_time_is_passed_by_who_can_but_not_for_ever() -> None:
 
 
 def _passable(**more: Any) -> Clock:
-    """Requests decode, and a long prompt is in progress."""
+    """Return a clock with requests that decode, and a long prompt in progress."""
     clock = Clock(make(**more))
     clock.warm(12)
     clock.scheduler.add(request("long", 4000, clock.now), clock.now)
@@ -341,7 +341,7 @@ def test_who_passes_is_passed_by_who_is_short_beside_it_and_fits_in_a_step() -> 
 
 
 def _chat(clock: Clock, tokens: int) -> EngineRequest:
-    """The next turn, of 40 tokens more, of a chat of which `tokens` are cached."""
+    """Return the next turn, of 40 tokens more, of a chat of which `tokens` are cached."""
     clock.scheduler.add(request("turn", tokens, clock.now), clock.now)
     while not any(chunk.id == "turn" and chunk.ends == "sample" for chunk in clock.step().chunks):
         pass
@@ -370,7 +370,7 @@ def test_what_was_cached_and_is_gone_makes_a_prompt_long_again() -> None:
 
 
 def test_what_is_cached_does_not_make_a_prompt_late() -> None:
-    """1,500 tokens would take longer than the target."""
+    """Admit 1,500 cached tokens, which would take longer than the target to compute."""
     clock = Clock(make(max_num_seqs=8, targets=Targets(first_token=1.0)))
     clock.warm(4)
     again = _chat(clock, 1500)

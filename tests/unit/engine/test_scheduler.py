@@ -47,7 +47,7 @@ def request(id, prompt=8, max_tokens=8, *, priority=0, arrival=0.0, salt=None, *
 
 
 def answer(plan, token=7, **rows):
-    """A result in which every row that samples says `token`."""
+    """Return a result in which every row that samples says `token`."""
     return StepResult(
         plan.step,
         tuple(
@@ -61,7 +61,7 @@ def answer(plan, token=7, **rows):
 
 
 def advance(scheduler, now=0.0, token=7):
-    """One synchronous step: what was planned, as (id, start, count), and the deltas."""
+    """Run one synchronous step: return what was planned, as (id, start, count), and the deltas."""
     plan = scheduler.schedule(now)
     if plan is None:
         return [], []
@@ -71,7 +71,7 @@ def advance(scheduler, now=0.0, token=7):
 
 
 def drain(scheduler):
-    """All steps until nothing is left, as `advance` gives them."""
+    """Run all steps until nothing is left, and return them as `advance` does."""
     steps = []
     while scheduler.has_work():
         steps.append(advance(scheduler)[0])
@@ -98,7 +98,7 @@ def test_long_prefill_threshold_leaves_room_for_others():
 
 
 def test_one_prompt_is_in_progress_unless_more_may_be():
-    """The second long prompt waits for the first one, and what comes behind it waits too; whole ones join."""
+    """Let the second long prompt wait for the first one, and those behind it too; whole ones join."""
     scheduler = make(long_prefill_token_threshold=3)
     for id, size in (("a", 8), ("b", 5), ("c", 2)):
         scheduler.add(request(id, size), 0.0)
@@ -399,7 +399,7 @@ def test_a_policy_that_names_no_candidate_is_told_so():
 
 
 def test_pressure_costs_few_recomputed_tokens():
-    """A cache of 1.2 times the longest request, 64 long requests: no thrashing."""
+    """Run 64 long requests in a cache of 1.2 times the longest one, without thrashing."""
     scheduler = make(num_blocks=1 + 29, prefix_caching=False, max_num_seqs=64, max_num_batched_tokens=64)
     for i in range(64):
         scheduler.add(request(f"r{i}", 32, 64 + 1), 0.0)
@@ -553,7 +553,7 @@ def text(id, *prompt):
 
 @pytest.mark.parametrize(("one", "two", "start"), [(b"x", b"x", 8), (b"x", b"y", 0)])
 def test_media_share_a_prefix_only_with_their_like(one, two, start):
-    """Their ids are placeholders: without the digests nothing tells them apart."""
+    """Tell media apart by their digests: their ids are placeholders."""
     scheduler = make()
     scheduler.add(embedded("a", one), 0.0)
     drain(scheduler)
@@ -563,7 +563,7 @@ def test_media_share_a_prefix_only_with_their_like(one, two, start):
 
 
 def test_text_before_an_item_is_shared_and_its_place_counts():
-    """Blocks have four tokens."""
+    """Share text in blocks of four tokens."""
     scheduler, system = make(), (1, 2, 3, 4, 5, 6)
     prompt = (*system, 0, 0, 0, 9, 9, 9, 9)
     scheduler.add(embedded("a", b"x", 3, 6, prompt), 0.0)
@@ -667,7 +667,7 @@ def test_evacuation_takes_all_back_in_their_order_and_is_no_preemption():
 
 
 def test_paused_requests_hold_up_nobody():
-    """Four that are not read leave their slots and blocks to others, whatever their number and the cache's size."""
+    """Give the slots and blocks of four unread requests to others, whatever their number and the cache's size."""
     scheduler = make(num_blocks=9, max_num_seqs=2)
     for name in "abcd":
         scheduler.add(request(name, 8, 8), 0.0)
@@ -702,7 +702,7 @@ def pooled(id, prompt):
 
 
 def vectors(plan):
-    """A result in which every row that ends has a vector that names it."""
+    """Return a result in which every row that ends has a vector that names it."""
     rows = [
         RowResult(id=chunk.id, epoch=chunk.epoch, vector=chunk.id.encode() if chunk.ends else None)
         for chunk in plan.chunks

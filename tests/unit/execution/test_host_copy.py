@@ -67,7 +67,7 @@ def test_weights_come_back_into_the_same_tensors() -> None:
 
 
 def test_restoring_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A device whose memory somebody else took meanwhile loses nothing."""
+    """Lose nothing on a device whose memory somebody else took meanwhile."""
     tensors = [torch.full((4,), float(n)) for n in range(3)]
     copy = HostCopy(tensors)
     resize, calls = torch.UntypedStorage.resize_, []
@@ -87,7 +87,9 @@ def test_restoring_can_be_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Worker:
-    """A worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep addresses."""
+    """Make a worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep
+    addresses.
+    """
     monkeypatch.setattr(worker_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
     config = resolve(
         Config(
@@ -111,7 +113,7 @@ def _numbers(worker: Worker) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("level", [1, 2])
 def test_a_device_with_its_own_memory_keeps_weights_with_the_host(level: int, worker: Worker) -> None:
-    """At level 1 the same model wakes, and nothing is read; at level 2 it is another one with the same weights."""
+    """Wake the same model at level 1, and read nothing; at level 2 it is another one with the same weights."""
     model, before = worker.model_runner.model, [tensor.clone() for tensor in _numbers(worker)]
     worker.release(("weights", "kv_cache"), level)
     left = sum(tensor.untyped_storage().nbytes() for tensor in device_tensors(model, CPU))
@@ -137,7 +139,7 @@ def test_deeper_sleep_forgets_the_copy(worker: Worker) -> None:
 def test_what_fails_while_a_result_is_waited_for_is_advised_on_too(
     worker: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What a device was told to do may fail only when somebody asks for the result."""
+    """Advise on a failure that shows only when somebody asks for the device's result."""
 
     class Late(Step):
         def done(self) -> bool:

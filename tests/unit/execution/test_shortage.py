@@ -79,7 +79,7 @@ def plan(*counts: int) -> StepPlan:
 
 
 def failed(step: Step) -> list[str]:
-    """Ids of rows with an error, after a look at the whole result."""
+    """Return the ids of rows with an error, after a look at the whole result."""
     result = step.result()
     assert result.step == 7
     assert [row.id for row in result.rows] == [str(number) for number in range(len(result.rows))]
@@ -134,7 +134,7 @@ def test_a_second_shortage_within_a_minute_is_the_end() -> None:
 def test_an_engine_lives_on_without_the_request(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Attention alone: the others' tokens are those that they have without a shortage. With states, all fail."""
+    """Give the others their tokens without a shortage, with attention alone. With states, all fail."""
     tiny_checkpoint(name, tmp_path)
     prompts = [[5, 6, 7], list(range(3, 83)), [9, 8]]
     compute, due = ModelRunner._compute, [True]

@@ -21,7 +21,7 @@ SAVED = {"a": "cuda:0", "b": "cuda:1", "c": "cpu"}
 
 @pytest.fixture(params=[True, False], ids=["zip", "legacy"])
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A file that was saved on two GPUs and the host, as far as it says."""
+    """Write a file that was saved on two GPUs and the host, as far as it says."""
     stated = {WEIGHTS[name].untyped_storage().data_ptr(): place for name, place in SAVED.items()}
     with monkeypatch.context() as patch:
         patch.setattr(torch.serialization, "location_tag", lambda storage: stated[storage.data_ptr()])
@@ -31,7 +31,7 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.M
 
 @pytest.fixture
 def stand_in(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The meta device in place of a GPU, which this machine may not have."""
+    """Use the meta device in place of a GPU, which this machine may not have."""
     monkeypatch.setattr(locations, "_device", lambda name: torch.device("meta" if name.startswith("cuda") else name))
 
 

@@ -80,7 +80,7 @@ def load(source, folder, **options):
 
 
 def refused(call=fetch, *args, **kwargs):
-    """The error, which names no key."""
+    """Return the error, which names no key."""
     with pytest.raises(StartupError) as caught:
         call(*args, **kwargs)
     said = f"{caught.value} {caught.value.hint}"
@@ -375,7 +375,7 @@ def test_two_that_fetch_the_same_wait_for_each_other(store, caplog):
 
 
 def test_a_listing_that_came_with_a_model_names_no_bucket(store, tmp_path):
-    """A copy of a fetched folder, or one whose listing was changed, is not asked for in the store."""
+    """Do not ask the store for a copy of a fetched folder, or for one whose listing was changed."""
     fetched = find(load_format="runai_streamer")
     shutil.copytree(fetched, tmp_path / "model")
     assert fetching.remote(fetched) is not None

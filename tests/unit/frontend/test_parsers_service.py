@@ -55,7 +55,7 @@ TEMPLATE = (
 
 
 class Seeing(ReasoningParser):
-    """Keeps what it is told at the beginning."""
+    """A parser that keeps the context of its beginning."""
 
     wants_special_tokens = True
     told: list[ChoiceContext]
@@ -148,7 +148,9 @@ async def test_thoughts_text_and_calls_are_parted(tmp_path: Path) -> None:
 
 
 def test_what_no_answer_can_hold_is_replaced() -> None:
-    """A parser may make lone surrogates of a model's JSON escapes; a pair in two halves is one character."""
+    """Replace lone surrogates, which a parser may make of a model's JSON escapes; a pair in two halves is one
+    character.
+    """
     events = [Content("a\ud83d"), Content("\ude00b"), CallStart(0, "i\udc00", "n\ud800"), CallArguments(0, '"\udfff"')]
     assert join_events([*events, Reasoning("\ud800")]) == (
         Content("a\U0001f600b"),
@@ -223,7 +225,7 @@ async def test_calls_and_results_of_the_history_reach_the_template(tmp_path: Pat
 
 
 def in_deltas(ids: Sequence[int], size: int) -> Script:
-    """A script whose deltas have so many tokens."""
+    """Return a script whose deltas have so many tokens."""
 
     def script(request: EngineRequest) -> Iterator[RequestDelta]:
         ones = list(tokens(request, ids, FinishReason.STOP))
@@ -252,7 +254,7 @@ WHOLE = "<think>Hm. é</think>\n\né<b>: <tool_call>{}</tool_call>"
 async def test_tokens_of_thoughts_that_are_left_out(
     tmp_path: Path, size: int, text: str, shown: str, held: tuple[str, ...]
 ) -> None:
-    """Whatever the deltas, and also where text waits for a stop string: ids and logprobs are the answer's alone."""
+    """Return ids and logprobs of the answer alone, whatever the deltas, and also where text waits for a stop string."""
     async with serving(tmp_path, reasoning_parser="qwen3", enable_auto_tool_choice=True) as harness:
         ids = list(text.encode())
         harness.engine.script = in_deltas(ids, size)
@@ -268,7 +270,7 @@ async def test_tokens_of_thoughts_that_are_left_out(
 
 
 async def test_the_best_answers_are_the_same_where_thoughts_are_left_out(tmp_path: Path) -> None:
-    """Answers are ranked by all of their tokens: the second one has the better logprobs, in its thoughts."""
+    """Rank answers by all of their tokens: the second one has the better logprobs, in its reasoning."""
     async with serving(tmp_path, reasoning_parser="qwen3") as harness:
 
         def script(request: EngineRequest) -> Iterator[RequestDelta]:
@@ -322,7 +324,7 @@ async def posted(service: Service, body: dict[str, Any], route: str, **frontend:
 
 @pytest.mark.parametrize("stream", [False, True])
 async def test_what_a_parser_writes_never_breaks_the_response(tmp_path: Path, stream: bool) -> None:
-    """Numbers that JSON does not have are in the text of the arguments only: the response itself is strict JSON."""
+    """Send strict JSON: numbers that JSON does not have are in the text of the arguments only."""
     says_text = r'{"name": "f\ud800", "arguments": {"a": 1e999, "b": NaN, "c": "\udc00\"\\"}}'
     flags = {"enable_auto_tool_choice": True, "tool_call_parser": "dumping"}
     async with serving(tmp_path, says_text, reasoning_parser="", **flags) as harness:

@@ -64,7 +64,7 @@ from tests.fakes.frontend import (
 
 
 class Recorder(StatLogger):
-    """Keeps what it was told; shared through `seen`, because the service makes its own instance."""
+    """A logger that keeps what it was told; shared through `seen`, because the service makes its own instance."""
 
     seen: list[Any]
 
@@ -1007,7 +1007,7 @@ async def test_the_background_work_reports_and_warms_up(folder: Path, caplog: py
 async def test_a_broken_template_of_a_checkpoint_fails_conversations_alone(
     folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """One of --chat-template stops the start instead."""
+    """Fail conversations only; a broken template of --chat-template stops the start instead."""
 
     class Broken(ByteTokenizers):
         def open(self, folder: Path, options: dict[str, Any]) -> ByteTokenizer:

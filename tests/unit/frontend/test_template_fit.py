@@ -111,7 +111,7 @@ async def test_what_does_not_fit_is_told(template: str | dict[str, str], why: st
 
 @pytest.mark.parametrize("begin", ["<think>\n", "<think>\n\n</think>\n\n", ""])
 async def test_thoughts_do_not_count(begin: str) -> None:
-    """Of an answer that begins with a block of thoughts, which the history shows in another way."""
+    """Ignore the reasoning at the beginning of an answer, which the history shows in another way."""
     thinking = HERMES.replace("'<|im_start|>assistant\\n'", f"'<|im_start|>assistant\\n' + {begin!r}")
     assert thinking != HERMES or not begin
     assert await misfit(thinking) is None
@@ -154,7 +154,7 @@ def test_what_the_model_generated() -> None:
 
 
 def reading(renderer: Renderer) -> Any:
-    """What the warning needs of a `PromptReader`."""
+    """Return the parts of a `PromptReader` that the warning needs."""
     return SimpleNamespace(renderer=renderer, tokenizer=None)
 
 

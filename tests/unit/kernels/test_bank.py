@@ -50,7 +50,9 @@ def test_equals_one_product_after_the_other(form: Form | None, n: int, k: int) -
 
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_a_shared_row(form: Form | None) -> None:
-    """Also of a matrix that has it twice: a router of scores that are all infinite may choose an expert twice."""
+    """Multiply also by a matrix that is chosen twice, as a router of scores that are all infinite may choose an
+    expert.
+    """
     matrices = _matrices(form, 48, 64)
     x = torch.randn(1, 64).bfloat16()
     expected = torch.cat([matrices[index].multiply(x) for index in (0, 2, 2, 4)])

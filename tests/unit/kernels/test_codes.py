@@ -30,7 +30,7 @@ def test_codes_and_scales_are_those_of_torch(n: int, k: int, group: int, dtype: 
 
 @compiled
 def test_borders_zeros_and_what_is_not_finite_are_those_of_torch() -> None:
-    """Numbers between two of the table, and next to these; a group of zeros; NaN and infinity at each place."""
+    """Encode numbers between two of the table, and next to these; a group of zeros; NaN and infinity at each place."""
     borders = (TABLE[1:] + TABLE[:-1]) / 2
     weight = torch.zeros(64, 64)
     weight[0, :15] = borders

@@ -35,7 +35,7 @@ def _use(loaded: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(params=["installed", "emulated tiles"])
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[int, ...]]:
-    """The library that is installed, then one with emulated tile registers; how many rows to multiply with it."""
+    """Use the installed library, then one with emulated tile registers; yield how many rows to multiply with it."""
     if request.param != "installed":
         _use(request.getfixturevalue("emulated_kernels"), monkeypatch)
     elif dense.unit() is None:
@@ -50,7 +50,9 @@ def _random(*shape: int, seed: int = 0) -> torch.Tensor:
 
 
 def _close(y: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
-    """Within the rounding of float32 sums: each addition loses at most 2^-24 of the magnitudes summed up so far."""
+    """Compare within the rounding of float32 sums: each addition loses at most 2^-24 of the magnitudes summed up so
+    far.
+    """
     expected = x.double() @ weight.double().t() + (0 if bias is None else bias.double())
     most = x.double().abs() @ weight.double().abs().t() + (0 if bias is None else bias.double().abs())
     assert ((y.double() - expected).abs() <= most * (weight.shape[1] + 2) * 2**-24 + 1e-30).all()
@@ -142,7 +144,7 @@ def test_emulated_tiles_pass_the_check_that_real_ones_must(emulated_kernels: cty
 
 
 def test_tiles_that_multiply_wrong_fail_it(tmp_path: Path) -> None:
-    """Wrong by a configuration of which only a part was read, as a compiler may leave it."""
+    """Use a configuration of which only a part was read, as a compiler may leave it."""
     header = SOURCE.with_name("tiles.h").read_text()
     broken = header.replace("first, next, 16, 16}", "first, next, 16, 8}")
     assert broken != header

@@ -36,7 +36,7 @@ CASES = [(form, *shape) for form, shape in itertools.product(FORMS, SHAPES)]
 
 
 def _made(form: Form, n: int, k: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """A weight that the form holds exactly, and a bias. Each group's largest number is the one that sets its scale."""
+    """Return a weight that the form holds exactly, and a bias. Each group's largest number sets its scale."""
     draw = torch.Generator().manual_seed(n * 1000 + k)
     group, padded = form.widths(k)
     top = (1 << (form.bits - 1)) - 1
@@ -56,7 +56,7 @@ def _multiplied(x: torch.Tensor, weight: torch.Tensor, form: Form, bias: torch.T
 
 @pytest.mark.parametrize(("form", "n", "k"), CASES)
 def test_products_equal_float64_but_for_the_rounding_of_activations(form: Form, n: int, k: int) -> None:
-    """Half a step of the activations' scale in each input at most, against the weights' magnitudes."""
+    """Differ by half a step of the activations' scale in each input at most, times the weights' magnitudes."""
     weight, bias = _made(form, n, k)
     group, padded = form.widths(k)
     reach = 127 if form.digits == 1 else 127 * 256
@@ -95,7 +95,7 @@ def test_the_kernel_equals_the_definition(form: Form, dtype: torch.dtype) -> Non
 @pytest.mark.parametrize("form", [*(Form(bits, 32, 2) for bits in (2, 3, 4, 5, 6, 8)), Form(4, 256, 2), Form(4, 32)])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_sums_of_the_largest_products_fit(form: Form, sign: int) -> None:
-    """The highest weights beside activations whose lower digit is -128: few such products fit 16 bits together."""
+    """Multiply the highest weights by activations whose lower digit is -128: few such products fit 16 bits together."""
     numbers = torch.full((16, 256), (1 << (form.bits - 1)) - 1, dtype=torch.int8)
     scales = torch.ones(16, 256 // form.group)
     x = torch.full((6, 256), sign * (127.0 * 256 - 128))
@@ -108,7 +108,7 @@ def test_sums_of_the_largest_products_fit(form: Form, sign: int) -> None:
 @compiled
 @pytest.mark.parametrize("form", [Form(8), Form(4, 32)])
 def test_groups_of_nothing_but_tiny_weights_are_zeros(form: Form) -> None:
-    """A scale that is not a normal number could make them NaN."""
+    """Encode such groups as zeros: a scale that is not a normal number could make them NaN."""
     weight = torch.full((16, 64), 1e-39)
     weight[:, 32:] = -1e-31
     assert not reference.quantize(weight, form).weights(64).any()
@@ -148,7 +148,7 @@ TABLE = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 12
 @pytest.mark.parametrize("plain", OFFSETS)
 @pytest.mark.parametrize("k", [256, 120])
 def test_offsets_are_added_to_the_weights_of_a_group(plain: Form, k: int) -> None:
-    """As the definition says, and as float64 does: in one row and in the many that tile registers take."""
+    """Compute as the definition, and as float64: for one row and for the many that tile registers process."""
     form, draw, n = replace(plain, offsets=True), torch.Generator().manual_seed(k), 70
     group, padded = form.widths(k)
     half = 2 ** (form.bits - 1)
@@ -174,7 +174,7 @@ def test_offsets_are_added_to_the_weights_of_a_group(plain: Form, k: int) -> Non
 @pytest.mark.parametrize("offsets", [False, True])
 @pytest.mark.parametrize("k", [256, 120])
 def test_codes_stand_for_the_numbers_of_their_table(digits: int, offsets: bool, k: int) -> None:
-    """Codes of 4 bits give the bits that the numbers give as 8 bits, alone and among others."""
+    """Give with codes of 4 bits the bits that the numbers give as 8 bits, alone and among others."""
     form, draw, n = Form(4, 32, digits, offsets, TABLE), torch.Generator().manual_seed(k), 70
     codes = torch.randint(0, 16, (n, k), generator=draw).to(torch.int8)
     scales = torch.randn(n, -(-k // 32), generator=draw).bfloat16().float()
@@ -195,7 +195,7 @@ LEVELS += [Form(4, 32, offsets=True, halves=True), Form(8, 32, 2, halves=True), 
 
 
 def _levelled(form: Form, n: int, k: int) -> tuple[torch.Tensor, Levels, Levels | None]:
-    """Numbers or codes [n, k] from end to end of their range, and scales and offsets of one level or two."""
+    """Return numbers or codes [n, k] from end to end of their range, and scales and offsets of one level or two."""
     draw = torch.Generator().manual_seed(k)
     group, padded = form.widths(k)
     numbers = torch.randint(form.lowest, form.lowest + (1 << form.bits) - (form.bits == 8), (n, k), generator=draw)
@@ -214,7 +214,7 @@ def _levelled(form: Form, n: int, k: int) -> tuple[torch.Tensor, Levels, Levels 
 @pytest.mark.parametrize("form", LEVELS)
 @pytest.mark.parametrize(("n", "k"), [(70, 768), (48, 600)])
 def test_groups_multiply_the_scales_of_their_block(form: Form, n: int, k: int) -> None:
-    """Weights are exactly what numbers, steps and float16 say: float64 differs by what sums of float32 lose."""
+    """Use exactly the weights of numbers, steps and float16: float64 differs by what sums of float32 lose."""
     numbers, scales, offsets = _levelled(form, n, k)
     packed = PackedMatrix(numbers, form, None, Workspace(), scales, offsets)
     assert packed.nbytes == form.packed_bytes(n, k)
@@ -325,7 +325,7 @@ def test_products_side_by_side_are_those_of_each_matrix(dtype: torch.dtype) -> N
 
 
 def reference_numbers(form: Form, numbers: torch.Tensor) -> torch.Tensor:
-    """What codes stand for; the numbers themselves without a table."""
+    """Return the numbers that codes encode; the numbers themselves without a table."""
     return torch.tensor(form.table, dtype=torch.int8)[numbers.int()] if form.table else numbers
 
 
@@ -405,7 +405,7 @@ def test_zeros_nan_and_infinity(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("exact", [True, False])
 def test_numbers_and_scales_that_are_given_are_kept(form: Form, exact: bool) -> None:
-    """Also of channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
+    """Keep also channels whose numbers do not fill the range; scales that bfloat16 cannot hold are rounded."""
     draw = torch.Generator().manual_seed(5)
     group, padded = form.widths(100)
     top = 90 if form.bits == 8 else (1 << (form.bits - 1)) - 1
@@ -471,7 +471,9 @@ def test_a_group_whose_sums_do_not_fit_is_refused() -> None:
 def test_tile_registers_compute_the_same(
     form: Form, emulated_kernels: ctypes.CDLL, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """To the bit where products and sums of floats are rounded together (FMA): sums of a group are of integers."""
+    """Agree to the bit where products and sums of floats are rounded together (FMA): sums of a group are of
+    integers.
+    """
     allowed = 0.0 if "avx512_vnni" in library.features() else 1e-5
     for n, k in ((1, 1), (16, 64), (33, 72), (130, 200), (64, 256)):
         weight, bias = _made(form, n, k)
@@ -485,7 +487,7 @@ def test_tile_registers_compute_the_same(
 
 
 def _functions(loaded: ctypes.CDLL) -> Callable[[], Any]:
-    """What ``matmul._kernels`` would answer with this library."""
+    """Return what ``matmul._kernels`` would return with this library."""
     uncached = matmul._kernels.__wrapped__
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(library, "load", lambda: loaded)
@@ -497,7 +499,9 @@ def _functions(loaded: ctypes.CDLL) -> Callable[[], Any]:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: Path) -> None:
-    """To the bit where products and sums of floats are rounded together (FMA); sums of a group are exact in any."""
+    """Agree to the bit where products and sums of floats are rounded together (FMA); sums of a group are exact in
+    any.
+    """
     if march == "x86-64-v4" and "avx512bw" not in library.features():
         pytest.skip("this processor has no AVX-512")
     target = tmp_path / "kernels.so"

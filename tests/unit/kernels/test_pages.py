@@ -22,7 +22,7 @@ COUNT = (5 << 20) + 4097
 
 @pytest.fixture
 def copied(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Bytes of each copy that the kernel makes."""
+    """Return the bytes of each copy that the kernel makes."""
     kernel, sizes = pages._copy(), list[int]()
 
     def copy(to: int, source: int, size: int) -> None:
@@ -60,7 +60,7 @@ def test_memory_that_was_written_already(copied: list[int]) -> None:
 
 
 def test_other_copies_are_those_of_torch(copied: list[int]) -> None:
-    """What converts, turns or repeats its source, and what is small."""
+    """Leave to torch copies that convert, transpose or repeat their source, and small ones."""
     numbers = drawn(2048, 1024).float()
     expected = {
         "converted": (torch.empty(2048, 1024, dtype=torch.bfloat16), numbers),
@@ -88,7 +88,7 @@ def test_nodes_that_have_memory(text: str | None, nodes: tuple[int, ...], tmp_pa
 
 
 def _policy(address: int) -> int:
-    """The memory policy of a page: get_mempolicy(2) with MPOL_F_ADDR."""
+    """Return the memory policy of a page: get_mempolicy(2) with MPOL_F_ADDR."""
     mode, number = ctypes.c_int(-1), {"x86_64": 239, "aarch64": 236}[platform.machine()]
     call = ctypes.CDLL(None).syscall
     call.argtypes = (ctypes.c_long, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong)
@@ -109,7 +109,7 @@ def test_pages_come_from_nodes_in_turn() -> None:
 
 @pytest.fixture
 def mapped(monkeypatch: pytest.MonkeyPatch) -> list[weakref.ref[mmap.mmap]]:
-    """Pieces that memory for weights is cut from, by a cutter of the test's own."""
+    """Return the pieces that memory for weights is cut from, by a cutter of the test's own."""
     made, pieces, map_ = list[weakref.ref[mmap.mmap]](), pages._Pieces(), pages._map
 
     def remembered(size: int) -> memoryview:

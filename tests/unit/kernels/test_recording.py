@@ -70,7 +70,7 @@ def test_a_replay_has_the_same_bits(compute: Compute) -> None:
 
 
 def test_kernels_are_called_together() -> None:
-    """Layers of kernels alone are one step, and their memory is given out again."""
+    """Record kernels that follow each other as one step, and reuse their memory."""
     norm, down = RMSNorm(torch.rand(64).bfloat16(), 1e-6, 0.0), DenseMatrix(torch.randn(64, 64).bfloat16() / 8)
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -121,7 +121,7 @@ def test_an_error_ends_a_recording() -> None:
 
 
 def test_what_outlives_the_function_is_refused() -> None:
-    """It would be overwritten by the next recording."""
+    """Refuse a tensor that the next recording would overwrite."""
     cache: list[torch.Tensor] = []
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -141,7 +141,7 @@ class Host(np.ndarray[Any, Any]):
 
 
 def test_memory_that_kernels_read_is_kept() -> None:
-    """What only the function had lives as long as its recording."""
+    """Keep what only the function had as long as its recording."""
     made: list[weakref.ref[Host]] = []
 
     def compute(x: torch.Tensor) -> torch.Tensor:
@@ -158,7 +158,7 @@ def test_memory_that_kernels_read_is_kept() -> None:
 
 
 def test_torch_s_compiler_is_not_imported() -> None:
-    """It would take seconds, in the first step that is recorded."""
+    """Avoid the import, which would take seconds, in the first step that is recorded."""
     program = """
 import sys, torch
 from ferrule_kernels.cpu.recording import Arena, Recording

@@ -33,7 +33,7 @@ ROUTINGS = {
 
 @pytest.fixture(scope="module", params=["installed", "x86-64-v3", "x86-64-v4"], autouse=True)
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library that is installed, then the kernels for processors that this one can stand for."""
+    """Use the installed library, then the kernels for processors that this one can stand for."""
     if request.param == "installed":
         yield
         return

@@ -46,7 +46,7 @@ def weights() -> Iterator[Palette | Additive]:
 @compiled
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_products_are_those_of_the_definition(dtype: torch.dtype) -> None:
-    """And a row has the same bits alone and in any batch."""
+    """Multiply by the definition, with the same bits of a row alone and in any batch."""
     for weight in weights():
         n, k = weight.shape
         bias, x = torch.randn(n), torch.randn(40, k).to(dtype)
@@ -125,7 +125,7 @@ def test_what_no_kernel_multiplies() -> None:
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_each_generation_of_processors(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """That this one can run: each of them adds lanes up in an order of its own."""
+    """Run each generation that this processor can run: each adds lanes up in an order of its own."""
     if march == "x86-64-v4" and "avx512bw" not in library.features():
         pytest.skip("this processor has no AVX-512")
     target, source = tmp_path / "kernels.so", Path(library.__file__).parent / "tables.cpp"

@@ -18,7 +18,7 @@ from ferrule.launch.resources import as_startup_error, check_limits
 
 
 class Pipe(io.BytesIO):
-    """Gives no more than 64 KiB at once, as a pipe does."""
+    """A file that returns no more than 64 KiB at once, as a pipe does."""
 
     def read(self, size: int | None = -1) -> bytes:
         return super().read(min(size or 0, 1 << 16))
@@ -51,7 +51,7 @@ def test_what_is_not_a_boot_message_is_one_sentence(stream: Pipe, says: str) -> 
 
 @pytest.mark.parametrize("closed", ["", "<&-", ">&-", "2>&-", "<&- >&- 2>&-", "2>/dev/full", ">/dev/full"])
 def test_streams_are_usable_whatever_they_were(closed: str, tmp_path: os.PathLike[str]) -> None:
-    """A file that is opened afterwards never has the number of a stream, and what is printed raises nothing."""
+    """Give a file that is opened afterwards never the number of a stream, and raise nothing for what is printed."""
     program = (
         "import sys, os; from ferrule.launch.streams import usable_streams; usable_streams();"
         "print('x' * 9999, file=sys.stderr, flush=True); sys.stdin.fileno(); sys.stdout.fileno();"
@@ -74,7 +74,7 @@ def test_a_thread_that_does_not_end_does_not_keep_the_process() -> None:
 
 
 def test_an_exit_runs_what_was_registered_and_ends_there() -> None:
-    """Output arrives, and the interpreter is not taken down: a daemon thread in C++ would abort the process."""
+    """Write all output without taking the interpreter down: a daemon thread in C++ would abort the process."""
     program = (
         "import atexit, ferrule.launch.streams as s\n"
         "end = s.Exit()\n"
@@ -143,7 +143,7 @@ def test_a_server_without_memory_names_the_limit_and_exits(kind: str, kib: int, 
 
 @pytest.mark.parametrize(("kind", "kib", "option"), [("RLIMIT_DATA", 165_000, "-d"), ("RLIMIT_AS", 560_000, "-v")])
 def test_libraries_that_do_not_get_memory_end_a_process_with_the_limit(kind: str, kib: int, option: str) -> None:
-    """As an engine's process meets them, behind the launcher's check."""
+    """Lack memory as an engine's process does, after the launcher's check."""
     program = """
 from ferrule.env import before_numpy
 before_numpy()

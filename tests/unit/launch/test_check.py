@@ -22,7 +22,7 @@ from ferrule.launch import api_main, cli, engine_main
 from ferrule.launch.process import Boot
 from ferrule.llm import backend
 from ferrule.plugin import discover
-from ferrule.wire.board import CHECKED, Board
+from ferrule.shared_memory.board import CHECKED, Board
 from ferrule_contrib import tiny
 
 _BAD = "{% for %}"
@@ -38,7 +38,7 @@ class _NotLoading:
         raise AssertionError("weights are loaded")
 
     async def close(self) -> None:
-        """Nothing is open."""
+        """Do nothing: nothing is open."""
 
 
 @pytest.mark.parametrize(

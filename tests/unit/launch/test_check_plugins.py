@@ -46,7 +46,7 @@ KINDS = {  # kind: module, base class, a method, what chooses it
 
 
 def _chosen(site: Any, kind: str, constructor: str = "", method: str = "") -> tuple[Any, Any]:
-    """The configuration that chooses a wrong plugin, and the plugins."""
+    """Return the configuration that chooses a wrong plugin, and the plugins."""
     module, base, wrong, argv = KINDS[kind]
     source = WRONG.format(module=module, base=base, constructor=constructor or "...", method=method or wrong)
     site.install(

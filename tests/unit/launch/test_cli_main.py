@@ -144,7 +144,7 @@ def test_a_reader_that_leaves_early_is_no_traceback() -> None:
 
 
 def imported(*argv: str) -> list[str]:
-    """Top names and plugin modules that a process has imported when the command line has run."""
+    """Return the top names and plugin modules that a process has imported when the command line has run."""
     code = (
         "import sys, json, io, contextlib\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
@@ -229,7 +229,7 @@ def test_help_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
 def test_help_is_there_without_the_command_help(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Help is not asked of a plugin: `ferrule help` is a command like any other."""
+    """Show help without asking a plugin: `ferrule help` is a command like any other."""
     shown = [run(capsys, *argv) for argv in (["--help"], ["serve", "--help"], ["--help=max-num-seqs"])]
     plugins = configured(discover(), PluginConfig(plugins_deny=("command:help",)), Environment())
     monkeypatch.setattr("ferrule.plugin.discover", lambda *args: plugins)

@@ -28,6 +28,8 @@ from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot, private_dir
 from ferrule.launch.resources import as_startup_error
 from ferrule.plugin import Plugins
+from ferrule.shared_memory import board as board_module
+from ferrule.shared_memory.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.types import (
     CacheGroup,
     EngineRequest,
@@ -38,9 +40,7 @@ from ferrule.types import (
     TokenLogprobs,
     TokenSampling,
 )
-from ferrule.wire import board as board_module
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE, READY, STALLED, WAITING, Board
 from ferrule.wire.engine_socket import EngineSocket
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Ready, Submit, ToEngine, Unread
 from ferrule_plugins.command.bench.figures import percentile, random_prompts
@@ -102,7 +102,7 @@ async def test_stream_is_submitted_at_once_and_ends_with_its_terminal_delta() ->
 
 
 async def test_what_came_since_the_last_look_is_one_delta() -> None:
-    """A reader that lags behind the engine takes one step, whatever the number of tokens."""
+    """Join, for a reader that lags behind the engine, any number of tokens in one step."""
     client = Recorder()
     stream = client.generate(request("a"))
     entries = [TokenLogprobs(token, -0.5, 1) for token in range(5)]
@@ -189,7 +189,7 @@ async def test_a_patient_reader_is_woken_where_memory_is_short() -> None:
 
 @pytest.fixture
 def long_ago(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever waits to be read has waited for a second."""
+    """Let every message wait for a second before it is read."""
     clock = itertools.count()
     monkeypatch.setattr(client_demux, "time", SimpleNamespace(monotonic=lambda: float(next(clock))))
 
@@ -319,7 +319,7 @@ async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Pat
 
 
 def _received(engine: EngineSocket, kind: type) -> tuple[bytes, Any]:
-    """The first message of a kind, and who sent it. Those who greet are answered meanwhile."""
+    """Return the first message of a kind, and its sender. Greetings are answered meanwhile."""
     for _ in range(1200):
         for peer, message in engine.receive(0.1):
             if isinstance(message, kind):
@@ -482,7 +482,7 @@ async def test_an_engine_without_a_heartbeat_or_progress_is_stalled(
 def test_time_in_which_all_of_the_process_was_stopped_is_no_stall(
     monkeypatch: pytest.MonkeyPatch, pauses: tuple[float, ...], waits: float
 ) -> None:
-    """The watchdog looks, sleeps a second plus a pause, and looks again."""
+    """Let the watchdog look, sleep a second plus a pause, and look again."""
 
     class Loop:
         began = 97.0
@@ -540,7 +540,9 @@ def test_bench_figures_count_only_what_completed() -> None:
 
 
 def test_a_distribution_that_cannot_be_read_does_not_keep_torch_away(site: Any) -> None:
-    """Torch would look for back ends among all distributions; `before_libraries` asks it not to, as a default."""
+    """Import torch, which would look for back ends among all distributions; `before_libraries` asks it not to, as a
+    default.
+    """
     broken = site.folder / "broken-1.0.dist-info"
     broken.mkdir()
     (broken / "METADATA").write_text("Name: broken\nVersion: 1.0\n")

@@ -14,7 +14,7 @@ from ferrule.interfaces.stats import HttpStats, StatLogger
 from ferrule.launch import probe_server
 from ferrule.launch.probe_server import BoardService, tell_model
 from ferrule.plugin import discover
-from ferrule.wire.board import BEAT, READY, STALLED, STATE, STATES, Board
+from ferrule.shared_memory.board import BEAT, READY, STALLED, STATE, STATES, Board
 from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_testkit.service import fake_model
 

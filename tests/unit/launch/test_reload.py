@@ -89,7 +89,7 @@ sys.exit(10 + gone[0])
 
 @pytest.mark.parametrize("nohup", [False, True])
 def test_a_terminal_that_is_closed_asks_to_stop(nohup: bool) -> None:
-    """The kernel then sends SIGHUP. Not so under nohup."""
+    """Stop by the SIGHUP that the kernel then sends; not so under nohup."""
     ours, terminal = pty.openpty()
     words = [sys.executable, "-c", HANGUP, os.ttyname(terminal), *(["nohup"] if nohup else [])]
     with subprocess.Popen(words, stdout=subprocess.PIPE, start_new_session=True) as process:

@@ -17,9 +17,9 @@ from ferrule.config.resolve import resolve
 from ferrule.errors import ConfigError, EngineDead
 from ferrule.launch.group import kill_group
 from ferrule.launch.restarts import HEALTHY_SECONDS, Restarts
+from ferrule.shared_memory.board import BEAT, ENGINE_NUMBER, READY, STALLED, Board
 from ferrule.types import CacheGroup, EngineRequest, EngineStats, FinishReason, ModelInfo, RequestDelta, TokenSampling
 from ferrule.wire import lifeline
-from ferrule.wire.board import BEAT, ENGINE_NUMBER, READY, STALLED, Board
 from ferrule.wire.messages import Cancel, Deltas, Ready, Submit, ToEngine
 
 INFO = ModelInfo(
@@ -123,7 +123,7 @@ async def test_what_was_not_answered_is_submitted_again_and_the_rest_fails() -> 
 
 
 async def test_a_request_is_submitted_twice_at_most() -> None:
-    """One that kills engines must not kill all of them."""
+    """Give up a request that kills engines, before it has killed all of them."""
     client = Recorder()
     poison = client.generate(request("poison"))
     client.lose("first")
@@ -136,7 +136,7 @@ async def test_a_request_is_submitted_twice_at_most() -> None:
 
 
 async def test_what_ends_while_no_engine_is_there() -> None:
-    """A deadline, a client that has left, a beam that goes on: none of them needs the dead engine's word."""
+    """End a deadline, a client that has left, and a beam that goes on, none of which needs the dead engine's reply."""
     client = Recorder()
     late, left = client.generate(request("late")), client.generate(request("left"))
     client.lose("gone")
@@ -197,7 +197,7 @@ async def test_a_server_is_ready_again_when_all_of_its_processes_are(tmp_path: P
 
 
 async def test_a_client_follows_the_launchers_word(tmp_path: Path) -> None:
-    """It skips an engine that has come and gone in the meantime, and ends with the last one."""
+    """Skip an engine that has come and gone in the meantime, and end with the last one."""
     launcher = Board.create(tmp_path / "board", 1)
     first = tmp_path / "engine-0.sock"
     os.close(lifeline.hold(first))  # it died before its client has opened anything
@@ -239,7 +239,9 @@ def test_the_row_of_a_dead_engine_is_cleared(tmp_path: Path) -> None:
 
 
 def test_workers_of_a_dead_engine_are_killed() -> None:
-    """They ignore signals and hold their parent's output open; it is at its end when the last of them is gone."""
+    """Kill workers that ignore signals and hold their parent's output open, which ends when the last of them is
+    gone.
+    """
     worker = "import signal, time; signal.signal(15, signal.SIG_IGN); print('on', flush=True); time.sleep(600)"
     engine = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {worker!r}])"
     with subprocess.Popen([sys.executable, "-c", engine], stdout=subprocess.PIPE, start_new_session=True) as process:

@@ -16,7 +16,7 @@ from ferrule_testkit.service import ScriptedService
 
 
 class Caller:
-    """Starts requests, whose prompts are echoed, and keeps their news."""
+    """A caller that starts requests, whose prompts are echoed, and keeps their news."""
 
     def __init__(self) -> None:
         self.service = ScriptedService()

@@ -43,7 +43,7 @@ MODELS: dict[str, tuple[Callable[[BuildContext], Any], dict[str, Any]]] = {
 
 
 class Watch(TorchDispatchMode):
-    """Raises on operations that wait for numbers of a device, or that compute beside it."""
+    """A mode that raises on operations that wait for numbers of a device, or that compute beside it."""
 
     _WAITS = ("_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "unique")
 
@@ -60,7 +60,9 @@ class Watch(TorchDispatchMode):
 
 @pytest.fixture
 def no_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A tensor that is made of Python's numbers begins on the host: copying it to the device cannot be recorded."""
+    """Refuse tensors made of Python's numbers, which begin on the host: copying them to the device cannot be
+    recorded.
+    """
 
     def refuse(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("a tensor is made of the host's numbers")

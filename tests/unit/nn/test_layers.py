@@ -247,7 +247,9 @@ def test_rows_are_quantized_as_they_come(
     whole: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Where projections begin with a panel and memory has one node. The packed form is that of the whole matrix."""
+    """Quantize rows early where projections begin with a panel and memory has one node. The packed form is that of the
+    whole matrix.
+    """
     monkeypatch.setattr("ferrule_plugins.platform.cpu_products.memory_nodes", lambda: tuple(range(nodes)))
     model, inputs, copied = _Rows(first, second, 70, method), 70, []
     monkeypatch.setattr("ferrule_nn.loading.copy_to_new", lambda to, rows: copied.append(rows.shape) or to.copy_(rows))

@@ -35,7 +35,7 @@ def _seed() -> None:
 
 
 def _block(spec: MoESpec = SPEC, dtype: torch.dtype = torch.float32) -> MoE:
-    """With weights, not packed."""
+    """Return a block with weights, not packed."""
     with building(_context(dtype)):
         block = MoE(spec)
     for parameter in block.parameters():
@@ -44,7 +44,7 @@ def _block(spec: MoESpec = SPEC, dtype: torch.dtype = torch.float32) -> MoE:
 
 
 def _plain(block: MoE, x: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor] | None = None) -> torch.Tensor:
-    """One expert after the other, from the parameters as they were loaded, in float32."""
+    """Compute one expert after the other, from the parameters as they were loaded, in float32."""
     weights, ids = block.gate(x) if choice is None else choice
     out = torch.zeros(x.shape, dtype=torch.float32)
     for token, (factors, chosen) in enumerate(zip(weights.tolist(), ids.tolist(), strict=True)):
@@ -61,7 +61,7 @@ def _plain(block: MoE, x: torch.Tensor, choice: tuple[torch.Tensor, torch.Tensor
 
 
 def test_a_softmax_over_the_chosen_is_one_over_all_that_is_renormalised() -> None:
-    """Granite and gpt-oss, beside Mixtral."""
+    """Route as Granite and gpt-oss do, and as Mixtral."""
     logits = torch.randn(20, 8)
     weights, ids = route(logits, Routing(num_experts=8, top_k=3))
     best = logits.topk(3)
@@ -70,7 +70,7 @@ def test_a_softmax_over_the_chosen_is_one_over_all_that_is_renormalised() -> Non
 
 
 def test_sigmoids_of_the_best_logits() -> None:
-    """Llama 4."""
+    """Route as Llama 4 does."""
     logits = torch.randn(20, 8)
     weights, ids = route(logits, Routing(num_experts=8, top_k=2, scores="sigmoid", renormalise=False))
     best = logits.topk(2)
@@ -79,7 +79,7 @@ def test_sigmoids_of_the_best_logits() -> None:
 
 
 def test_a_bias_changes_the_choice_and_not_the_weights() -> None:
-    """ERNIE 4.5 and MiniMax M2."""
+    """Route as ERNIE 4.5 and MiniMax M2 do."""
     logits, bias = torch.zeros(1, 4), torch.tensor([0.0, 0.3, -0.3, 0.2])
     weights, ids = route(logits, Routing(num_experts=4, top_k=2), bias)
     assert ids.tolist() == [[1, 3]]
@@ -173,7 +173,7 @@ def test_quantized_experts_equal_their_dequantized_weights(
 
 
 def test_fp8_experts_of_a_checkpoint() -> None:
-    """As DeepSeek-V3 publishes them, with a scale for each 128 x 128 numbers."""
+    """Load experts as DeepSeek-V3 publishes them, with a scale for each 128 x 128 numbers."""
     spec = MoESpec(hidden_size=HIDDEN, inner_size=128, routing=Routing(num_experts=2, top_k=1))
     plain = _block(spec)
     block = _block(spec)
@@ -201,7 +201,7 @@ def test_fp8_experts_of_a_checkpoint() -> None:
 
 
 def _tensors(block: MoE, stacked: bool) -> dict[str, torch.Tensor]:
-    """What a checkpoint has: a tensor for each expert and projection, or all of one kind in one."""
+    """Return a checkpoint's tensors: one for each expert and projection, or all of one kind in one."""
     found = {"mlp.gate.weight": block.gate.weight.data}
     gate_up = torch.stack([own.gate_up_proj.weight.data for own in block.experts])
     down = torch.stack([own.down_proj.weight.data for own in block.experts])
@@ -215,7 +215,7 @@ def _tensors(block: MoE, stacked: bool) -> dict[str, torch.Tensor]:
 
 
 class _Copies(TorchDispatchMode):
-    """Counts numbers that are copied."""
+    """A mode that counts numbers that are copied."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -280,7 +280,7 @@ def test_a_truncated_shard_in_the_middle_is_named(mixtral: Path) -> None:
 
 @pytest.mark.parametrize("quantization", ["int8", "int4"])
 def test_a_quantized_model_runs(mixtral: Path, quantization: str) -> None:
-    """Routers stay as they are, so most tokens of a greedy text are those of the float model."""
+    """Leave routers as they are, so that most tokens of a greedy text are those of the float model."""
     prompt = [5, 17, 200, 31, 99, 250, 8]
     with Harness(mixtral, dtype="bfloat16", quantization=quantization) as harness:
         output = harness.engine().run([prompt], max_tokens=4)[0]
@@ -303,7 +303,7 @@ def test_an_expert_that_is_not_finite_is_named_before_it_is_quantized(mixtral: P
 
 
 def test_the_reference_sums_as_the_block_does() -> None:
-    """`ferrule_kernels.moe.experts`, which the kernels for GPUs are held to."""
+    """Compare `ferrule_kernels.moe.experts`, which the kernels for GPUs are held to."""
     block = _block()
     x = torch.randn(5, HIDDEN)
     weights, ids = block.gate(x)

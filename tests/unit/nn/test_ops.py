@@ -133,7 +133,7 @@ def _attention(norm: Callable[[int], nn.Module] | None, rope: Rope | None, dim: 
 
 
 def _seen(layer: Attention, x: torch.Tensor, positions: torch.Tensor) -> list[torch.Tensor]:
-    """Queries, keys and values as attention gets them."""
+    """Return queries, keys and values as attention gets them."""
     seen: list[torch.Tensor] = []
 
     def attend(name: str, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: AttentionOptions) -> torch.Tensor:
@@ -243,7 +243,7 @@ def test_the_home_of_a_layer_is_where_what_is_left_of_it_is() -> None:
 
 
 def test_kernels_of_both_kinds_have_one_form() -> None:
-    """What the layers call, by name and by parameters."""
+    """Compare what the layers call, by name and by parameters."""
     import inspect
 
     pytest.importorskip("triton")

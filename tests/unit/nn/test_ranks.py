@@ -53,7 +53,7 @@ def tensors(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def built(plugins: Plugins, folder: Path, shard: Shard, packed: bool = False) -> Any:
-    """The model of a checkpoint with its weights, or one rank's part of it."""
+    """Build the model of a checkpoint with its weights, or one rank's part of it."""
     config = checkpoint.read(folder)
     cls = plugins.load("model", config["architectures"][0])
     model = cls(context(shard, config=checkpoint.completed(config, cls.config_names, cls.config_defaults)))
@@ -83,7 +83,7 @@ def logits(model: Model) -> torch.Tensor:
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mixtral", "gemma", "opt", "deepseek_v2", "gpt_oss", "phi3"])
 def test_ranks_give_the_logits_of_one(plugins: Plugins, name: str, size: int) -> None:
-    """Key heads that ranks share, experts, tied and merged tables, biases, latents, sinks, merged tensors."""
+    """Divide key heads that ranks share, experts, tied and merged tables, biases, latents, sinks, merged tensors."""
     folder, exchange = recipe_folder(name), Exchange(size)
     whole = built(plugins, folder, Shard(), packed=True)
     parts = [built(plugins, folder, shard, packed=True) for shard in exchange.shards]
@@ -263,7 +263,7 @@ def test_schemes_are_given_the_sizes_of_a_part_and_say_what_is_not_cut() -> None
 
 @pytest.mark.parametrize("name", ["int8-weights", "fp8-matrix", "gptq", "awq", "packed-zeros", "mxfp4-compressed"])
 def test_quantized_weights_are_cut_as_floats_are(plugins: Plugins, tmp_path: Path, name: str) -> None:
-    """One layer divided by outputs and one by inputs: what ranks add up is what the whole layers give."""
+    """Divide one layer by outputs and one by inputs: the sum of the ranks equals the result of the whole layers."""
     source = tmp_path / "source"
     source.mkdir()
     (source / "config.json").write_text('{"architectures": ["Any"]}')

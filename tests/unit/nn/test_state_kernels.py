@@ -48,7 +48,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 @pytest.fixture(scope="module", params=["installed", "x86-64-v3", "x86-64-v4"])
 def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """The library that is installed, then the kernels for processors that this one can stand for."""
+    """Use the installed library, then the kernels for processors that this one can stand for."""
     if request.param == "installed":
         yield
         return
@@ -68,7 +68,9 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
 
 
 def _pair(name: str, dtype: torch.dtype) -> tuple[nn.Module, nn.Module]:
-    """The layer in torch and with kernels, both with the same weights; only what has a state or norm is packed."""
+    """Return the layer in torch and with kernels, both with the same weights; only parts with a state or norm are
+    packed.
+    """
     plain, fused = fill(LAYERS[name], dtype), fill(LAYERS[name], dtype)
     for part in fused.modules():
         if isinstance(part, ShortConv | GatedRMSNorm | Mamba2Mixer | GatedDelta):
@@ -98,7 +100,7 @@ def test_kernels_compute_what_torch_does(name: str, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", LAYERS)
 def test_bits_do_not_depend_on_cuts_or_neighbours(name: str, dtype: torch.dtype) -> None:
-    """Of the scan, the convolution and the norm: the projections around them are not packed here."""
+    """Check the scan, the convolution and the norm: the projections around them are not packed here."""
     _, layer = _pair(name, dtype)
     for projection in ("in_proj", "out_proj", "in_proj_qkvz", "in_proj_ba"):
         if hasattr(layer, projection):

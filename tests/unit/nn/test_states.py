@@ -53,7 +53,7 @@ def make(name: str, dtype: torch.dtype) -> Any:
 
 
 def fill(build: Callable[[], nn.Module], dtype: torch.dtype) -> Any:
-    """The layer with random weights, drawn in float32."""
+    """Return the layer with random weights, drawn in float32."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -53,12 +53,12 @@ def opened(reasoning: str) -> tuple[str, str]:
 
 
 def context(reasoning: str) -> dict[str, Any]:
-    """Of a choice that thinks."""
+    """Return the context of a choice that thinks."""
     return {"prompt": opened(reasoning)[0]}
 
 
 def read(reasoning: str, tools: str, text: str) -> Fold:
-    """The same in every cut."""
+    """Parse a text in every cut, with the same result."""
     whole = fold(Chain(reasoning, tools, **context(reasoning)), [text])
     for pieces in cuts(text):
         assert fold(Chain(reasoning, tools, **context(reasoning)), pieces).answer() == whole.answer(), pieces
@@ -66,7 +66,7 @@ def read(reasoning: str, tools: str, text: str) -> Fold:
 
 
 def sample(tools: str) -> CallText:
-    """A call as the model writes it, with its opening tag."""
+    """Return a call as the model writes it, with its opening tag."""
     module, _, constant = CALLERS[tools].conformance.partition(":")
     samples = getattr(import_module(module), constant)["samples"]
     tags = CALLERS[tools]([]).call_tags
@@ -148,7 +148,7 @@ def backend(request: pytest.FixtureRequest) -> GrammarBackend:
 
 
 def goes(backend: GrammarBackend, reasoning: str, tools: str, text: str, choice: str = "required") -> bool:
-    """Whether the whole text is allowed where calls are enforced behind open thoughts."""
+    """Return whether the whole text is allowed where calls are enforced after unclosed reasoning."""
     told = ChoiceContext(tools=TOOLS, tool_choice=choice, **context(reasoning))
     chain = ParseChain(Parsers(REASONING[reasoning], CALLERS[tools]), TOOLS, told)
     assert chain.constraint is not None

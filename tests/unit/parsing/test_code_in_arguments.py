@@ -27,7 +27,7 @@ QUOTED = ("Oslo", "UTC", '"Oslo"', "'Oslo'", '"UTC"', "'UTC'", "37", "42")
 @pytest.mark.advisory("CVE-2025-9141", "CVE-2026-61539")
 @pytest.mark.parametrize("name", NAMES)
 def test_code_is_not_run(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In place of a text within each published output, and of a text with its quotes."""
+    """Put code in place of a text within each published output, and of a text with its quotes."""
     monkeypatch.chdir(tmp_path)
     texts = [*(text for own, text, *_ in CASES if own == name), OWN.get(name, "")]
     told = 0

@@ -46,7 +46,7 @@ def test_the_parser_of_the_page(tmp_path: Path) -> None:
 
 
 def _samples() -> object:
-    """The test file of the page names them; it is read here, and its import of the parser left out."""
+    """Return the samples that the test file of the page names, without its import of the parser."""
     source = EXAMPLES["test_arrows.py"]
     text = re.search(r"samples = \((.*),\)\n", source)
     assert text is not None

@@ -178,7 +178,7 @@ def test_a_number_is_the_only_function() -> None:
 
 
 def test_an_id_that_the_model_writes_twice() -> None:
-    """Answers to calls name them by their ids."""
+    """Make ids unique: answers to calls name the calls by their ids."""
     for name, call in (
         ("kimi_k2", K2.format(K2_CALL.format("functions.get_weather:0", '{"city":"LA"}'))),
         ("mistral", '[TOOL_CALLS]get_weather[CALL_ID]a1B2c3D4e[ARGS]{"city": "LA"}'),

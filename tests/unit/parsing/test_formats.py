@@ -93,7 +93,7 @@ def made(name: str, tools: Any, choice: Any, **more: Any) -> tuple[ToolParser, G
 
 
 def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, length: int = 80) -> str:
-    """A random text that the constraint allows. After `length` tokens, what ends a value is preferred."""
+    """Return a random text that the constraint allows. After `length` tokens, ends of values are preferred."""
     rng = random.Random(seed)
     grammar, text = backend.load(backend.compile(replace(spec, any_whitespace=False))), b""
     written = repr(PARSERS[name]([]).format)  # type: ignore[attr-defined]
@@ -113,7 +113,7 @@ def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, 
 
 
 def checked(parser: ToolParser, tools: Any, text: str, size: int) -> Fold:
-    """The calls of a text: their functions are offered, their arguments valid."""
+    """Return the calls of a text: their functions are offered, their arguments valid."""
     found = fold(parser, [text[at : at + size] for at in range(0, len(text), size)])
     schemas = {tool["function"]["name"]: tool["function"] for tool in tools}
     for call in found.calls:
@@ -127,7 +127,7 @@ PYTHON = {"pythonic", "llama4_pythonic", "olmo3", "lfm2"}
 
 @pytest.mark.parametrize("name", sorted(set(PARSERS) - PYTHON))
 def test_the_samples_of_the_format_fit_its_constraint(backend: Guidance, name: str) -> None:
-    """The spelling that a constraint generates is the one that models write."""
+    """Allow the spelling that models write."""
     module, _, constant = PARSERS[name].conformance.partition(":")
     samples = getattr(import_module(module), constant)["samples"]
     calls = next(sample for sample in samples if all(isinstance(part, CallText) for part in sample))
@@ -249,7 +249,7 @@ def test_strict_calls_begin_with_the_first_of_tags_that_begin_alike(backend: Gui
 
 
 def patterns() -> Iterator[dict[str, Any]]:
-    """Schemas of which a format of its own cannot say everything."""
+    """Yield schemas that a parser's own format cannot express completely."""
     yield {"type": "object", "properties": {"a": {"type": "string", "pattern": "^a<+$"}}, "required": ["a"]}
     yield {"type": "object", "patternProperties": {"^x": {"type": "integer"}}}
     yield {"type": "object", "properties": {"a": {}}, "minProperties": 1}
@@ -275,7 +275,7 @@ def test_kits_know_every_setting() -> None:
 @pytest.mark.advisory("CVE-2025-48887")
 @pytest.mark.parametrize("name", PARSERS)
 def test_a_megabyte_of_anything_is_read_in_linear_time(name: str) -> None:
-    """Whole and in deltas. What takes quadratic time would not come to an end within the test's limit."""
+    """Read it whole and in deltas. Quadratic work would not end within the test's limit."""
     tags = PARSERS[name].special_tokens or ("{",)
     for unit in ("word ", "<", "[", "\n", tags[0], "f(a='", '{"name": "'):
         text = unit * ((1 << 17) // len(unit))
@@ -307,7 +307,7 @@ def test_the_word_in_front_of_calls_is_text_where_no_list_follows() -> None:
 
 @pytest.mark.parametrize("name", PARSERS)
 def test_the_second_call_is_read_with_what_the_first_one_prepared(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What depends on the format alone is made once, not for each of the thousands of calls that an output may have."""
+    """Prepare what depends on the format alone once, not for each of the thousands of calls that an output may have."""
     module, _, constant = PARSERS[name].conformance.partition(":")
     samples = getattr(import_module(module), constant)["samples"]
     text = next("".join(part.text for part in sample) for sample in samples if isinstance(sample[0], CallText))
@@ -348,7 +348,7 @@ M3 = ']<]minimax[>[<tool_call>]<]minimax[>[<invoke name="f">]<]minimax[>[<a>]<]m
 )
 @pytest.mark.parametrize("name", ["qwen3_coder", "gemma4", "pythonic", "hermes", "minimax_m3"])
 def test_schemas_that_are_none_raise_nothing(name: str, schema: dict[str, Any]) -> None:
-    """The backend that compiles the constraint says what is wrong."""
+    """Raise nothing: the backend that compiles the constraint says what is wrong."""
     tools = (function("f", strict=True, **schema),)
     for choice in ("required", "auto"):
         parser, _ = made(name, tools, choice)

@@ -54,7 +54,7 @@ def block(inside: str, name: str = "order") -> str:
 
 
 def read(text: str) -> Fold:
-    """The same in every cut."""
+    """Parse a text in every cut, with the same result."""
 
     def once(pieces: list[str]) -> Fold:
         parser = MiniMaxM3(TOOLS)
@@ -140,7 +140,7 @@ def test_levels_are_limited() -> None:
 
 
 def test_what_streams() -> None:
-    """Strings come as they are written, at every level."""
+    """Stream strings as they are written, at every level."""
     text = f'{MARK}<tool_call>\n{MARK}<invoke name="order">{MARK}<to>{MARK}<city>Os'
     assert fold(MiniMaxM3(TOOLS), [text], finish=False).calls[0].arguments == '{"to": {"city": "Os'
 
@@ -159,7 +159,7 @@ def made(tools: Any, choice: str, **more: Any) -> tuple[MiniMaxM3, GrammarSpec]:
 
 
 def accepts(backend: GrammarBackend, spec: GrammarSpec, text: str) -> bool:
-    """Whether a constraint lets a whole text through."""
+    """Return whether a constraint allows a whole text."""
     grammar = backend.load(backend.compile(spec))
     return all(grammar.accept([byte]) for byte in text.encode()) and bool(allowed(grammar, WORDS)[STOP])
 
@@ -245,7 +245,7 @@ def test_functions_beside_a_strict_one_take_any_arguments(backend: GrammarBacken
 
 
 def test_the_form_of_a_schema_is_of_limited_size() -> None:
-    """Each definition names the next one ten times."""
+    """Limit the form of a schema in which each definition names the next one ten times."""
     chain: dict[str, Any] = {
         f"d{at}": {"type": "object", "properties": {f"p{n}": {"$ref": f"#/$defs/d{at + 1}"} for n in range(10)}}
         for at in range(8)

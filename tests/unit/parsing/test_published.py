@@ -425,7 +425,9 @@ def test_every_tool_parser_has_an_output() -> None:
 
 
 def test_ids_are_those_of_the_model_or_fit_its_template() -> None:
-    """Templates of Mistral refuse other ids than nine letters and digits; Kimi K2 expects its own back."""
+    """Keep the model's ids, or make nine letters and digits: templates of Mistral refuse others; Kimi K2 expects its
+    own back.
+    """
     assert read("mistral", "[TOOL_CALLS]ping[CALL_ID]a1B2c3D4e[ARGS]{}", 1).ids == ["a1B2c3D4e"]
     assert "[CALL_ID]" in PLUGINS.load("tool_parser", "mistral").special_tokens
     for text in ("[TOOL_CALLS]ping[ARGS]{}", f"[TOOL_CALLS][{ONE}]"):

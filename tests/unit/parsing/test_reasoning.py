@@ -15,7 +15,7 @@ from ferrule_testkit.kits.reasoning_parser import Thought
 
 
 class Spelled(ThinkingParser):
-    """As models write that were trained on several spellings."""
+    """A parser for models that were trained on several spellings."""
 
     open_tag = ("<think>", "<thought>", "[THINK]")
     close_tag = ("</think>", "</thought>", "[/THINK]")
@@ -75,7 +75,7 @@ def run(kind: type[ReasoningParser], *pieces: str, **context: str) -> Parts:
 
 
 def read(kind: type[ReasoningParser], text: str, **context: str) -> Parts:
-    """One piece and single characters agree."""
+    """Parse a text in one piece and in single characters, with the same result."""
     whole = run(kind, text, **context)
     assert run(kind, *text, **context) == whole
     return whole

@@ -25,7 +25,7 @@ def opened(name: str, **context: Any) -> ReasoningParser:
 
 
 def read(name: str, text: str, step: int = 1 << 20, **context: Any) -> tuple[str, str]:
-    """Reasoning and content."""
+    """Return reasoning and content."""
     parser = opened(name, **context)
     events = [event for at in range(0, len(text), step) for event in parser.feed(TextDelta(text[at : at + step]))]
     events += parser.finish()

@@ -30,7 +30,7 @@ TOOLS = (
 
 
 def read(name: str, text: str, every: bool = True) -> tuple[str, list[tuple[str, Any]]]:
-    """Content and calls, the same in every cut, with arguments that are JSON."""
+    """Return content and calls, the same in every cut, with arguments that are JSON."""
 
     def once(pieces: list[str]) -> Fold:
         parser = PLUGINS.load("tool_parser", name)(list(TOOLS))
@@ -45,7 +45,7 @@ def read(name: str, text: str, every: bool = True) -> tuple[str, list[tuple[str,
 
 @dataclass(frozen=True)
 class Format:
-    """How a format writes a call. `call` has a place for the name and the arguments; `value` is what ends one."""
+    """A format of calls. `call` has a place for the name and the arguments; `end` ends a value."""
 
     name: str
     call: str
@@ -148,7 +148,7 @@ def test_a_key_that_is_too_long_is_content(format: Format) -> None:
 
 @each_format
 def test_text_in_place_of_an_argument(format: Format) -> None:
-    """What is broken behind the name leaves JSON, and what follows it is content."""
+    """Return JSON for what is broken after the name, and content for what follows the call."""
     text = format.write("get_weather", city="Rome").replace(format.end, f"{format.end} no {format.end}")
     content, calls = read(format.name, text.replace(" no ", "") + "\nThe answer is 42.")
     assert (content.split("\n")[-1], calls[0][0]) == ("The answer is 42.", "get_weather")
@@ -158,7 +158,7 @@ def test_text_in_place_of_an_argument(format: Format) -> None:
 
 @each_format
 def test_a_value_that_is_not_closed(format: Format) -> None:
-    """Another argument on a line of its own ends it; where the text goes on behind the call, so does the call's end."""
+    """End it at another argument on a line of its own; where text follows the call, also at the call's end."""
     text = format.write("get_weather", city="Rome\n", days="3\n")
     for count in (1, 2):
         open = text.replace(format.end, "", count)
@@ -170,7 +170,7 @@ def test_a_value_that_is_not_closed(format: Format) -> None:
 
 @each_format
 def test_a_value_that_the_end_of_the_call_closes(format: Format) -> None:
-    """Also on the value's own line, and with another call behind it."""
+    """End the value also on its own line, and with another call after it."""
     call = format.write("get_weather", city="Rome").strip().replace("\n", "")
     head, end, tail = call.partition(format.end)
     assert read(format.name, f"{head}{tail}") == ("", [("get_weather", {"city": "Rome"})])

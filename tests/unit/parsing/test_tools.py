@@ -33,7 +33,7 @@ def run(*pieces: str) -> list[Event]:
 
 
 def result(events: list[Event]) -> Result:
-    """Also checks the order: arguments and an end belong to the call that is open."""
+    """Join events, and check the order: arguments and an end belong to the call that is open."""
     calls: list[list[str]] = []
     content, opened = "", None
     for event in events:
@@ -57,7 +57,7 @@ def result(events: list[Event]) -> Result:
 
 
 def read(text: str) -> Result:
-    """One piece and single characters agree."""
+    """Parse a text in one piece and in single characters, with the same result."""
     whole = result(run(text))
     assert result(run(*text)) == whole
     return whole

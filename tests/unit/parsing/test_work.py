@@ -20,7 +20,7 @@ _REPEATED = ("{", "[", "<", '"', "\\", "(", "'", "`", "[{", '{"')
 
 
 def work(parser: ToolParser | ReasoningParser, text: str, step: int) -> int:
-    """How many functions are called and left, those written in C too."""
+    """Count the functions that are called and left, those written in C too."""
     count = 0
 
     def profile(frame: object, event: str, argument: object) -> None:
@@ -39,7 +39,7 @@ def work(parser: ToolParser | ReasoningParser, text: str, step: int) -> int:
 
 
 def beginnings(kind: Any) -> list[str]:
-    """Nothing, and calls of the samples that end in their tag, their name, their arguments."""
+    """Return an empty text, and calls of the samples that end in their tag, their name, their arguments."""
     module, _, constant = kind.conformance.partition(":")
     samples = getattr(import_module(module), constant)["samples"]
     call = next(part.text for sample in samples for part in sample if isinstance(part, CallText))

@@ -193,7 +193,7 @@ def test_a_start_warns_of_what_has_a_built_in_name(site, caplog):
 
 
 def test_a_file_with_the_name_of_a_built_in_is_an_error(site, tmp_path):
-    """The user has named both."""
+    """Refuse the name: the user has named both."""
     site.install(policy_dist("evil-dist", "fcfs"))
     file = tmp_path / "fcfs.py"
     file.write_text(POLICY)
@@ -360,7 +360,7 @@ def test_metadata_that_cannot_be_used_is_a_problem_and_no_error(site):
 
 
 def test_the_walk_parses_no_metadata_of_others(site, monkeypatch):
-    """Parsing METADATA is the slow part of a walk; only who offers plugins pays for it."""
+    """Parse METADATA, the slow part of a walk, only of distributions that offer plugins."""
     site.install(policy_dist("good-dist"))
     for number in range(100):
         site.install(Distribution(name=f"other-{number}", entry_points={"console_scripts": {"x": "y:z"}}))

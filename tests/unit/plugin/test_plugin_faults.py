@@ -34,7 +34,7 @@ HELPER = "def divide(number):\n    return number // 0\n"
 
 @pytest.fixture
 def acme(site: Any) -> Any:
-    """A distribution with two plugins, and modules that are neither's."""
+    """Install a distribution with two plugins, and modules that are neither's."""
     dist = Distribution(
         name="acme-chips",
         version="2.1",

@@ -52,7 +52,7 @@ def test_rows_of_one_number(kind: str, value: float) -> None:
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K"])
 def test_groups_of_very_different_sizes(kind: str) -> None:
-    """The scale of a group is a share of the largest one's."""
+    """Encode the scale of a group as a share of the largest one's."""
     weight = drawn(8, 512) * torch.tensor([1.0, 0.3, 0.0, 2.0]).repeat(4).repeat_interleave(32)
     error = float((read_back(kind, encode(kind, weight)) - weight).norm() / weight.norm())
     assert error < 1.2 * BOUNDS[kind]

@@ -41,7 +41,7 @@ def contents(folder: Path) -> dict[str, torch.Tensor]:
 
 
 def decoded(tensors: dict[str, torch.Tensor], layer: str) -> torch.Tensor:
-    """The weights of a layer, read as compressed-tensors documents it, in numpy where torch is what wrote it."""
+    """Return the weights of a layer, read as compressed-tensors documents it, in numpy where torch wrote them."""
     scale = tensors[f"{layer}.weight_scale"].float()
     if f"{layer}.weight" in tensors:
         return tensors[f"{layer}.weight"].float() * scale
@@ -104,8 +104,7 @@ def test_the_formats_own_library_reads_the_same_weights(to: str, source: Path, t
 
 
 def test_rounded_activations_are_the_whole_difference_between_programs(source: Path, tmp_path: Path) -> None:
-    """The weights are exact: with Ferrule's rounding of activations, transformers gives Ferrule's logprobs.
-
+    """Get Ferrule's logprobs from transformers, with Ferrule's rounding of activations: the weights are exact.
     compressed-tensors divides a token's largest number by 127.5, where Ferrule divides by 127. On a random model that
     alone changes logprobs by 0.2, as much as rounding at all does.
     """
@@ -144,7 +143,7 @@ def test_experts_in_one_tensor_are_refused() -> None:
 
 
 def logprobs(folder: Path) -> list[float]:
-    """Of the tokens of a prompt."""
+    """Return the logprobs of a prompt's tokens."""
     ids = list(range(5, 29))
     asked = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=0)
     with LLM(str(folder), use_tqdm_on_load=False, dtype="float32", device="cpu") as llm:
@@ -162,7 +161,7 @@ def test_perplexity_before_and_after(source: Path, tmp_path: Path, capsys: pytes
 
 
 def changed(source: Path, folder: Path, values: dict[str, Any]) -> Path:
-    """The checkpoint with other values in its configuration."""
+    """Copy the checkpoint with other values in its configuration."""
     folder.mkdir()
     for file in source.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())

@@ -51,7 +51,7 @@ def run(source: Path, out: Path, to: str, text: Path | str, *more: str) -> int:
 
 
 def drawn(outputs: int, inputs: int, tokens: int = 256) -> tuple[torch.Tensor, Inputs]:
-    """Weights, and inputs of which a few directions have most of the size, and a few channels are large."""
+    """Return weights, and inputs of which a few directions have most of the size, and a few channels are large."""
     draw = torch.Generator().manual_seed(0)
     weight = torch.randn(outputs, inputs, generator=draw)
     mixed = torch.randn(tokens, inputs // 4, generator=draw) @ torch.randn(inputs // 4, inputs, generator=draw)
@@ -92,7 +92,9 @@ def test_gptq_loses_less_than_rounding(bits: int, ordered: bool) -> None:
 
 
 def test_gptq_follows_the_definition() -> None:
-    """With one group, and numbers of so many bits that rounding is fine: the paper's steps, one weight at a time."""
+    """Follow the paper's steps, one weight at a time, with one group, and numbers of so many bits that rounding is
+    fine.
+    """
     weight, inputs = drawn(3, 16)
     found = gptq.quantize(weight, inputs, 8, 16, False)
     products = (inputs.products / inputs.count).double()
@@ -107,7 +109,7 @@ def test_gptq_follows_the_definition() -> None:
 
 
 def test_inputs_that_tell_little() -> None:
-    """Inputs of zeros, copies of each other, few tokens and none: finite, and no worse than rounding."""
+    """Quantize with inputs of zeros, copies of each other, few tokens and none: finite, and no worse than rounding."""
     weight, inputs = drawn(8, 32)
     inputs.products[3], inputs.products[:, 3] = 0, 0
     inputs.products[:, 7], inputs.products[7] = inputs.products[:, 6], inputs.products[6]
@@ -178,7 +180,7 @@ def test_the_layout_of_gptq(bits: int) -> None:
 
 
 def test_the_layout_of_awq() -> None:
-    """Each output of a word where AutoAWQ's kernels look for it."""
+    """Put each output of a word where AutoAWQ's kernels look for it."""
     given = packers.drawn(16, 64, 4, 32)
     made = AwqLayout(32).tensors(Numbers(given.numbers, given.zeros, given.scales.float(), given.index))
     for name, values in (("qweight", given.numbers), ("qzeros", given.zeros)):
@@ -192,7 +194,9 @@ def test_the_layout_of_awq() -> None:
 
 
 def test_a_walk_computes_what_the_model_does(gemma2: Path) -> None:
-    """Windows, a cap on scores, norms with offsets on both sides: layer by layer, as the engine does at once."""
+    """Compute windows, a cap on scores, norms with offsets on both sides: layer by layer, as the engine does at
+    once.
+    """
     walk, tensors = walk_of(gemma2), open_source(gemma2)
     (state,) = walk.embedded(tensors, [IDS])
     for index in range(walk.num_layers):
@@ -237,7 +241,7 @@ def re_escaped(name: str) -> str:
 
 
 def test_experts(tmp_path: Path, text: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Each by the tokens that reach it; those that too few reach are rounded, and this is told."""
+    """Calibrate each expert by the tokens that reach it; those that too few reach are rounded, and this is told."""
     source, out = tiny_checkpoint("qwen3_moe", tmp_path / "in"), tmp_path / "out"
     few = ("--bits", "8", "--calibration-samples", "1", "--calibration-length", "32")
     assert run(source, out, "gptq", text, *few) == 0

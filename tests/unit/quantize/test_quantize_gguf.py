@@ -33,7 +33,7 @@ WIDE = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 
 
 def recipe(name: str, folder: Path, **changes: Any) -> Path:
-    """The checkpoint of the testkit with other sizes."""
+    """Write the checkpoint of the testkit with other sizes."""
     values = dict(checkpoints.RECIPES[name].changes) | changes
     made = {**checkpoints.RECIPES, name: dataclasses.replace(checkpoints.RECIPES[name], changes=values)}
     with pytest.MonkeyPatch.context() as patch:

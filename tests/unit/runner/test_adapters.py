@@ -51,7 +51,7 @@ def harness(llama: Path) -> Iterator[Harness]:
 
 
 def merged(folder: Path, adapter: str | None) -> list[Output]:
-    """What the prompts get of a model whose weights have the adapter in them, through a bank that has nothing."""
+    """Return the outputs of a model whose weights contain the adapter, through an empty bank."""
     with Harness(folder, dtype="float32", enforce_eager=True) as opened:
         model, plain = runner_of(opened).model, dict[str, Any]()
         if adapter is not None:

@@ -43,7 +43,7 @@ class Guessing(Harness):
     def compare(
         self, limits: dict[str, Any], *, chance: float = 0.6, at_most: float = 0.8, **sampling: Any
     ) -> list[Output]:
-        """Outputs with guesses, which are those without, computed in `at_most` so many rows."""
+        """Return outputs with guesses, which equal those without, computed in `at_most` so many rows."""
         self.lucky.texts = []
         wanted, before = self.engine(**limits).run(PROMPTS, **sampling), self.lucky.rows
         self.lucky.texts = [[*ids, *output.token_ids] for ids, output in zip(PROMPTS, wanted, strict=True)]
@@ -102,14 +102,16 @@ def test_guesses_with_preemption_and_chunks(llama: Guessing, depth: int) -> None
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_all_guesses_are_wrong_or_right(llama: Guessing, chance: float) -> None:
-    """All right: a row says up to five tokens. All wrong: each row says one."""
+    """Say up to five tokens in a row if all are right, and one in each if all are wrong."""
     llama.compare({}, chance=chance, at_most=1 - chance / 2, max_tokens=40)
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("num_blocks", [26, 200])
 def test_states_go_back_to_the_last_token_that_counted(hybrid: Guessing, depth: int, num_blocks: int) -> None:
-    """With preemption; and the second turn begins with states that were saved while the first was guessed."""
+    """Restore states, with preemption; the second turn begins with states that were saved while the first was
+    guessed.
+    """
     limits = {"depth": depth, "num_blocks": num_blocks}
     hybrid.compare(limits, max_tokens=30, **SAMPLED)
     text = hybrid.lucky.texts[0]
@@ -175,7 +177,7 @@ def test_lengths_are_known_where_the_tokens_are() -> None:
 
 
 def test_an_error_behind_a_guess_is_left_to_the_next_step() -> None:
-    """So the tokens before it are said, as without guesses."""
+    """Say the tokens before the error, as without guesses."""
     plan = StepPlan(step=0, chunks=(chunk(0, 7, 8), chunk(1, 7, 8), chunk(2, 7, 8)))
     outcome = Outcome(plan, {})
     tokens, finite = torch.tensor([7, 8, 3] * 3), torch.ones(9, dtype=torch.bool)

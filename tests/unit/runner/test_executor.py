@@ -85,7 +85,7 @@ def _plan(step: int, start: int, count: int, blocks: tuple[int, ...] = (), promp
 
 
 def _token_bytes(itemsize: int) -> int:
-    """Keys and values of one token in all layers."""
+    """Return the bytes of the keys and values of one token in all layers."""
     config = tiny_config("llama")
     return 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * itemsize
 
@@ -106,7 +106,7 @@ def test_what_it_reports(folder: Path, plugins: Plugins) -> None:
 
 
 def test_the_cache_is_as_large_as_the_user_says(folder: Path, plugins: Plugins) -> None:
-    """In place of what the device would give, and also where running requests cannot fill it."""
+    """Use this size instead of what the device would give, and also where running requests cannot fill it."""
     config = _config(folder)
     cache = replace(config.cache, kv_cache_memory_bytes=64 << 20)
     executor, info = _start(replace(config, cache=cache), plugins)
@@ -240,7 +240,7 @@ def test_a_start_is_settled_in_a_pause(folder: Path, plugins: Plugins, monkeypat
 def test_a_start_is_not_settled_when_another_job_comes(
     folder: Path, plugins: Plugins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The cache that it computes with may be gone."""
+    """Leave the start unsettled: the cache that settling computes with may be gone."""
     settled = threading.Event()
     monkeypatch.setattr(Worker, "settle", lambda worker: settled.set())
     monkeypatch.setattr(thread, "_PAUSE_SECONDS", 3600.0)
@@ -278,7 +278,7 @@ def test_a_start_that_finds_no_memory_to_be_settled_goes_on(
 
 
 def test_memory_is_given_back_and_restored(running: UniExecutor) -> None:
-    """A step after waking gives what it gave before, from blocks that are new; asleep there is no model."""
+    """Get the same step after waking as before, from new blocks; asleep there is no model."""
     prompt = tuple(range(5, 14))
     before = running.submit(_plan(0, 0, 9, (3,), prompt)).result().rows[0]
     running.call("release", (("weights", "kv_cache"), 1))
@@ -327,7 +327,7 @@ def _embedded(size: int = 64, tokens: int = 3, **changes: Any) -> StepPlan:
 
 @pytest.mark.parametrize("changes", [{"size": 63}, {"dtype": "int8"}, {"data": b""}, {"data": b"123"}])
 def test_embeddings_that_do_not_fit_end_their_request_alone(running: UniExecutor, changes: dict[str, Any]) -> None:
-    """The gate checks them; should it fail, nobody else is harmed."""
+    """Harm nobody else, should the gate, which checks embeddings, fail."""
     (row,) = running.submit(_embedded(**changes)).result().rows
     assert row.error == "The prompt's embeddings do not fit the model."
     running.submit(StepPlan(step=1, chunks=(), releases=(0,))).result()

@@ -32,7 +32,7 @@ class Work:
 
 @pytest.fixture
 def works() -> Iterator[list[Work]]:
-    """All are released at the end."""
+    """Yield a list of works, all of which are released at the end."""
     made: list[Work] = []
     yield made
     for work in made:
@@ -85,7 +85,7 @@ def test_nothing_is_overdue_where_nothing_is_done(follower: Follower) -> None:
 
 
 def test_what_computes_is_overdue_and_what_waits_for_a_processor_is_not(follower: Follower, works: list[Work]) -> None:
-    """A busy machine is not the constraint's fault: what the thread has used of a processor counts."""
+    """Count the CPU time of the thread: a busy machine is not the constraint's fault."""
     waits = busy(follower, works, b"waits", computes=False)
     assert not servers.until(lambda: follower.overdue(0.05), 0.3)
     waits.released.set()

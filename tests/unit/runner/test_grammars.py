@@ -114,7 +114,7 @@ class Planted(Plugins):
 def test_an_engine_ends_a_request_whose_constraint_is_too_much_and_the_others_of_its_step_go_on(
     tiny_llama: Path, backend: GrammarBackend, depth: int, script: str
 ) -> None:
-    """The client is to blame, which the API answers 400; that the server is not corrupted is counted."""
+    """Blame the client, whom the API answers 400, and count that the server is not corrupted."""
     found = discover()
     constraints = [grammar_of(script), None, compiled(backend, Json(SCHEMA)), grammar_of(script)]
     prompts = [*PROMPTS, [41, 42, 43, 44]]
@@ -143,7 +143,7 @@ STOPPED = threading.Event()
 
 
 def spin() -> None:
-    """What a library does that was given too much: it computes for as long as the test runs."""
+    """Compute for as long as the test runs, like a library that was given too much."""
     while not STOPPED.is_set():
         pass
 
@@ -239,7 +239,7 @@ class Sampled(Outcome):
 
 
 def follow(grammars: Grammars, *slots: int) -> tuple[dict[int, int], dict[int, str]]:
-    """One step: the lowest allowed token, or the error, by slot."""
+    """Run one step: return the lowest allowed token, or the error, by slot."""
     chunks = [chunk(slot) for slot in slots]
     pending = grammars.masks(chunks, 1)
     assert pending is not None
@@ -274,7 +274,7 @@ def test_what_goes_wrong_is_one_requests_fault(grammars: Grammars, script: str) 
 
 
 class Opening:
-    """Opens "slow" when it is told to, and any other backend at once."""
+    """An opener that opens "slow" when it is told to, and any other backend at once."""
 
     def __init__(self) -> None:
         self.begun, self.go_on = threading.Event(), threading.Event()
@@ -289,7 +289,7 @@ class Opening:
 
 
 def within(function: Callable[[], Any]) -> Any:
-    """The result, or a failure where a thread that waits for a test's event would never return it."""
+    """Return the result; fail where a thread that waits for a test's event would never return it."""
     answer: Future[Any] = Future()
     threading.Thread(target=lambda: answer.set_result(function()), daemon=True).start()
     return answer.result(60)
@@ -413,7 +413,7 @@ SLOW = "The constraint on the output takes too long to follow: simplify its repe
 
 
 def test_a_constraint_that_takes_too_long_ends_its_requests_and_delays_no_other(grammars: Grammars) -> None:
-    """Its thread is still busy when the next steps are done."""
+    """Finish the next steps while the constraint's thread is still busy."""
     grammars.apply((), [admit(slot, script) for slot, script in enumerate(["slow", "", "slow", "other"])])
     assert follow(grammars, 0, 1, 2, 3) == (dict.fromkeys(range(4), 0), {})
     assert follow(grammars, 0, 1, 2, 3) == ({1: 1, 3: 1}, {0: SLOW, 2: SLOW})
@@ -424,7 +424,7 @@ def test_a_constraint_that_takes_too_long_ends_its_requests_and_delays_no_other(
 
 
 def test_a_constraint_that_gets_slow_after_it_was_loaded_anew_is_not_tried_again(grammars: Grammars) -> None:
-    """A preempted request begins with what it had generated; its constraint took too long meanwhile."""
+    """Begin a preempted request with what it had generated, after its constraint took too long meanwhile."""
     grammars.apply((), [admit(0, "slow"), admit(1, "")])
     follow(grammars, 0, 1)
     assert follow(grammars, 0, 1) == ({1: 1}, {0: SLOW})

@@ -62,7 +62,7 @@ class Engine:
         return said
 
     def check(self, request: EngineRequest, said: Sequence[int]) -> None:
-        """Every token is the best one after those before it, as computed in one pass."""
+        """Check that every token is the best one after those before it, as computed in one pass."""
         num_prompt = len(request.prompt_ids)
         logits = self.model.alone([*request.prompt_ids, *said], num_prompt, request.media)
         assert logits[num_prompt - 1 : -1].argmax(-1).tolist() == list(said)

@@ -98,7 +98,9 @@ def _runner(device: str = "cpu", transfers: Transfers | None = None) -> ModelRun
 
 
 def _story() -> Iterator[StepPlan]:
-    """Prompts in pieces, decoding, logprobs, embeddings, ids from the host, guesses, a slot that is used again."""
+    """Yield plans with prompts in pieces, decoding, logprobs, embeddings, ids from the host, guesses, a slot that is
+    used again.
+    """
     asking = TokenSampling(seed=0, max_tokens=8, temperature=0.0, logprobs=2, prompt_logprobs=1)
     tensor = HostTensor(shape=(3, 16), dtype="float32", data=torch.linspace(-1, 1, 3 * 16).numpy().tobytes())
     item = MediaItem(kind="embeds", digest=b"c", start=0, count=3, data={"embeds": tensor})
@@ -157,7 +159,7 @@ def _begin(runner: ModelRunner, plan: StepPlan) -> Step:
 
 
 def test_nothing_is_asked_of_the_device_while_a_step_begins() -> None:
-    """On "meta" there are no numbers, and a copy outside of `Transfers` is refused."""
+    """Begin steps on "meta", which has no numbers; a copy outside of `Transfers` is refused."""
     watch = NoWaiting()
     transfers = Unread(watch)
     runner = _runner("meta", transfers)
@@ -179,7 +181,7 @@ def test_nothing_is_asked_of_the_device_while_a_step_begins() -> None:
 
 
 def test_the_watch_sees_what_waits() -> None:
-    """The proof above would fail if there were something to find."""
+    """Prove that the test above would fail if there were something to find."""
     far = torch.zeros(3, device="meta")
     for question in (far.tolist, far.cpu, lambda: bool(far.any()), lambda: float(far[0])):
         with pytest.raises((RuntimeError, NotImplementedError)):
@@ -305,7 +307,7 @@ def started(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[int], tuple[u
 
 
 def test_a_step_begins_before_the_one_before_it_ends(started: Any) -> None:
-    """As the loop drives depth 2: it submits n + 1, then asks for n."""
+    """Submit n + 1, then ask for n, as the loop drives depth 2."""
     executor, device = started(2)
     handles = [executor.submit(StepPlan(step=n, chunks=())) for n in range(2)]
     assert device.begun[1].wait(120)
@@ -365,7 +367,7 @@ def folder(tiny_llama: Path) -> Path:
 def test_a_whole_engine_computes_the_same_at_any_depth(
     folder: Path, monkeypatch: pytest.MonkeyPatch, depth: int
 ) -> None:
-    """The scheduler, the loop, the executor and the runner, with blocks for few requests: some are preempted."""
+    """Run the scheduler, the loop, the executor and the runner, with blocks for few requests: some are preempted."""
     threads = torch.get_num_threads()
     marks = Marks()
     monkeypatch.setattr(CpuExecution, "depth", lambda self: depth)
@@ -417,7 +419,7 @@ def test_a_whole_engine_computes_the_same_at_any_depth(
 def test_the_step_that_is_rehearsed_is_the_largest(
     folder: Path, monkeypatch: pytest.MonkeyPatch, tokens: int, counts: list[int]
 ) -> None:
-    """As many tokens and rows as there may be, each row as long as it may be; nothing of it is left."""
+    """Rehearse as many tokens and rows as there may be, each row as long as it may be; nothing of it is left."""
     threads, env = torch.get_num_threads(), Environment(cpu_kvcache_space=0.01)
     plans: list[StepPlan] = []
     execute = ModelRunner.execute

@@ -20,7 +20,7 @@ BAD = 9  # a token whose hidden state is not a number
 
 
 class Encoder(Model, Pools):
-    """Keeps nothing. A hidden state is the token and its position, a vector is their sums."""
+    """A model that keeps nothing. A hidden state is the token and its position, a vector is their sums."""
 
     splits_prompts = False
 
@@ -54,7 +54,7 @@ def runner(model: Model) -> ModelRunner:
 
 
 def run(model: Model, *requests: tuple[tuple[int, ...], Work], ends: str | None = None) -> tuple[RowResult, ...]:
-    """One step that computes these prompts whole."""
+    """Run one step that computes these prompts whole."""
     chunks, admits = [], []
     for slot, (ids, work) in enumerate(requests):
         admits.append(Admit(slot=slot, id=f"r{slot}", epoch=1, known_ids=ids, num_prompt=len(ids), work=work))

@@ -84,7 +84,7 @@ class Served:
         return deltas[-1].cached
 
     def chunks(self) -> list[tuple[int, int]]:
-        """(start, count) of all that was computed, token by token left out."""
+        """Return (start, count) of all that was computed, single tokens left out."""
         return [(row.start, row.count) for plan in self.executor.plans for row in plan.chunks if row.count > 1]
 
 
@@ -213,7 +213,7 @@ def admit(slot, *ids, restore=0):
 
 
 def run(runner, *chunks, admits=(), releases=()):
-    """Chunks are (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
+    """Run chunks: (slot, start, count, samples) and maybe a snapshot to save to. Returns each row's tokens."""
     made = tuple(
         Chunk(
             slot=slot,

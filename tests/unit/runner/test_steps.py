@@ -85,7 +85,7 @@ def runner(reference: LlamaForCausalLM) -> ModelRunner:
 
 @dataclass
 class Request:
-    """What the planner knows of one: its place, and how far it has come."""
+    """A request as the planner knows it: its place, and how far it has come."""
 
     prompt: tuple[int, ...]
     sampling: TokenSampling
@@ -198,7 +198,7 @@ def test_mixed_lengths_chunked(runner: ModelRunner, reference: LlamaForCausalLM,
 
 
 def test_windowed_layers_in_their_own_group(reference: LlamaForCausalLM) -> None:
-    """Two groups share storages; a window is checked against full attention with the distant keys masked."""
+    """Share storages between two groups; a window is checked against full attention with the distant keys masked."""
     weights = reference.state_dict()
     windows = {"sliding_window": 6, "layer_types": ["full_attention", "sliding_attention"]}
     ours = _runner(_model(weights, **windows))
@@ -215,7 +215,7 @@ def test_windowed_layers_in_their_own_group(reference: LlamaForCausalLM) -> None
 
 
 def _next_with_window(weights: dict[str, torch.Tensor], ids: list[int], windows: dict[str, Any]) -> int:
-    """The next token from one pass without a cache."""
+    """Return the next token from one pass without a cache."""
 
     class Whole:
         positions = torch.arange(len(ids))
@@ -236,7 +236,9 @@ def _next_with_window(weights: dict[str, torch.Tensor], ids: list[int], windows:
 @pytest.mark.parametrize("budget", [1000, 7])
 @pytest.mark.parametrize("prompt", [9, 40])
 def test_a_rotation_that_depends_on_the_length(prompt: int, budget: int) -> None:
-    """From below the trained length to beyond it, as generate does, however the prompt is chunked."""
+    """Generate from below the trained length to beyond it, as transformers' generate does, however the prompt is
+    chunked.
+    """
     rope = {"rope_type": "dynamic", "rope_theta": 100.0, "factor": 4.0}
     changes = {"max_position_embeddings": 16, "rope_parameters": rope}
     torch.manual_seed(1)
@@ -278,7 +280,7 @@ def test_logprobs_equal_transformers(runner: ModelRunner, reference: LlamaForCau
 
 @pytest.mark.parametrize("mode", LogprobsMode)
 def test_what_logprobs_are_in_each_mode(reference: LlamaForCausalLM, mode: LogprobsMode) -> None:
-    """Those of the prompt are raw; whether they are log-probabilities is the mode's."""
+    """Return raw logprobs of the prompt; the mode decides whether they are log-probabilities."""
     request = Request(_prompt(9), _greedy(3, logprobs=0, prompt_logprobs=0, logit_bias=((7, 2.5),)))
     Driver(_runner(_model(reference.state_dict()), mode=mode)).run([request])
     ids = torch.tensor([[*request.prompt, *request.tokens]])
@@ -293,7 +295,7 @@ def test_what_logprobs_are_in_each_mode(reference: LlamaForCausalLM, mode: Logpr
 
 
 def test_logprobs_do_not_depend_on_sampling(runner: ModelRunner) -> None:
-    """They are those of the raw logits."""
+    """Return logprobs of the raw logits."""
     shaped = {"logit_bias": ((3, 50.0),), "repetition_penalty": 1.5, "min_tokens": 2, "stop_token_ids": (1,)}
     plain, biased = Request(_prompt(8), _greedy(1, logprobs=3)), Request(_prompt(8), _greedy(1, logprobs=3, **shaped))
     Driver(runner).run([plain, biased])
@@ -352,7 +354,7 @@ def test_seeded_samples_do_not_depend_on_neighbours(reference: LlamaForCausalLM)
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="the processor has no bfloat16")
 def test_bfloat16_has_the_same_bits_alone_and_batched(reference: LlamaForCausalLM) -> None:
-    """Half precision rounds so coarsely that one different bit soon means another token."""
+    """Compare tokens: half precision rounds so coarsely that one different bit soon means another token."""
     model = _model(reference.state_dict(), torch.bfloat16)
     pack(model)
     shapes = [(length, TokenSampling(seed=length, max_tokens=12, logprobs=1)) for length in (7, 3, 30, 16)]
@@ -482,7 +484,7 @@ def test_a_row_that_is_not_finite_ends_alone(
 
 
 def test_nan_in_one_requests_cache_stays_there(reference: LlamaForCausalLM) -> None:
-    """A request whose ids hit a poisoned embedding row fails; whoever gets its blocks next does not notice."""
+    """Fail a request whose ids hit a poisoned embedding row; the next owner of its blocks does not notice."""
     model = _model(reference.state_dict())
     bad, blocks = 77, ((1, 2, 3),)
     prompt = tuple(t for t in _prompt(12) if t != bad)[:9]

@@ -33,7 +33,7 @@ def limit(tokens: int, *, inside: bool = False, again: bool = False, opens: Sequ
 
 
 def generate(text: str, limit: ThoughtLimit) -> str:
-    """What comes of a model that writes `text`, byte by byte, where it is free to."""
+    """Return the output of a model that writes `text`, byte by byte, where it is free to."""
     counter, written, wanted = ThoughtCounter(limit, piece), b"", list(text.encode())
     while wanted or counter.forced is not None:
         token = wanted.pop(0) if counter.forced is None else counter.forced
@@ -67,7 +67,7 @@ def test_thoughts_end_after_so_many_tokens(text: str, given: ThoughtLimit, expec
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.sampled_from(["<t>", "</t>", "[e]", "<", "t>", "/", "a", "é"]), max_size=12), st.integers(0, 9))
 def test_what_tokens_a_text_is_cut_into_decides_the_count_and_not_where_tags_are(parts: list[str], most: int) -> None:
-    """A counter that is given whole parts and one that is given bytes agree on whether thoughts are open."""
+    """Agree on whether reasoning is open with a counter that gets whole parts and one that gets bytes."""
     tokens = [part.encode() for part in parts]
     whole = ThoughtCounter(limit(1000), tokens.__getitem__)
     whole.accept(range(len(tokens)))

@@ -36,7 +36,7 @@ def site() -> Site:
 
 
 async def constraint(site: Site, **body: Any) -> GrammarSpec | None:
-    """What both routes give to the service, which must be the same."""
+    """Return the constraint that both routes give to the service, which must be the same."""
     for call in (site.complete, site.chat):
         response = await call(**body)
         assert response.status_code == 200, response.text
@@ -221,7 +221,7 @@ async def test_the_older_structural_tag(site: Site) -> None:
     ],
 )
 async def test_structural_tags_that_cannot_be_enforced(site: Site, written: dict[str, Any], path: str) -> None:
-    """What has no form here is refused at its place, never loosened."""
+    """Refuse at its place what has no form here, and never loosen it."""
     error = error_of(await site.chat(response_format={"type": "structural_tag", **written}))
     assert error["param"] == f"response_format{path}"
 
@@ -351,7 +351,7 @@ async def test_what_is_too_large_is_refused(site: Site, field: str, value: Any) 
 
 
 async def test_the_largest_are_taken(site: Site) -> None:
-    """The bounds themselves are not refused."""
+    """Accept the bounds themselves."""
     padded = json.dumps(nested(64)).ljust(64 << 10)
     for stated in (
         {"guided_json": padded},
@@ -367,14 +367,14 @@ async def test_the_largest_are_taken(site: Site) -> None:
 
 
 class Event(BaseModel):
-    """As in OpenAI's guide to structured outputs."""
+    """A model from OpenAI's guide to structured outputs."""
 
     name: str
     people: list[str]
 
 
 async def test_the_official_client_parses(site: Site) -> None:
-    """The body that ``.parse`` sends is taken, and the schema is the one that it closes."""
+    """Accept the body that ``.parse`` sends, whose schema is the one that it closes."""
     openai = pytest.importorskip("openai")
     client = openai.AsyncOpenAI(base_url="http://test/v1", api_key="x", http_client=site.http)
     with pytest.raises(openai.LengthFinishReasonError):  # of the scripted answer

@@ -24,7 +24,7 @@ class Town:
 
 
 class Callback:
-    """Nothing that pydantic can describe."""
+    """A class that pydantic cannot describe."""
 
 
 CLASSES = [GuidedDecodingParams, StructuredOutputsParams]
@@ -115,7 +115,7 @@ def test_sampling_params_carry_one() -> None:
 
 
 def test_copies_are_checked_like_the_rest() -> None:
-    """A field whose name is not that of its attribute is copied under its own name."""
+    """Copy a field whose name is not that of its attribute under its own name."""
     params = StructuredOutputsParams(json={"type": "object"})
     assert params.model_copy().spec() == params.spec()
     assert params.model_copy(update={"disable_any_whitespace": True}).spec().any_whitespace is False

@@ -15,7 +15,7 @@ NUMBERED = re.compile(r"CVE-\d{4}-\d{4,}|GHSA(-[0-9a-z]{4}){3}|PYSEC-\d{4}-\d+|G
 
 
 def test_the_list_is_whole() -> None:
-    """To leave one out is a decision: say it here, too."""
+    """Count the list: leaving an entry out is a decision that this test has to state, too."""
     ids = [id for row in rows() for id in row.ids]
     assert len(ids) == len(set(ids)) == 258
     assert [id for id in ids if not NUMBERED.fullmatch(id)] == []
@@ -33,7 +33,7 @@ def test_what_is_absent_says_so() -> None:
 
 
 def test_every_mark_is_read() -> None:
-    """Marks count on functions of modules, where the page finds them."""
+    """Find marks on functions of modules, where the page finds them."""
     files = [file for file in (ROOT / "tests").rglob("*.py") if file != Path(__file__)]
     written = sum(len(re.findall(r"^\s*@pytest\.mark\.advisory\(", file.read_text(), re.MULTILINE)) for file in files)
     own = sum(proof.path == "tests/unit/tools/test_advisories.py" for proof in proofs())
@@ -56,7 +56,7 @@ def test_an_id_that_nobody_published_is_noticed() -> None:
 
 @pytest.mark.advisory("CVE-2025-69872")
 def test_nothing_that_is_required_keeps_pickles() -> None:
-    """No requirement, at any depth, is a library whose files are pickles that others could write."""
+    """Require, at any depth, no library whose files are pickles that others could write."""
     seen: set[str] = set()
     waiting = ["ferrule"]
     while waiting:
@@ -76,5 +76,7 @@ def test_nothing_that_is_required_keeps_pickles() -> None:
 
 @pytest.mark.advisory("CVE-2026-0599")
 def test_there_are_no_workflows() -> None:
-    """What a hosted service runs for contributions would have to be read for what they may inject."""
+    """Have none: those that a hosted service runs for contributions would have to be checked for what they may
+    inject.
+    """
     assert not (ROOT / ".github").exists()

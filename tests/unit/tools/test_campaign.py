@@ -16,7 +16,7 @@ GOALS = [goal for goals in GROUPS.values() for goal in goals]
 
 
 def test_the_table_is_whole() -> None:
-    """As many goals as there are named: 20 of input, 12 of load, 16 of faults, 7 of leaks, 10 of keys, 8 of data."""
+    """Count the goals: 20 of input, 12 of load, 16 of faults, 7 of leaks, 10 of keys, 8 of data."""
     assert [len(goals) for goals in GROUPS.values()] == [20, 12, 16, 7, 10, 8]
     assert len({goal.id for goal in GOALS}) == 73
     for goal in GOALS:
@@ -63,7 +63,7 @@ def test_the_page_says_what_was_found() -> None:
 
 @pytest.mark.parametrize(("rate", "step"), [(0, 0), (10 * MIB, 0), (0, 7 * MIB)])
 def test_growth(rate: int, step: int) -> None:
-    """Of a process that grows evenly by `rate` bytes an hour, or by `step` at once after it was warm."""
+    """Measure a process that grows evenly by `rate` bytes an hour, or by `step` at once after it was warm."""
     points = [(float(when), 100 * MIB + rate * when // 3600 + step * (when > 30)) for when in range(0, 120, 2)]
     grown, slope = growth(points, warm=24.0)
     assert slope == pytest.approx(rate, rel=0.01, abs=1)
@@ -71,7 +71,7 @@ def test_growth(rate: int, step: int) -> None:
 
 
 def test_the_page_of_the_documentation_is_one_of_a_campaign() -> None:
-    """It is written from what was proved, which is kept beside the campaign."""
+    """Write the page from the proofs, which are kept beside the campaign."""
     page = Path(ROOT / "docs" / "reliability.md").read_text(encoding="utf-8")
     kept = Path(ROOT / "tools" / "campaign" / "proofs.json").read_bytes()
     assert page == table(msgspec.json.decode(kept, type=dict[str, Proof]))

@@ -39,13 +39,13 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def neutral() -> dict[str, str]:
-    """The environment without pip's settings; certificates are the machine's."""
+    """Return the environment without pip's settings; certificates are the machine's."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("PIP_") or name == "PIP_CERT"}
     return {**kept, "PIP_CONFIG_FILE": os.devnull, "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
 
 
 def interpreter(version: str) -> str | None:
-    """A Python of this version that runs, on the path or under pyenv."""
+    """Return a Python of this version that runs, on the path or under pyenv."""
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser()
     installed = sorted(pyenv.glob(f"versions/{version}.*/bin/python"))
     for python in [shutil.which(f"python{version}"), *map(str, installed)]:
@@ -55,7 +55,7 @@ def interpreter(version: str) -> str | None:
 
 
 def cpu_build(folder: Path) -> None:
-    """A wheel with the name, the version and the requirements of PyTorch's CPU build, which is not on PyPI."""
+    """Write a wheel with the name, the version and the requirements of PyTorch's CPU build, which is not on PyPI."""
     version = f"{PINS['torch']}+cpu"
     requires = "".join(f"Requires-Dist: {requirement}\n" for requirement in CPU_BUILD_REQUIRES)
     with zipfile.ZipFile(folder / f"torch-{version}-py3-none-any.whl", "w") as wheel:
@@ -67,7 +67,7 @@ def cpu_build(folder: Path) -> None:
 
 @pytest.fixture(scope="module")
 def pip(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the newest pip, which downloads no wheel to resolve: older ones do, even in a dry run."""
+    """Return a folder with the newest pip, which downloads no wheel to resolve: older ones do, even in a dry run."""
     try:
         urllib.request.urlopen("https://pypi.org/simple/pip/", timeout=20).close()
     except urllib.error.URLError as error:

@@ -58,7 +58,7 @@ every_written_page = pytest.mark.parametrize("page", WRITTEN, ids=name)
 
 
 def blocks(page: Path) -> Iterator[tuple[str, str]]:
-    """Language and text of each fenced block, and of each indented one (as "")."""
+    """Yield language and text of each fenced block, and of each indented one (as "")."""
     text = page.read_text(encoding="utf-8")
     for language, body in re.findall(r"^```(\w*)[^\n]*\n(.*?)^```$", text, re.MULTILINE | re.DOTALL):
         yield language, body
@@ -67,7 +67,7 @@ def blocks(page: Path) -> Iterator[tuple[str, str]]:
 
 
 def prose(page: Path, *, spans: bool) -> str:
-    """The page without fenced blocks, and without code spans unless they are asked for."""
+    """Return the page without fenced blocks, and without code spans unless they are asked for."""
     text = re.sub(r"^```.*?^```$", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE | re.DOTALL)
     return text if spans else re.sub(r"`[^`\n]+`", "`x`", text)
 
@@ -94,7 +94,7 @@ def test_every_page_is_in_the_navigation_once() -> None:
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of a page's headings, as Python-Markdown makes them."""
+    """Return the anchors of a page's headings, as Python-Markdown makes them."""
     found: set[str] = set()
     for heading in re.findall(r"^#+ (.+)$", prose(page, spans=True), re.MULTILINE):
         plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).replace("\\", "")
@@ -129,7 +129,7 @@ class Stopped(Exception):
 
 @pytest.fixture
 def surface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Schema]:
-    """Commands read their command line and do nothing else; the options that they have are collected here."""
+    """Let commands only read their command line, and collect their options."""
     seen: list[Schema] = []
 
     def read(argv: Sequence[str], usage: Any, plugins: Any, *, sections: Any = None, server: bool = True) -> None:
@@ -151,7 +151,7 @@ def surface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Schema]:
 
 
 def understood(words: Sequence[str]) -> str | None:
-    """What is wrong with the words behind `ferrule`; None when they are a command line."""
+    """Return what is wrong with the words after `ferrule`; None when they are a command line."""
     for at, word in enumerate(words[:-1]):
         if word == "--config" and not Path(words[at + 1]).exists():
             Path(words[at + 1]).write_text("port: 8000\n", encoding="utf-8")
@@ -173,7 +173,7 @@ def understood(words: Sequence[str]) -> str | None:
 
 
 def command_lines(page: Path) -> Iterator[str]:
-    """The command lines of ferrule in blocks, joined over line ends, up to where a pipe or a comment begins."""
+    """Yield the command lines of ferrule in blocks, joined over line ends, up to where a pipe or a comment begins."""
     for language, body in blocks(page):
         if language not in ("", "bash", "sh", "console"):
             continue
@@ -305,7 +305,7 @@ def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
 
 
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:
-    """Those of the page, and all that need another task."""
+    """Advise on the routes of the page, and on all that need another task."""
     plugins = discover()
     table = absent_routes(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
     named = set(re.findall(r"`(/[^`]+)`", VLLM.partition("Of the routes")[2]))

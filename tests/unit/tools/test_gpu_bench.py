@@ -48,7 +48,9 @@ ANSWERS: Mapping[str, Any] = {
 
 @pytest.mark.parametrize(("name", "millions"), [("qwen3-0.6b", 596), ("llama-3.1-8b", 8030), ("qwen3-14b", 14768)])
 def test_shapes_are_those_of_the_models(name: str, millions: int) -> None:
-    """The models' cards say 0.6, 8.0 and 14.8 billion; a tied head is counted once, an embedding once more."""
+    """Compare with the models' cards: 0.6, 8.0 and 14.8 billion; a tied head is counted once, an embedding once
+    more.
+    """
     shape = SHAPES[name]
     tables = 1 if shape.config["tie_word_embeddings"] else 2
     assert (shape.body + tables * shape.head) / 1e6 == pytest.approx(millions, rel=0.002)
@@ -76,7 +78,9 @@ def test_requests_are_the_same_every_time() -> None:
 
 
 def test_a_stream_is_limited_by_what_it_reads() -> None:
-    """8 billion weights of two bytes, less the embedding, at 4 TB/s: 3.75 ms; a context of 8192 tokens is 1 GiB."""
+    """Read 8 billion weights of two bytes, less the embedding, at 4 TB/s in 3.75 ms; a context of 8192 tokens is 1
+    GiB.
+    """
     shape = SHAPES["llama-3.1-8b"]
     assert decode_seconds(shape, 0, 4e12) == pytest.approx(3.75e-3, rel=0.01)
     assert decode_seconds(shape, 8192, 4e12) - decode_seconds(shape, 0, 4e12) == pytest.approx(2**30 / 4e12)
@@ -109,7 +113,7 @@ def test_launches_that_overlap_count_once() -> None:
 
 
 class Machine:
-    """Answers parts; `broken` ones fail."""
+    """A machine that measures parts; `broken` ones fail."""
 
     def __init__(self, *broken: str) -> None:
         self.broken = broken

@@ -72,7 +72,9 @@ def test_without_a_gpu_the_cpu_build_is_taken_if_it_can_be(tmp_path: Path) -> No
 
 
 def test_tests_have_the_distributions_of_the_repository(tmp_path: Path) -> None:
-    """pip would look for them in its index otherwise: extras of `ferrule` name them."""
+    """Install them from the repository: extras of `ferrule` name them, and pip would look for them in its index
+    otherwise.
+    """
     _, calls = make(tmp_path, "TORCH_INDEX=", ".venv/.installed-test")
     assert len(_distributions()) == 2
     assert calls[-1].endswith(" ".join(["-e .[test]", *(f"-e {folder}" for folder in _distributions())]))

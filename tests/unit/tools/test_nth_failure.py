@@ -59,7 +59,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _played(text: str, shim: Shim, cell: Cell, nth: int, error: int, *words: str) -> list[str]:
-    """What a script writes that looks like an API process, and that says when the calls begin to count."""
+    """Return the output of a script that looks like an API process, and that says when the calls begin to count."""
     process = subprocess.Popen(
         [sys.executable, "-c", text, "ferrule.launch.child", "api", *words],
         stdin=subprocess.PIPE,

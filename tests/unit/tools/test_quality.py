@@ -34,7 +34,7 @@ def plugins() -> Plugins:
 
 @pytest.fixture(scope="module", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Layers are small."""
+    """Use one thread: layers are small."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -56,7 +56,7 @@ def test_a_layer_loses_what_its_bits_imply(title: str, outliers: bool) -> None:
 
 
 def test_every_plugin_and_format_is_in_the_table() -> None:
-    """A new one needs an entry in tools/quality/schemes.py."""
+    """Require an entry in tools/quality/schemes.py for a new one."""
     registry = plugins()
     measured = {type_of(scheme.plugin) for scheme in SCHEMES.values()}
     assert {name for name in registry.names("quantization") if type_of(name) not in measured} == set()
@@ -84,7 +84,7 @@ def test_other_bits_are_noticed(scheme: Scheme, said: str) -> None:
 
 
 def test_layers_that_are_not_quantized_are_noticed() -> None:
-    """A float layer's error is that of its result in bfloat16."""
+    """Notice a float layer, whose error is that of its result in bfloat16."""
     for title, scheme in SCHEMES.items():
         assert scheme.weights == () or not Measured(16, found(title).bound, 0.0016).holds, title
 
@@ -100,7 +100,7 @@ def test_evenly_spaced_numbers_have_the_error_of_their_steps(bits: int) -> None:
 
 @pytest.mark.parametrize(("rounding", "fraction"), [(E4M3, 3), (floats(2, -14, 57344), 2)])
 def test_floats_have_the_error_of_their_fraction(rounding: Rounding, fraction: int) -> None:
-    """Of numbers of all sizes alike, in whole powers of two. The largest of both types is 1.75 times one."""
+    """Round numbers of all sizes alike, in whole powers of two. The largest of both types is 1.75 times one."""
     draw = torch.Generator().manual_seed(0)
     values = torch.exp2(-8 * torch.rand(2, 4096, generator=draw)) / 1.75
     values[:, 0] = 1
@@ -138,7 +138,7 @@ def test_answers_stay_right() -> None:
 
 
 def documented_answers() -> dict[str, int]:
-    """How many answers docs/quantization.md says are right, by the name of the row."""
+    """Return how many answers docs/quantization.md says are right, by the name of the row."""
     lines = (ROOT / "docs" / "quantization.md").read_text().splitlines()
     rest = lines[lines.index(quantized.HEADING.splitlines()[0]) + 2 :]
     rows = [line.split(" | ") for line in rest[: rest.index("")]]

@@ -98,7 +98,7 @@ def scripted() -> Iterator[Scripted]:
 
 
 def streams(scripted: Scripted, *scripts: Callable[[Write], None] | int, key: str = "") -> Seen:
-    """What a victim sees of these, behind a first one that is whole."""
+    """Return what a victim sees of these streams, after a first one that is whole."""
     made, seen = Streams(scripted.port, key), Seen()
     made.prepare()
     made.one(Seen())
@@ -193,7 +193,7 @@ def test_a_server_that_has_gone_is_a_problem(scripted: Scripted) -> None:
 
 
 def test_an_attack_fails_by_its_victim(scripted: Scripted, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where the attacker found nothing wrong; and by a traceback."""
+    """Fail also where the attacker found nothing wrong; and by a traceback."""
     log = tmp_path / "log"
 
     class Server:

@@ -1,1 +1,1 @@
-"""The gate behind every protocol: what a request may ask, and the budgets that are reserved for it."""
+"""The gate behind every protocol: checks of a request, and the budgets that are reserved for it."""

@@ -1,4 +1,4 @@
-"""From what a client sent to what the engine takes: prompts become ids, and the rules of this model apply."""
+"""The conversion of a client's request to the engine's: prompts become ids, and the rules of this model apply."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import HostTensor, MediaItem, TokenSampling
 
-_CHARACTERS = 16  # of a prompt, per token of the context (L16)
-_TOKEN_BYTES = 32  # of the queue's memory that a token stands for
+_CHARACTERS = 16  # characters of a prompt per token of the context (L16)
+_TOKEN_BYTES = 32  # bytes of media that count as one token in the queue
 _DECODERS = 2  # tensors that are decoded at once, on threads
 _SHORT = 2048  # ids that are decoded on the event loop
 

@@ -20,8 +20,7 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.frontend.metrics import Loggers
 from ferrule.interfaces.stats import RequestStats
-from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
-from ferrule.wire.board import (
+from ferrule.shared_memory.board import (
     BUFFERED,
     GENERATION_TOKENS,
     PROMPT_CACHED,
@@ -30,9 +29,10 @@ from ferrule.wire.board import (
     WAITING_TOKENS,
     Board,
 )
-from ferrule.wire.buffers import Buffers
+from ferrule.shared_memory.buffers import Buffers
+from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
 
-TOKEN_BYTES = 40  # of a prompt's token as a Python object, with its place in a tuple
+TOKEN_BYTES = 40  # bytes of a prompt's token as a Python object, with its place in a tuple
 
 
 @dataclass(slots=True, eq=False)
@@ -47,7 +47,7 @@ class Account:
     prompt: int  # tokens
     max_tokens: int
     n: int
-    weight: int  # what it holds of the queue's token budget
+    weight: int  # tokens of the queue's budget
     id: str = ""  # of the engine's request
     waits: bool = True
     settled: bool = False

@@ -23,7 +23,7 @@ from ferrule.errors import RequestError
 from ferrule.types import HostTensor, MediaItem
 
 _PIECE = 1 << 20  # characters of base64 at once: other threads get their turn between
-_MAX_HEADER = 64 << 10  # bytes of what describes a tensor
+_MAX_HEADER = 64 << 10  # bytes of a tensor's description
 _MAX_ENTRIES = 64  # of an archive
 _WIDTHS = {"float32": 4, "float16": 2, "bfloat16": 2}
 _EXPONENTS = {"float32": 0x7F800000, "float16": 0x7C00, "bfloat16": 0x7F80}  # all ones: not finite

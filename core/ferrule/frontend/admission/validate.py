@@ -302,7 +302,7 @@ def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tup
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
     if wanted is not None and rules.max_new_tokens is not None and wanted >= cap:
-        wanted = None  # as many as the server gives
+        wanted = None  # the server's cap
     if checked.truncate is not None:
         keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1)
         ids = ids[checked.kept(max(1, keep))]

@@ -1,1 +1,1 @@
-"""From the engine's deltas to outputs: choices, stop strings, parsers, searches."""
+"""The conversion of the engine's deltas to outputs: choices, stop strings, parsers, searches."""

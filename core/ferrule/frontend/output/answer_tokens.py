@@ -1,4 +1,4 @@
-"""Which tokens of an output are the answer's, where the client wants no thoughts."""
+"""The selection of an output's tokens that belong to the answer, where the client wants no thoughts."""
 
 from __future__ import annotations
 

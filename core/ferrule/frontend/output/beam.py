@@ -72,7 +72,7 @@ def search_beams(
 
     async def read(search: asyncio.Task[list[RequestDelta]], rank: int) -> AsyncIterator[RequestDelta]:
         deltas = await asyncio.shield(search)
-        yield deltas[min(rank, len(deltas) - 1)]  # an error is the only one
+        yield deltas[min(rank, len(deltas) - 1)]  # an error is the only delta
 
     def cancel(ids: Sequence[str], reason: FinishReason) -> None:
         for task in searches:

@@ -1,6 +1,6 @@
-"""From the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
+"""The conversion of the engine's deltas to outputs: one `Choice` per sequence, one `OutputStream` per request.
 
-Deltas are the only path: an answer as a whole is what the outputs of a streamed one add up to (`Admitted.answer`).
+There is no other path: a whole answer is the sum of the outputs of a streamed one (`Admitted.answer`).
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ class Choice:
         self.index = index
         self.id = account.id
         self.account = account
-        self.finish: FinishReason | None = None  # as the client was told
-        self.last: RequestDelta | None = None  # the engine's last word
+        self.finish: FinishReason | None = None  # as the client has seen it
+        self.last: RequestDelta | None = None  # the engine's delta with the finish
         self.ended = False  # nothing more comes from the engine
         self.score = 0.0  # sum of logprobs, those of tokens that are left out included
         self.num_tokens = 0
@@ -48,10 +48,10 @@ class Choice:
         self._detokenizer = copy(reading.detokenizer)
         self._stops = copy(reading.stops)
         parted = self._parse.reasoning is not None and self._detokenizer is not None
-        self._answer_tokens = AnswerTokens() if parted else None  # set where thoughts are parted from the answer
+        self._answer_tokens = AnswerTokens() if parted else None  # where thoughts are told from the answer
         self._min_tokens = reading.checked.base.min_tokens
         wanted = reading.checked.base.prompt_logprobs is not None
-        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = (None,) if wanted else None  # not yet told
+        self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = (None,) if wanted else None  # not yet sent
         self._num_characters = 0
         self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
@@ -231,13 +231,13 @@ class OutputStream(Outputs):
         self._choices = choices
         self._left = len(choices)
         self._tasks = tasks  # the service's: they may outlive this stream by a step
-        # Bounded: what is not read waits in the streams, where the engine is told to pause.
+        # Bounded: unread deltas wait in the streams, which let the engine pause.
         self._arrived: asyncio.Queue[tuple[Choice, RequestDelta] | EngineDead | MemoryError] = asyncio.Queue(
             len(choices)
         )
         self._closed = False
-        self._kept = ledger.buffers.share()  # what a client gets as a whole is collected until then
-        self.whole = not all(choice.account.streamed for choice in choices)  # whoever reads keeps the outputs
+        self._kept = ledger.buffers.share()  # bytes of outputs that are collected for a whole answer
+        self.whole = not all(choice.account.streamed for choice in choices)  # the reader keeps all outputs
         self._single = streams[0] if len(streams) == 1 else None
         if self._single is None:
             for choice, stream in zip(choices, streams, strict=True):
@@ -287,7 +287,7 @@ class OutputStream(Outputs):
         if choice.done:
             return None
         before = choice.num_tokens
-        self._keep(size_of(delta.prompt_logprobs))  # told with the first token
+        self._keep(size_of(delta.prompt_logprobs))  # sent with the first token
         try:
             output = choice.take(delta)
         except RequestFailed:  # of a parser, which is in the log

@@ -72,14 +72,14 @@ class ParseChain:
     ) -> None:
         self._parsers = parsers
         self.stops = copy(stops)
-        self.parted = (0, 0)  # characters of thoughts, and of what is not thoughts, that the last text brought
+        self.parted = (0, 0)  # characters of thoughts, and of other text, in the last text
         context = context or ChoiceContext()
         choice = context.tool_choice or "auto"
         tools = () if choice == "none" else tools or ()
         as_json = NamedCall if isinstance(choice, dict) else CallList
         make = parsers.tools or (as_json if enforces(choice) else None)
         self.reasoning, self.tools, self.constraint = self._begin(make if tools else None, tools, context)
-        if tools and enforces(choice) and self.constraint is None:  # the format of the server's cannot be enforced
+        if tools and enforces(choice) and self.constraint is None:  # the server's format of calls cannot be enforced
             self.reasoning, self.tools, self.constraint = self._begin(as_json, tools, context)
         self.called: bool | None = None if self.tools is None else False  # whether the text held a call
         begun = [parser for parser in (self.reasoning, self.tools) if parser is not None]

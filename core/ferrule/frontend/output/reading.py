@@ -1,4 +1,4 @@
-"""What an output must look like and how it is read: its format, its calls, and the thoughts before them."""
+"""The demands on an output and the way in which it is read: its format, its calls, and the thoughts before them."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Prompt
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import ThoughtLimit
 
-_TAIL = 32  # ids of a prompt without text whose text parsers are shown
+_TAIL = 32  # last ids of a prompt without text, which are decoded for the parsers
 _BUDGET = "thinking_token_budget"
 _STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
 

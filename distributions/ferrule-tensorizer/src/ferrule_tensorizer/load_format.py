@@ -60,7 +60,7 @@ class _Settings:
 
 
 class Tensorizer(WeightSource, WritesWeights):
-    """Tensors are read one at a time. Nothing in such a file is code, and nothing is unpickled."""
+    """A reader of tensorizer's files, one tensor at a time. Nothing in such a file is run as code or unpickled."""
 
     forms = ("*.tensors",)
     fetch_order = -1

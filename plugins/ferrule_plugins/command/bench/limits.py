@@ -1,8 +1,8 @@
-"""What the machine can do at most, what a model's tokens cost, and how near a run came.
+"""The machine's limits, the cost of a model's tokens, and how near to the limits a run came.
 
-A decode step reads all weights once, and the KV cache of its rows: bytes are compared with the bandwidth. A token of a
-prompt costs two operations per weight that it is multiplied by: they are compared with the rate of products in the
-weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
+A decode step reads all weights once, and the KV cache of its rows: these bytes are compared with the bandwidth. A token
+of a prompt costs two operations per weight that it is multiplied by: these are compared with the rate of products in
+the weights' type. Limits are measured by `ferrule_kernels.cpu.machine` in a process of its own, before the run.
 """
 
 from __future__ import annotations
@@ -98,11 +98,11 @@ def cost_of(folder: str | None, info: ModelInfo | None = None) -> Cost:
         if folder and (Path(folder) / "config.json").is_file():
             cost, table = _of_files(Path(folder), width)
     except CheckpointError:
-        cost, table = Cost(), 0  # a server runs it, whatever it is: only fractions of limits are not known
+        cost, table = Cost(), 0  # the server runs it all the same: only the fractions of the limits stay unknown
     if info is None or not info.weight_bytes:
         return cost
     token_bytes = info.page_bytes // info.groups[0].block_size if info.groups else 0
-    step_bytes = info.weight_bytes - table  # a table whose rows are looked up is kept beside what is multiplied
+    step_bytes = info.weight_bytes - table  # rows of the table are looked up, not multiplied
     if info.quantization is None and cost.body:
         step_bytes = (cost.body + cost.head) * width
     return Cost(cost.body or info.num_parameters, cost.head, step_bytes, token_bytes)

@@ -1,7 +1,7 @@
 """`ferrule bench startup`: from the start of the process to the first healthy answer, and to the first token.
 
-What a server puts off until it is first needed is paid by its first request: so its times are shown beside those of
-the third one, which is the same.
+The first request pays for the work that a server puts off until it is needed, so its times are shown beside those of
+the third request, which is the same.
 """
 
 from __future__ import annotations

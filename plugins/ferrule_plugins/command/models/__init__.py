@@ -1,4 +1,4 @@
-"""`ferrule models`: which architectures there are, and whether and how one checkpoint would run here."""
+"""`ferrule models`: the known architectures, and whether and how one checkpoint would run here."""
 
 from __future__ import annotations
 
@@ -49,7 +49,10 @@ class ModelsCommand(Command):
     summary = "List architectures, or say whether and how a model would run here."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 0; 1 for a model that would not run. Raises StartupError for a model that is not there."""
+        """List the architectures, or describe one model. Returns 0; 1 for a model that would not run.
+
+        Raises StartupError for a model that is not found.
+        """
         sections = {**commands.sections(_TAKEN, _SAID), "show": ModelsOptions}
         usage = Usage("ferrule models", _ABOUT, "model")
         parsed = parse_command(argv, usage, plugins, sections=sections, server=False)

@@ -1,4 +1,4 @@
-"""What `ferrule models` says. A model is built on the meta device, which needs its config.json and no memory."""
+"""The report of `ferrule models`. A model is built on the meta device, which needs its config.json and no memory."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
         report.family, report.flags, report.template = family.title, family.flags, family.template
     chooser = Chooser(plugins)
     try:
-        # Of a repository on a hub, the configuration alone was fetched.
+        # For a repository on a hub, only the configuration was fetched.
         choice, model = outline(config, chooser, compare=is_path(named))
     except StartupError as error:
         report.refusal = " ".join(part for part in (error.message, error.hint) if part)
@@ -136,7 +136,7 @@ def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice,
     report.state_bytes = window + state_bytes
     try:
         report.cache = cache_bytes(config, choice.device.platform.memory())
-    except FerruleError:  # what is free is not known before weights are there
+    except FerruleError:  # the free memory is not known before weights are loaded
         return
     room = report.cache - report.state_bytes * (config.scheduler.max_num_seqs if states else 1)
     if config.cache.enable_prefix_caching and report.token_bytes and room > 0:

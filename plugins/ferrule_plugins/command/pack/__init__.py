@@ -16,7 +16,7 @@ class PackCommand(Command):
     summary = "Write a model's weights as the kernels, vLLM's workers or a load format read them."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 0 when the folder is there. Raises StartupError; then there is none, or the one that was."""
+        """Write the folder. Returns 0. Raises StartupError; then there is no folder, or the former one."""
         from ferrule_plugins.command.pack import options
 
         usage = Usage("ferrule pack", self.summary, "model")
@@ -33,7 +33,7 @@ class PackCommand(Command):
 
 
 def _named(argv: Sequence[str]) -> list[str]:
-    """The second of two words that come before all options is OUT."""
+    """Turn the second of two words in front of all options into --output."""
     words = list(argv)
     if len(words) > 1 and not any(word.startswith("-") for word in words[:2]):
         words[1:2] = ["--output", words[1]]

@@ -1,4 +1,4 @@
-"""What a loaded model consists of: packed matrices, and the parameters beside them."""
+"""The contents of a loaded model: packed matrices, and the parameters beside them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Matrix = DenseMatrix | PackedMatrix
 
 @dataclass(frozen=True)
 class Contents:
-    """`tensors` by the model's own names; `kept` says how the packed layers are kept.
+    """The tensors to write, by the model's own names, and the forms of the packed layers (`kept`).
 
     The largest come first: a file's pages count beside the memory that they are copied to, least at the beginning.
     """
@@ -34,7 +34,10 @@ class Contents:
 
 
 def contents(loaded: Loaded) -> Contents:
-    """What is to be written, without a copy. Raises ConfigError where nothing is packed, or in no form of ours."""
+    """Return the tensors to write, without copying them.
+
+    Raises ConfigError where no layer is packed, or one has a form that Ferrule cannot write.
+    """
     info, model = loaded.info, loaded.model
     if not isinstance(model, torch.nn.Module):
         raise ConfigError(f"The model implementation {info.implementation} is not a torch.nn.Module.")
@@ -64,7 +67,9 @@ def contents(loaded: Loaded) -> Contents:
 
 
 def _matrix(name: str, layer: Linear, method: str | None) -> Matrix | None:
-    """The packed weights; None for a layer that is not packed, or by a library. Raises ConfigError for another form."""
+    """Return the packed weights; None for a layer that is not packed, or by a library. Raises ConfigError for another
+    form.
+    """
     matrix = layer.scheme.matrix if isinstance(layer.scheme, PacksForCpu) else None
     if matrix is not None or isinstance(layer.scheme, Dense):
         return matrix
@@ -85,7 +90,9 @@ def _packed(name: str, matrix: Matrix) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def configuration(loaded: Loaded, kept: Mapping[str, LayerForm]) -> dict[str, Any]:
-    """The ``config.json`` of the folder: the checkpoint's, with what --hf-overrides said, and what the weights are."""
+    """Return the ``config.json`` of the folder: the checkpoint's, with --hf-overrides applied, and the forms of the
+    weights.
+    """
     checkpoint = loaded.context.config
     outer = copy.deepcopy(dict(checkpoint.outer if isinstance(checkpoint, Values) else checkpoint))
     _drop(outer)
@@ -95,7 +102,7 @@ def configuration(loaded: Loaded, kept: Mapping[str, LayerForm]) -> dict[str, An
 
 
 def _drop(values: dict[str, Any]) -> None:
-    """Take out the word of the source about its weights, wherever a composite model has it."""
+    """Remove the source's description of its weights, wherever a composite model has it."""
     for key in ("quantization_config", "compression_config"):
         values.pop(key, None)
     for value in values.values():

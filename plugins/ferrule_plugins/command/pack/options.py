@@ -1,4 +1,4 @@
-"""The options of `ferrule pack`: where it writes to, and what of `ferrule serve` decides which weights there are."""
+"""The options of `ferrule pack`: the place to write to, and the options of `ferrule serve` that decide the weights."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _SAID: Mapping[str, Mapping[str, Any]] = {  # otherwise than for a server
 
 @dataclass(frozen=True, kw_only=True)
 class PackConfig:
-    """What is written."""
+    """Options of the folder that is written."""
 
     output: str | None = opt(
         None,
@@ -64,11 +64,13 @@ class PackConfig:
 
 
 def sections() -> Mapping[str, type]:
-    """Every section of the command."""
+    """Return all sections of options of the command."""
     return {**commands.sections(_TAKEN, _SAID), "pack": PackConfig}
 
 
 def whole(config: Config) -> Config:
-    """The configuration with its own sections, as what loads a model expects them; it is loaded on the CPU."""
+    """Return the configuration with its own sections in place of the partial ones, on the CPU, to load the model
+    with.
+    """
     full = commands.whole(config, _TAKEN)
     return dataclasses.replace(full, device=dataclasses.replace(config.device, device="cpu"))

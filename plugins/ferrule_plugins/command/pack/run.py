@@ -1,4 +1,4 @@
-"""One run: load, write beside the place, rename."""
+"""One run of `ferrule pack`: load, write beside the place, rename."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def pack(options: PackConfig, config: Resolved, plugins: Plugins) -> int:
 
 
 def _check(options: PackConfig, config: Resolved, plugins: Plugins) -> None:
-    """Raise ConfigError for options that contradict each other, PluginError for a format that is not there."""
+    """Raise ConfigError for options that contradict each other, PluginError for an unknown format."""
     from ferrule_plugins.command.pack.tensors import writer_of
 
     own = options.format in (_PACKED, _SHARDED)
@@ -112,19 +112,19 @@ def _pack_tensors(options: PackConfig, config: Resolved, plugins: Plugins, place
 
 
 def _place(options: PackConfig, source: Path, what: str) -> Path:
-    """The folder to write: the one that was named, or one in the model's own."""
+    """Return the folder to write: the one that was named, or one in the model's own."""
     return source / f"packed-{what}" if options.output is None else Path(options.output).expanduser()
 
 
 def _further(loaded: Loaded, config: Resolved) -> str:
-    """Options that a server of the folder needs, because they decided what the weights are."""
+    """Return the options that a server of the folder needs, because they decided the weights."""
     words = "" if config.model.dtype == "auto" else f" --dtype {loaded.info.dtype}"
     words += "" if config.model.model_impl == "auto" else f" --model-impl {config.model.model_impl}"
     return words + (" --trust-remote-code" if config.model.trust_remote_code else "")
 
 
 def _check_place(out: Path, force: bool) -> None:
-    """Raises ConfigError where something is that may not be replaced."""
+    """Raise ConfigError where the place has something that may not be replaced."""
     if not out.exists() and not out.is_symlink():
         return
     if not _was_packed(out):
@@ -148,7 +148,7 @@ def _was_packed(out: Path) -> bool:
 
 
 def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
-    """How many weight files, and how many bytes. Raises OSError, ConfigError."""
+    """Write the folder, and return the number of weight files and of bytes. Raises OSError, ConfigError."""
     found = contents(loaded)
     size = sum(tensor.nbytes for tensor in found.tensors.values())
     _check_space(folder, size)
@@ -160,7 +160,7 @@ def _write(folder: Path, source: Path, loaded: Loaded) -> tuple[int, int]:
 
 
 def _check_space(folder: Path, size: int) -> None:
-    """Raises ConfigError where so many bytes are not free."""
+    """Raise ConfigError where the disk has fewer than `size` bytes free."""
     free = shutil.disk_usage(folder).free
     if size > free:
         raise ConfigError(

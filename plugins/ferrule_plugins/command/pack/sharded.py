@@ -44,24 +44,24 @@ class Item:
     stacked: bool = False
 
     def part(self, rank: int, ranks: int, device: str = "cpu") -> torch.Tensor:
-        """Of one rank; on the device `meta` its shape alone."""
+        """Return one rank's part of the tensor; on the device `meta` its shape alone."""
         parts = [self.division.part(each.detach().to(device), rank, ranks) for each in self.parameters]
         return torch.stack(parts) if self.stacked else parts[0]
 
 
 @dataclass(frozen=True)
 class State:
-    """The state of the workers, and what else a folder of it says."""
+    """The state of the workers, and the choice of the model that it was loaded by."""
 
     items: Sequence[Item]
     choice: Choice
 
     def bytes(self, ranks: int) -> int:
-        """Of all ranks together."""
+        """Return the number of bytes of all ranks together."""
         return ranks * sum(item.part(0, ranks, "meta").nbytes for item in self.items)
 
     def configuration(self) -> dict[str, Any]:
-        """The checkpoint's ``config.json``, with what --hf-overrides said."""
+        """Return the checkpoint's ``config.json``, with --hf-overrides applied."""
         config = self.choice.context.config
         return copy.deepcopy(dict(config.outer if isinstance(config, Values) else config))
 
@@ -92,7 +92,7 @@ def state_of(config: Resolved, plugins: Plugins, ranks: int) -> State:
 
 
 class _Recorder(WeightSource):
-    """Another source, whose names are remembered."""
+    """A source that reads from another and remembers the names of its tensors."""
 
     def __init__(self, source: WeightSource) -> None:
         self._source = source
@@ -113,7 +113,7 @@ class _Recorder(WeightSource):
 
 
 def _check_ranks(modules: Mapping[str, nn.Module], model: nn.Module, ranks: int) -> None:
-    """Raises ConfigError, naming the parameter, for what cannot be divided among so many ranks."""
+    """Raise ConfigError that names a parameter which cannot be divided among so many ranks."""
     if ranks == 1:
         return
     for name, parameter in model.named_parameters():
@@ -162,7 +162,7 @@ def _stacked(modules: Mapping[str, nn.Module], path: str, experts: Experts, name
 
 
 def _scales(modules: Mapping[str, nn.Module], names: WorkerNames, choice: Choice) -> Iterator[Item]:
-    """Those of each layer's cache: the checkpoint's, else one."""
+    """Yield the scales of each layer's cache: the checkpoint's, else one."""
     found = choice.cache_scales.found
     for path, module in modules.items():
         if not isinstance(module, Attention) or f"{path}.qkv_proj" not in modules:  # layers may share one
@@ -175,7 +175,7 @@ def _scales(modules: Mapping[str, nn.Module], names: WorkerNames, choice: Choice
 
 
 def write_state(folder: Path, state: State, ranks: int) -> int:
-    """Write the files of all ranks and ``config.json``. Returns how many files of weights. Raises OSError."""
+    """Write the files of all ranks and ``config.json``. Returns the number of weight files. Raises OSError."""
     count, items = 0, {item.name: item for item in state.items}
     for rank in range(ranks):
         outlines = {name: item.part(rank, ranks, "meta") for name, item in items.items()}
@@ -192,6 +192,6 @@ def write_state(folder: Path, state: State, ranks: int) -> int:
 
 
 def was_written(folder: Path) -> bool:
-    """Whether `write_state` wrote what is there."""
+    """Return whether `write_state` wrote the files in the folder."""
     file = folder / PATTERN.format(rank=0, part=0)
     return file.is_file() and metadata(file).get(_MADE_BY, "").startswith("ferrule")

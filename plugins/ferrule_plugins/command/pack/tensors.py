@@ -39,7 +39,8 @@ def writer_of(name: str, plugins: Plugins) -> type[WritesWeights]:
 def write_tensors(
     folder: Path, config: Resolved, plugins: Plugins, name: str, options: Mapping[str, Any]
 ) -> tuple[int, Mapping[str, Any]]:
-    """Fill the folder; return how many bytes of tensors it has, and what `--model-loader-extra-config` must say.
+    """Write the folder; return its number of bytes of tensors, and the `--model-loader-extra-config` that a server
+    needs.
 
     Tensors have the names that a load format gives them. Raises StartupError, OSError.
     """
@@ -70,6 +71,6 @@ def further(needed: Mapping[str, Any]) -> str:
 
 
 def was_written(folder: Path) -> bool:
-    """Say whether `write_tensors` wrote what is there. Raises CheckpointError."""
+    """Return whether `write_tensors` wrote the files in the folder. Raises CheckpointError."""
     ours = str(read_json(folder / _CONFIG).get(_MADE_BY, "")).startswith("ferrule ")
     return ours and not weight_files(folder, ".safetensors", SINGLE)

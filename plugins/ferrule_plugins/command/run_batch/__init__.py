@@ -1,4 +1,4 @@
-"""`ferrule run-batch`: runs a file of requests as the server would, and writes a file of results."""
+"""`ferrule run-batch`: answer a file of requests as the server would, and write a file of results."""
 
 from __future__ import annotations
 

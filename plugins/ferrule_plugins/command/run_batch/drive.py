@@ -1,4 +1,4 @@
-"""Rows in, records out: a window of requests in flight, and a writer that puts their results into the journal."""
+"""The work of a batch: a window of requests in flight, and a writer that puts their results into the journal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ferrule_plugins.command.run_batch.journal import Journal, Record
 from ferrule_plugins.command.run_batch.progress import Progress
 from ferrule_plugins.command.run_batch.rows import AppResponse, Bad, Row, answered, refused
 
-_TRIES = 5  # of a row that is told to come later although no other one was answered meanwhile
+_TRIES = 5  # times that a row is turned away while no other one is answered
 _BUSY = (429, 503)
 _REFUSED = 400
 

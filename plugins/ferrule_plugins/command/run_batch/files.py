@@ -1,4 +1,4 @@
-"""Where a batch is read from and written to."""
+"""The input and the output of a batch: local files or URLs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The server's application, called in this process: one gate, one set of routers, and no socket."""
+"""Calls of the server's application in this process: the same checks and routers as a server's, without a socket."""
 
 from __future__ import annotations
 

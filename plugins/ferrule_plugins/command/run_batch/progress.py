@@ -1,4 +1,4 @@
-"""How far a batch is: a bar on a terminal, a line in the log every few seconds elsewhere."""
+"""The display of a batch's progress: a bar on a terminal, a line in the log every few seconds elsewhere."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Lines of a batch: what is asked, what is wrong with a line, and the line that answers it.
+"""The lines of a batch: requests, faults in them, and results.
 
-The form is that of OpenAI's Batch API (https://platform.openai.com/docs/guides/batch): in come `custom_id`, `method`,
-`url` and `body`, out go `id`, `custom_id`, `response` and `error`. `response` is always filled; `error` is null exactly
-when the status is 200, so that a reader may look at either.
+The form is that of OpenAI's Batch API (https://platform.openai.com/docs/guides/batch): the input has `custom_id`,
+`method`, `url` and `body`, the output `id`, `custom_id`, `response` and `error`. `response` is always filled; `error`
+is null exactly when the status is 200, so that a reader may look at either.
 """
 
 from __future__ import annotations

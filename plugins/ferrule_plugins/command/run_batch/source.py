@@ -1,7 +1,7 @@
-"""The input: read twice, line by line, so that its size does not matter.
+"""The input of a batch, read twice, line by line, so that its size does not matter.
 
-The first pass counts, hashes, and notes eight bytes for each line; the second hands out the rows. A line that is no
-longer what the first pass saw ends the run: results are kept by line.
+The first pass counts, hashes, and notes eight bytes for each line; the second yields the rows. A line that has changed
+since the first pass ends the run: results are kept by line.
 """
 
 from __future__ import annotations

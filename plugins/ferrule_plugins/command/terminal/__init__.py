@@ -1,1 +1,3 @@
-"""What `chat` and `complete` share: a client of OpenAI-compatible servers, and the terminal's two sides."""
+"""The parts that `chat` and `complete` share: a client of OpenAI-compatible servers, and the terminal's input and
+output.
+"""

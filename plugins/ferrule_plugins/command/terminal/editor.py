@@ -1,4 +1,4 @@
-"""Where messages come from: a line editor on a terminal, plain lines from anything else."""
+"""The sources of messages: a line editor on a terminal, plain lines from anything else."""
 
 from __future__ import annotations
 

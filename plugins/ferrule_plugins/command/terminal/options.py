@@ -1,4 +1,4 @@
-"""Options that `chat` and `complete` share, and what follows from them."""
+"""The options that `chat` and `complete` share, and the start of a session with them."""
 
 from __future__ import annotations
 

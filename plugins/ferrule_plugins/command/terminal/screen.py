@@ -1,4 +1,4 @@
-"""What is written to the terminal. Nothing from a server reaches it without `clean`."""
+"""The output to the terminal. No text from a server reaches it without `clean`."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _CONTROLS = MappingProxyType(
     }
 )
 _DIM, _RED, _CYAN, _PLAIN = "\x1b[2m", "\x1b[31m", "\x1b[36m", "\x1b[0m"
-_LINE = 500  # most characters of one line about something
+_LINE = 500  # the most characters of a note or an error
 
 
 def clean(text: str) -> str:

@@ -9,7 +9,7 @@ messages = [{"role": "user", "content": "Hello!"}]
 
 
 def status_of(call, error):
-    """The status that comes with `error`; its message must be ours."""
+    """Return the status that comes with `error`, whose message must be Ferrule's."""
     try:
         call()
     except error as found:

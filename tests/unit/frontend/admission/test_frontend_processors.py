@@ -127,7 +127,7 @@ def test_what_is_refused(pattern: str | None, entry: Any, said: str) -> None:
 
 
 def test_functions_of_an_offline_caller() -> None:
-    """An engine in this process gets the function itself; one in another process, how to import it."""
+    """Pass the function itself to an engine in this process; to one in another process, its import path."""
     assert check_functions([keep], rules(None), remote=False) == ((FUNCTION, {"function": keep}),)
     assert check_functions([keep], rules(None), remote=True) == ((FUNCTION, {"function": f"{HERE}:keep"}),)
     with pytest.raises(RequestError, match="another process"):

@@ -77,7 +77,7 @@ def test_content_tells_hashes_apart() -> None:
 
 
 class Canary:
-    """Writes a file when it is unpickled."""
+    """An object that writes a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -87,7 +87,7 @@ class Canary:
 
 
 def rebuilt(file: bytes, **changes: bytes) -> bytes:
-    """The archive with other content in files, by their name in the top folder."""
+    """Return the archive with other content in files, by their name in the top folder."""
     out = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(file)) as old, zipfile.ZipFile(out, "w") as new:
         for info in old.infolist():
@@ -97,7 +97,7 @@ def rebuilt(file: bytes, **changes: bytes) -> bytes:
 
 
 def lying(**values: int | tuple[int, ...]) -> bytes:
-    """An archive whose pickle says other numbers than are true."""
+    """Return an archive whose pickle says other numbers than are true."""
     said = {"elements": 4 * SIZE, "offset": 0, "shape": (4, SIZE), "strides": (SIZE, 1), **values}
 
     class Storage:
@@ -244,7 +244,7 @@ def texts() -> Iterator[Any]:
 @pytest.mark.advisory("CVE-2025-62164", "vllm-safe-to-dense", "CVE-2025-62372")
 @pytest.mark.filterwarnings("ignore")  # torch's, about layouts that are not finished
 def test_no_malformed_tensor_comes_in(tmp_path: Path) -> None:
-    """Goal G-H11: 300 forms and more, each a 400; nothing runs, and nothing stays in memory."""
+    """Refuse 300 forms and more, each with a 400 (goal G-H11); nothing runs, and nothing stays in memory."""
     canary = tmp_path / "canary"
     files = [*numbers(), *objects(canary), *archives(), *headers()]
     assert len(files) > 300

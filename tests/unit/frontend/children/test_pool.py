@@ -217,7 +217,7 @@ async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: 
 
 
 async def test_a_child_that_starts_too_slowly_is_refused_for_now(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The machine is too busy for it, which no request is to be answered 5xx for."""
+    """Refuse for now: the machine is too busy, which no request is to be answered 5xx for."""
     monkeypatch.setattr("ferrule.frontend.children.pool._START_SECONDS", 0.05)
 
     async def setup() -> bytes:
@@ -362,7 +362,7 @@ async def test_endless_request_templates_do_not_hold_up_the_server_s_own() -> No
 
 @pytest.mark.advisory("CVE-2026-115911")
 async def test_endless_request_templates_are_refused_in_time() -> None:
-    """Some have a child and are ended; the others find no free one meanwhile."""
+    """End those that have a child; the others find no free one meanwhile."""
     rendering = renderer({"default": SIMPLE}, trust_request_chat_template=True, template_timeout=0.5)
     hostile = [asyncio.create_task(rendering.render(chat(chat_template=ENDLESS))) for _ in range(8)]
     results = await asyncio.gather(*hostile, return_exceptions=True)

@@ -45,7 +45,7 @@ PARSERS = {entry.name: entry for entry in entry_points(group="ferrule.v1.reasoni
 
 @dataclass(frozen=True)
 class Family:
-    """What a model writes: `think` around its thoughts, `say` around its answer, `call` for a call of weather."""
+    """A model's way of writing: `think` around its reasoning, `say` around its answer, `call` for a call of weather."""
 
     parser: str
     think: str = "<think>\n{}\n</think>\n\n"
@@ -126,7 +126,7 @@ class Case:
         return self.reader.thought_limit(self.request, self.chain)
 
     def answer(self, value: str = '{"a": 1}') -> str:
-        """What the model writes behind its thoughts, with `value` as JSON or as arguments."""
+        """Return the model's text after its reasoning, with `value` as JSON or as arguments."""
         family = self.family
         called = family.call.format(value)
         if family.tools is Hermes and not (family.off or {}).get("prompt", "").endswith("<answer>\n"):
@@ -140,7 +140,7 @@ class Case:
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def read(self, ids: Sequence[int], size: int) -> tuple[str, str, list[tuple[str, Any]]]:
-        """Thoughts, content and calls of what comes in deltas of `size` tokens."""
+        """Return reasoning, content and calls of an output that comes in deltas of `size` tokens."""
         chain = self.chain
         events: list[Event] = []
         for at in range(0, len(ids), size):
@@ -158,7 +158,7 @@ class Case:
         return texts[0], texts[1], [(name, json.loads(arguments)) for name, arguments in calls]
 
     def meant(self, thought: str = THOUGHT) -> tuple[str, str, list[tuple[str, Any]]]:
-        """The same, as it should be."""
+        """Return the reasoning, content and calls that `read` should find."""
         content = "" if self.tools else '{"a": 1}'
         calls = [("weather", {"a": 1})] if self.tools else []
         if self.family.kept is not None:
@@ -175,7 +175,7 @@ def tools_of(special: tuple[str, ...]) -> tuple[ByteTokenizer, Guidance]:
 
 
 def follows(grammar: Grammar | None, ids: Sequence[int]) -> bool:
-    """Whether a whole output has the form. Without one it has."""
+    """Return whether a whole output has the form; True without a grammar."""
     if grammar is None:
         return True
     mask = np.zeros(-(-512 // 32), np.int32)
@@ -188,7 +188,7 @@ def follows(grammar: Grammar | None, ids: Sequence[int]) -> bool:
 @pytest.mark.parametrize("asked", ASKED)
 @pytest.mark.parametrize(("family", "thinks"), CASES, ids=IDS)
 def test_what_is_allowed_is_read_as_it_was_meant(family: Family, thinks: bool, asked: str) -> None:
-    """Whole, and in streams."""
+    """Read outputs whole, and in streams."""
     case = Case(family, thinks, asked)
     ids = case.ids(case.text())
     assert follows(case.grammar(), ids)
@@ -212,7 +212,7 @@ def test_a_constraint_holds_behind_the_thoughts_and_only_there(family: Family, t
 
 
 def limited(case: Case, limit: ThoughtLimit, thought: str) -> list[int]:
-    """What a model comes to that would think `thought` and then answer."""
+    """Return the output of a model that would think `thought` and then answer."""
     before, behind = case.family.think.format("\0").split("\0")
     counter = ThoughtCounter(limit, lambda id: case.tokenizer.piece(id, False) or b"")
     written: list[int] = []

@@ -71,7 +71,7 @@ _NAMED = {"properties": {"a": {"type": "integer"}}, "additionalProperties": Fals
 
 
 def test_what_cannot_be_completed_is_refused_before_it_is_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The only name that the pattern matches is taken: after a comma the library has nothing to go on with."""
+    """Refuse a schema in which the only name that the pattern matches is taken: nothing can follow a comma."""
     monkeypatch.setattr("ferrule_plugins.guided_decoding.guidance._folded", lambda schema: schema)
     source = {**_NAMED, "patternProperties": {"^(?:a)$": {"type": "integer"}}}
     made = discover().make("guided_decoding", "guidance", WORDS)

@@ -44,7 +44,7 @@ def backend() -> Guidance:
 
 
 def fits(backend: GrammarBackend, spec: GrammarSpec | None, text: str) -> bool:
-    """Whether a whole text has the form."""
+    """Return whether a whole text has the form."""
     assert spec is not None
     grammar = backend.load(backend.compile(spec))
     if not grammar.accept(list(text.encode())):
@@ -64,7 +64,7 @@ def context(choice: str | dict[str, Any], **more: Any) -> ChoiceContext:
 
 
 def read(chain: ParseChain, text: str, size: int) -> tuple[str, str, list[tuple[str, Any]]]:
-    """Reasoning, content and calls of a text that comes in cuts of `size`."""
+    """Return reasoning, content and calls of a text that comes in cuts of `size`."""
     events: list[Event] = []
     for at in range(0, len(text), size):
         events += chain.feed(text[at : at + size])
@@ -109,7 +109,7 @@ def test_what_is_enforced_is_what_the_parser_reads(
 
 
 def listed_work(size: int) -> int:
-    """What reading calls of functions with a long name takes, one character at a time."""
+    """Return the work of reading calls of functions with a long name, one character at a time."""
     text = "[" + ", ".join([f'{{"name": "{"n{" * size}", "parameters": {{"a": []}}}}'] * 2) + "]"
     parser = CallList(TOOLS)
     parser.begin(context("required"))
@@ -216,7 +216,7 @@ def test_a_format_begins_where_the_thoughts_end(
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_a_constraint_of_the_sampling_parameters_is_the_request_s(raw: bool) -> None:
-    """Offline callers state it there; a request's own, which routes state, comes first."""
+    """Use the constraint that offline callers state there; a request's own, which routes state, comes first."""
     params = SamplingParams(guided_decoding=GuidedDecodingParams(regex="a"))
     for grammar, form in ((None, Regex("a")), (GrammarSpec(form=Regex("b")), Regex("b"))):
         request = Generate(prompts=(Prompt(text="x"),), params=params, grammar=grammar, raw=raw)

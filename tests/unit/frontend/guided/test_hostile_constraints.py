@@ -76,7 +76,7 @@ async def ask(guided: GrammarCompiler, form: Form) -> CompiledGrammar | RequestE
 async def test_each_backend_answers_and_leaves_nothing_on_the_disk(
     backend: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A child that takes longer than the deadline, or dies, is replaced: what is right is compiled afterwards."""
+    """Replace a child that takes longer than the deadline, or dies: a right constraint is compiled afterwards."""
     monkeypatch.chdir(tmp_path)
     for name in ("HOME", "XDG_CACHE_HOME", "TMPDIR", "OUTLINES_CACHE_DIR"):
         monkeypatch.setenv(name, str(tmp_path))

@@ -43,7 +43,7 @@ def next_logprobs(ids: tuple[int, ...]) -> torch.Tensor:
 
 
 def run_model(request: EngineRequest) -> Iterator[RequestDelta]:
-    """One token of the tiny model: what the engine does for a beam's step."""
+    """Yield one token of the tiny model, as the engine does for a beam's step."""
     values, ids = next_logprobs(request.prompt_ids).topk(request.work.logprobs or 1)
     top = tuple(zip(ids.tolist(), values.tolist(), strict=True))
     prompt = tuple(TokenLogprobs(token, -1.0, 1) for token in request.prompt_ids[1:])
@@ -148,7 +148,9 @@ def _fields(request: Generate) -> dict[str, Any]:
 
 
 def spells(words: dict[str, float]) -> FakeEngine:
-    """An engine that knows whole texts: the next character of each has that text's probability, others have none."""
+    """Return an engine that knows whole texts: the next character of each has that text's probability, others have
+    none.
+    """
 
     def script(request: EngineRequest) -> Iterable[RequestDelta]:
         done = bytes(request.prompt_ids[1:]).decode()
@@ -179,7 +181,7 @@ def spell(beam: Beam, **params: Any) -> Generate:
     [(False, 0, ["", "BXYCD"]), (True, 0, ["AXY", "BXYCD"]), (False, 3, ["AXYEF", "BXYCD"])],
 )
 async def test_stop_strings_end_beams(folder: Path, include: bool, min_tokens: int, texts: list[str]) -> None:
-    """The text of a stop that ended early scores higher per token; where it is barred both run to the end."""
+    """Rank the text of a stop that ended early higher per token; where the stop is barred both run to the end."""
     async with serving(folder, spells({"AXYEF": -1.0, "BXYCD": -1.5})) as service:
         request = spell(
             Beam(width=2, length_penalty=0.0), n=2, stop=["XYE", "AXY"], min_tokens=min_tokens,
@@ -311,7 +313,7 @@ async def test_neutral_values_and_the_server_s_own_defaults_pass(folder: Path) -
 async def test_logits_processors_have_no_place_in_a_beam_search(folder: Path) -> None:
     class Nothing(LogitsProcessor):
         def __init__(self) -> None:
-            """Without arguments."""
+            """Take no arguments."""
 
         def apply(self, known_ids: Sequence[int], num_prompt: int, logits: torch.Tensor) -> torch.Tensor:
             return logits
@@ -335,7 +337,7 @@ async def test_beams_count_against_the_limits(folder: Path) -> None:
 
 
 def drawn(request: EngineRequest) -> Iterator[RequestDelta]:
-    """Two tokens; the seed says how likely they are, and how many there are."""
+    """Yield some tokens; the seed says how likely they are, and how many there are."""
     number = request.work.seed % 10
     for place in range(1, number + 2):
         yield RequestDelta(

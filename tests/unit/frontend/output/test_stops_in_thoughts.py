@@ -32,7 +32,7 @@ HARMONY = (
 
 
 def in_deltas(text: str, size: int) -> Script:
-    """A byte is a token; so many come together."""
+    """Return a script in which a byte is a token, and `size` tokens come together."""
 
     def script(request: EngineRequest) -> Iterator[RequestDelta]:
         single = list(tokens(request, text.encode(), FinishReason.LENGTH))
@@ -73,7 +73,7 @@ async def ask(service: FrontendService, stop: str | list[str], prompt: Any = CHA
 @pytest.mark.parametrize("streamed", [True, False])
 @pytest.mark.parametrize("include", [False, True])
 async def test_they_apply_to_the_answer(tmp_path: Path, size: int, streamed: bool, include: bool) -> None:
-    """Nor does one begin in the thoughts and end behind them. Tokens are counted up to the match."""
+    """Ignore a match that begins in the reasoning and ends after it. Tokens are counted up to the match."""
     engine = FakeEngine(in_deltas(f"{THOUGHTS}. END of it.", size))
     params = {"include_stop_str_in_output": include, "logprobs": 0}
     async with thinking(tmp_path, engine) as service:
@@ -96,7 +96,7 @@ async def test_a_request_may_have_them_in_thoughts(tmp_path: Path, size: int) ->
 
 @pytest.mark.parametrize("size", [1, 5, 1000])
 async def test_without_a_match_nothing_is_lost(tmp_path: Path, size: int) -> None:
-    """What might have become a stop string comes at the end."""
+    """Send at the end what might have become a stop string."""
     async with thinking(tmp_path, FakeEngine(in_deltas(f"{THOUGHTS} EN", size))) as service:
         (answer,) = await ask(service, "END")
     assert (answer.text, answer.finish, answer.stop_reason) == ("D it is EN", FinishReason.LENGTH, None)
@@ -137,7 +137,7 @@ async def test_stop_tokens_end_thoughts(tmp_path: Path) -> None:
 
 
 async def test_what_is_raw_has_no_thoughts(tmp_path: Path) -> None:
-    """Of completions, all that the model wrote is the answer."""
+    """Treat all that the model wrote as the answer, in completions."""
     async with thinking(tmp_path, FakeEngine(in_deltas(THOUGHTS, 2))) as service:
         (answer,) = await ask(service, "END", Prompt(text="Hi"), raw=True)
     assert (answer.text, answer.stop_reason) == ("<think>Well, ", "END")

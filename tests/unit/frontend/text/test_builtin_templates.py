@@ -90,7 +90,7 @@ def shown(
 
 
 def of_model(name: str, *messages: dict[str, Any]) -> str:
-    """What the model generated of the last message."""
+    """Return the text that the model generated for the last message."""
     history = messages[:-1]
     end = shown(name, *history, {"role": "assistant", "content": "SAID"}, begin=False).rpartition("SAID")[2]
     texts = generated(
@@ -101,7 +101,7 @@ def of_model(name: str, *messages: dict[str, Any]) -> str:
 
 
 def read(parser: str, text: str, size: int, prompt: str) -> list[tuple[str, Any]]:
-    """The calls in a text that comes in deltas of so many characters."""
+    """Return the calls in a text that comes in deltas of so many characters."""
     chain = ParseChain(
         Parsers(tools=PLUGINS.factory("tool_parser", parser)),
         TOOLS,
@@ -227,7 +227,7 @@ def test_templates_take_content_as_text(name: str) -> None:
 
 @pytest.mark.parametrize("name", WITH_TOOLS)
 def test_calls_come_back(name: str) -> None:
-    """Messages with calls → template → what the model generated of them → parser → the same calls."""
+    """Take messages with calls through the template, and the model's text through the parser, to the same calls."""
     expected: list[tuple[str, Any]] = [("search_places", NESTED), ("now", {}), ("search_places", {"city": ""})]
     expected = expected if knows_several(name) else expected[:1]
     calls = [call(function, arguments, number) for number, (function, arguments) in enumerate(expected)]
@@ -255,7 +255,7 @@ def test_a_parser_knows_its_templates() -> None:
 
 
 def test_mistral_s_published_example() -> None:
-    """https://docs.mistral.ai, tokenizer v3."""
+    """Render the example of https://docs.mistral.ai, tokenizer v3."""
     tools = [{"type": "function", "function": {"name": "get_temperature", "parameters": {"type": "object"}}}]
     asked = call("get_temperature", {"location": "Paris, France"})
     asked["id"] = "9Ae3bDc2F"

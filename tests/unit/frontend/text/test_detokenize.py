@@ -167,7 +167,7 @@ def test_characters_leave_as_soon_as_they_are_whole() -> None:
 
 
 def test_a_window_never_grows() -> None:
-    """Thousands of invalid bytes: the work per token stays bounded, though no character is ever whole."""
+    """Decode thousands of invalid bytes: the work per token stays bounded, though no character is ever whole."""
 
     class Counting(_Windowed):
         decoded = 0

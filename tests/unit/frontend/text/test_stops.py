@@ -10,7 +10,7 @@ from ferrule.frontend.text.stops import StopMatcher, StopStrings
 
 
 def oracle(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
-    """The whole text at once: the first end of any stop string, then the request's order."""
+    """Search the whole text at once: the first end of any stop string, then the request's order."""
     for end in range(1, len(text) + 1):
         for stop in stops:
             if text[:end].endswith(stop):
@@ -82,7 +82,7 @@ def test_examples(pieces: list[str], stops: list[str], include: bool, text: str,
 
 
 def test_work_is_linear_for_the_worst_strings() -> None:
-    """64 strings of 1 KiB that nearly match: each character costs at most two steps per string, amortised."""
+    """Match 64 strings of 1 KiB that nearly match: each character costs at most two steps per string, amortised."""
     stops = ["a" * 1000 + str(number) for number in range(64)]
     matcher = StopMatcher(StopStrings(stops))
     out = "".join(matcher.feed("a" * 4) for _ in range(1000))

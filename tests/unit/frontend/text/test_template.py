@@ -271,7 +271,7 @@ def test_a_template_that_fails_is_a_clean_refusal(template: str, message: str) -
     ],
 )
 def test_nothing_is_computed_where_a_template_is_only_compiled(expression: str) -> None:
-    """No limit holds there: the server checks the operator's template in its own process."""
+    """Compile without running: the server checks the operator's template in its own process, where no limit holds."""
     assert compile_template(expression + "{{ name }}").reads == {"name"}
 
 

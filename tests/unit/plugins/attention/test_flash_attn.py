@@ -22,7 +22,9 @@ AMPERE = fake_caps("cuda", {"sm80"})
 
 
 def row_attention(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int], cap: float, slopes: Any) -> Any:
-    """One row: q [queries, heads, dim], k and v [keys, kv_heads, dim]; the mask ends at the bottom right corner."""
+    """Compute one row: q [queries, heads, dim], k and v [keys, kv_heads, dim]; the mask ends at the bottom right
+    corner.
+    """
     group = q.shape[1] // k.shape[1]
     k, v = (x.repeat_interleave(group, 1).float() for x in (k, v))
     scores = torch.einsum("qhd,khd->hqk", q.float(), k) * scale
@@ -39,7 +41,7 @@ def row_attention(q: Any, k: Any, v: Any, scale: float, window: tuple[int, int],
 
 
 def from_pages(cache: Any, table: Any, length: int) -> Any:
-    """The first `length` tokens of pages [blocks, page, kv_heads, dim] that a row's table names, in order."""
+    """Return the first `length` tokens of pages [blocks, page, kv_heads, dim] that a row's table names, in order."""
     pages = -(-length // cache.shape[1])
     return cache[table[:pages].long()].flatten(0, 1)[:length]
 
@@ -49,7 +51,7 @@ def flash_attn_varlen_func(
     window_size=(-1, -1), softcap=0.0, alibi_slopes=None, deterministic=False, return_attn_probs=False,
     block_table=None,
 ):  # fmt: skip
-    """Of version 2.8."""
+    """Stand in for the function of version 2.8."""
     assert causal
     assert k.shape[1] % 256 == 0
     assert k.stride(-1) == 1
@@ -73,7 +75,7 @@ def flash_attn_with_kvcache(
     causal=False, window_size=(-1, -1), attention_chunk=0, softcap=0.0, rotary_interleaved=True,
     scheduler_metadata=None, num_splits=0, pack_gqa=None, sm_margin=0, return_softmax_lse=False,
 ):  # fmt: skip
-    """Of version 3, as the module in `hopper/` has it."""
+    """Stand in for the function of version 3, as the module in `hopper/` has it."""
     assert causal
     assert k is None
     assert {x.dtype for x in (cache_seqlens, page_table, cu_seqlens_q)} == {torch.int32}

@@ -22,7 +22,7 @@ GPU = fake_caps("cuda", {"sm90"})
 
 
 class Wrapper:
-    """What both have: rows of pages in the layout NHD, [pages, 2, page_size, kv_heads, dim]."""
+    """The common part of both wrappers: rows of pages in the layout NHD, [pages, 2, page_size, kv_heads, dim]."""
 
     made: ClassVar[int] = 0
 

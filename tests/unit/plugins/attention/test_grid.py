@@ -68,7 +68,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, options: dict[
 
 
 def test_pieces_get_smaller_as_the_context_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The scores that are held at once have a bound; what comes out does not depend on it."""
+    """Bound the scores that are in memory at once; the result does not depend on the bound."""
     layout, options = layout_of([(30, 45), (1, 20), (7, 7)], 4, 0), AttentionOptions(scale=0.3, soft_cap=3.0)
     attention = CpuAttention()
     cache = torch.randn(attention.cache_shape(LayerCache(CacheGroup("full", 4), 2, DIM), 40))

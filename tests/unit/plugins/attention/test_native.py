@@ -33,7 +33,7 @@ COMPUTED = pytest.mark.parametrize(
 
 @pytest.fixture
 def kernels(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The library that is installed, or one whose tile registers are emulated."""
+    """Use the installed library, or one whose tile registers are emulated."""
     if request.param != "installed":
         loaded = request.getfixturevalue("emulated_kernels")
         monkeypatch.setattr(library, "load", lambda: loaded)
@@ -197,7 +197,7 @@ def test_a_row_has_the_same_bits_in_any_batch(more: dict[str, object], dtype: to
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("cache_type", ["fp8", "fp8_e5m2"])
 def test_a_cache_of_eight_bits_is_what_it_was_rounded_to(cache_type: str, dtype: torch.dtype) -> None:
-    """The definition over rounded keys and values, and the same bits however the prompt is cut."""
+    """Equal the definition over rounded keys and values, with the same bits however the prompt is cut."""
     for more in ({}, {"window": 37}, {"soft_cap": 5.0}):
         world = World(6, 2, 80, 150, dtype, options(80, **more), cache_type=cache_type)
         whole = world.run(0, 150)
@@ -212,7 +212,7 @@ def test_a_cache_of_eight_bits_is_what_it_was_rounded_to(cache_type: str, dtype:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("cache_type", ["fp8_e4m3", "fp8_e5m2"])
 def test_each_number_is_rounded_as_torch_does(cache_type: str, dtype: torch.dtype) -> None:
-    """A token alone sees its own value: all of bfloat16's numbers, and what lies half way between two of 8 bits."""
+    """Let a token alone see its own value: all of bfloat16's numbers, and those half way between two of 8 bits."""
     values = torch.arange(1 << 16).to(torch.uint16).view(torch.bfloat16)
     stored = CpuNativeAttention.cache_type(cache_type, dtype)
     every = torch.arange(256).to(torch.uint8).view(stored).float()
@@ -267,7 +267,7 @@ def test_an_infinite_score_stays_in_its_row(size: int, dtype: torch.dtype) -> No
 @pytest.mark.usefixtures("kernels")
 @pytest.mark.parametrize("size", [40, 1])
 def test_a_score_that_is_far_below_the_largest_has_no_weight(size: int, dtype: torch.dtype) -> None:
-    """Weights are exactly zero: they do not become the smallest numbers of their type."""
+    """Give weights of exactly zero, which do not become the smallest numbers of their type."""
     world = World(2, 2, 16, 40, dtype, options(16))
     world.q[:], world.k[:], world.k[3] = 1.0, -20.0, 20.0
     expected = world.v[3].expand(37, 2, 16)
@@ -297,7 +297,7 @@ def test_what_it_refuses(change: dict[str, object], said: str) -> None:
 
 @pytest.fixture
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A home without built kernels, and none beside the package."""
+    """Make a home without built kernels, and none beside the package."""
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(library, "_installed", lambda *_: None)
     library.load.cache_clear()

@@ -42,7 +42,7 @@ class TestConformance(AttentionKit):
 
 
 def tokens(folder: Path, backend: str) -> list[int]:
-    """What greedy decoding makes of two prompts that run together, one of which comes in pieces."""
+    """Decode greedily two prompts that run together, one of which comes in pieces."""
     env = Environment(cpu_kvcache_space=0.01)
     config = resolve(
         Config(
@@ -107,7 +107,7 @@ def test_a_model_gives_the_tokens_of_the_reference(family: str, tmp_path: Path) 
 
 
 def test_layers_leave_norms_rotation_and_cache_to_one_kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where layers have Triton's kernels: on a GPU, or here by asking for them. Then nothing is written apart."""
+    """Write nothing separately where layers have Triton's kernels: on a GPU, or here by asking for them."""
     folder = tiny_checkpoint("qwen3", tmp_path)
     wanted = tokens(folder, "torch_sdpa")
     kernels = Kernels((replace(triton_layers(), late=False),))

@@ -35,7 +35,7 @@ def words(count: int) -> str:
 
 
 def share(folder: Path, *talks: tuple[int, ...]) -> str:
-    """A file of conversations, with so many words in each turn."""
+    """Write a file of conversations, with so many words in each turn."""
     file = folder / "share.json"
     file.write_text(json.dumps([{"conversations": [{"from": "x", "value": words(n)} for n in talk]} for talk in talks]))
     return str(file)

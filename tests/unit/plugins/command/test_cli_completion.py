@@ -24,7 +24,9 @@ def commands() -> dict[str, Any]:
 
 @pytest.fixture
 def complete(commands: dict[str, Any], tmp_path: Path) -> Callable[..., list[str]]:
-    """What bash offers for the words of a command line, the last of which is being written."""
+    """Return a function that returns what bash offers for the words of a command line, the last of which is being
+    written.
+    """
     script = tmp_path / "ferrule.bash"
     script.write_text(bash(commands))
 

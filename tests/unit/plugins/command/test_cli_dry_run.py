@@ -19,7 +19,7 @@ from ferrule_plugins.load_format.safetensors import Safetensors
 
 @pytest.fixture(autouse=True)
 def listing(monkeypatch: pytest.MonkeyPatch) -> dict[str, list[str]]:
-    """The files of repositories by name; those of others cannot be known now."""
+    """Return the files of repositories by name; those of others cannot be known now."""
     found: dict[str, list[str]] = {}
     monkeypatch.setattr(HuggingFace, "files", lambda hub, repository: found.get(repository.name))
     monkeypatch.setattr(HuggingFace, "fetch", lambda *given: pytest.fail("the model was fetched"))
@@ -32,7 +32,7 @@ def run(capsys: pytest.CaptureFixture[str], *argv: str) -> str:
 
 
 def rows(text: str) -> dict[str, list[str]]:
-    """First column → the others."""
+    """Return the other columns by the first one."""
     return {line.split()[0]: line.split()[1:] for line in text.splitlines() if line.startswith("  ")}
 
 

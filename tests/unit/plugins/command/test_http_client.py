@@ -17,7 +17,7 @@ SSE = "text/event-stream"
 
 @asynccontextmanager
 async def saying(body: bytes, content_type: str = SSE, status: str = "200 OK", length: int = 0) -> AsyncIterator[str]:
-    """The URL of a server that says the same to everybody."""
+    """Run a server that answers the same to everybody, and yield its URL."""
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")

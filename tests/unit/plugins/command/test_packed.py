@@ -43,7 +43,7 @@ def plugins() -> Plugins:
 
 @pytest.fixture(scope="module")
 def source(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Folders of tiny checkpoints, each made once."""
+    """Return a function that makes folders of tiny checkpoints, each once."""
     made: dict[str, Path] = {}
 
     def folder(name: str) -> Path:
@@ -79,7 +79,7 @@ def loaded_from(folder: Path, plugins: Plugins, **model: Any) -> Loaded:
 
 
 def same(one: Loaded, other: Loaded) -> int:
-    """How many matrices are packed alike, byte by byte, with everything else that the models hold."""
+    """Count the matrices that are packed alike, byte by byte, like everything else in the models."""
     assert isinstance(one.model, torch.nn.Module)
     assert isinstance(other.model, torch.nn.Module)
     count, parts = 0, dict(other.model.named_modules())
@@ -161,7 +161,7 @@ def test_tokens_and_their_logprobs_have_the_same_bits(
 def test_layers_that_are_not_packed_are_kept_beside(
     source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
-    """The head of this checkpoint is float32, in an order of oneDNN's: it is written as it came."""
+    """Write the head of this checkpoint as it came: it is float32, in an order of oneDNN's."""
     made, out = tmp_path / "made", tmp_path / "out"
     quantized_checkpoint(source("llama"), made, "gptq")
     assert pack(plugins, made, out, "--dtype", "float32") == 0
@@ -226,7 +226,7 @@ def test_the_folder_stands_for_itself(
 def test_what_a_link_leads_out_to_is_not_copied(
     source: Callable[[str], Path], plugins: Plugins, tmp_path: Path
 ) -> None:
-    """A folder that a hub's cache made has links to blobs of the same repository."""
+    """Copy only links to blobs of the same repository, as a hub's cache makes them."""
     folder, secret = tmp_path / "models--x" / "snapshots" / "0", tmp_path / "secret"
     shutil.copytree(source("llama"), folder)
     blob = tmp_path / "models--x" / "blobs" / "1"
@@ -392,7 +392,7 @@ def test_a_table_without_a_tied_model(source: Callable[[str], Path], plugins: Pl
 
 
 def test_factors_that_are_no_numbers_are_told(source: Callable[[str], Path], plugins: Plugins, tmp_path: Path) -> None:
-    """Weights that were quantized before have factors: what the rounding of their scales took."""
+    """Report damaged factors, which weights that were quantized before have: what the rounding of their scales took."""
     made, out = tmp_path / "made", tmp_path / "out"
     quantized_checkpoint(source("llama"), made, "int8")
     assert pack(plugins, made, out, "--dtype", "bfloat16") == 0

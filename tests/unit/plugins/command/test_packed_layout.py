@@ -103,7 +103,7 @@ def test_layers_that_no_form_names_are_left() -> None:
 
 @pytest.mark.parametrize("form", [None, Form(8)])
 def test_no_layer_but_a_tied_head_has_the_table(form: Form | None) -> None:
-    """Nor a projection within a layer, which nothing asks whether it is a head."""
+    """Refuse the table also for a projection within a layer, which nothing asks whether it is a head."""
     method = FerrulePacked(stated({"qkv_proj.q_proj": LayerForm(form, table=True)}, torch.bfloat16, None))
     layer = MergedLinear(64, {"q_proj": 64, "k_proj": 64, "v_proj": 64})
     with pytest.raises(CheckpointError, match="not tied"):
@@ -119,7 +119,9 @@ WEIGHT = (torch.arange(83 * 128) * 37 % 241 - 120).view(83, 128)
 
 
 def ordered(number: int, block: torch.Tensor, together: int) -> torch.Tensor:
-    """A panel's weights [channels, inputs] in an order; `together` neighbouring inputs of a channel are never apart."""
+    """Return a panel's weights [channels, inputs] in an order; `together` neighbouring inputs of a channel stay
+    together.
+    """
     if number == 1:
         return block.unflatten(1, (-1, together)).transpose(0, 1).flatten()
     return block.unflatten(1, (-1, 16, together)).unflatten(0, (-1, 16)).permute(2, 0, 3, 1, 4).flatten()
@@ -134,7 +136,7 @@ def dense_bytes(number: int) -> torch.Tensor:
 
 
 def integer_bytes(number: int, scales: torch.Tensor) -> torch.Tensor:
-    """8 bits in groups of 64; channels that are not there are zeros."""
+    """Pack 8 bits in groups of 64; missing channels are zeros."""
     parts = []
     for panel, scale in zip(panels(WEIGHT + 128), panels(scales), strict=True):
         for group in range(2):
@@ -144,7 +146,7 @@ def integer_bytes(number: int, scales: torch.Tensor) -> torch.Tensor:
 
 
 def nibbles(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """4 bits in groups of 32: of eight inputs the first four are in the lower halves of four bytes."""
+    """Pack 4 bits in groups of 32: of eight inputs the first four are in the lower halves of four bytes."""
     parts = []
     for panel, scale in zip(panels(weight), panels(scales), strict=True):
         for group in range(4):
@@ -155,7 +157,7 @@ def nibbles(weight: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 
 def test_the_order_of_bytes_is_that_of_the_layout() -> None:
-    """When this fails an order has changed, which then takes a new number."""
+    """Notice an order that has changed, which then needs a new number."""
     scales = (torch.arange(83 * 4) % 8 + 1).view(83, 4) / 64
     four = PackedMatrix((WEIGHT % 16 - 8).to(torch.int8), Form(4, 32), None, Workspace(), scales)
     assert torch.equal(four.packed, nibbles(WEIGHT % 16, scales))

@@ -62,7 +62,7 @@ def test_a_broken_promise_is_one_line_with_the_reason(check):
 
 
 def test_a_plugin_of_which_nothing_can_be_proved_fails(site, capsys):
-    """A model that no sample exists for: silence would look like success."""
+    """Fail for a model that no sample exists for: silence would look like success."""
     from tools.wheels import Distribution
 
     source = "from ferrule_plugins.model.llama import Llama\nclass Mine(Llama):\n    pass\n"
@@ -123,7 +123,7 @@ def test_whatever_a_plugin_does_is_told(check, source, options, told):
 
 
 def test_what_it_started_ends_with_it(check, tmp_path):
-    """A process that a plugin leaves behind is ended with its check."""
+    """End a process that a plugin leaves behind with its check."""
     told = tmp_path / "pid"
     start = "left = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(900)'])"
     source = f"import pathlib, subprocess, sys\n{start}\npathlib.Path({str(told)!r}).write_text(str(left.pid))\n"
@@ -132,7 +132,7 @@ def test_what_it_started_ends_with_it(check, tmp_path):
 
 
 def _has_ended(pid: int) -> bool:
-    """Gone, or there for nobody but whoever adopted it."""
+    """Return whether a process is gone, or only waits to be reaped."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -175,7 +175,7 @@ def test_usage(check):
 
 
 def test_it_needs_neither_pytest_nor_hypothesis(site):
-    """The kits ship with the server."""
+    """Run the kits with the server alone: they ship with it."""
     site.install(policy("mine-dist"))
     hidden = "import sys\nsys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
     script = hidden + (

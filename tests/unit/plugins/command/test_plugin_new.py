@@ -95,7 +95,7 @@ def test_nothing_is_overwritten(plugins: Plugins, here: Path) -> None:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_is_written_under_any_name(plugins: Plugins, here: Path, kind: str) -> None:
-    """Also under names that the template's own words are made of."""
+    """Write each kind also under names that the template's own words are made of."""
     for name in ("my-example", "none", kind.replace("_", "-"), "default", "ExampleThing"):
         if name in plugins.names(kind):
             continue

@@ -329,7 +329,7 @@ def test_it_is_made_lasting_before_a_row_counts(path: Path, monkeypatch: pytest.
 
 
 class Clerk:
-    """Answers of a script. `held` are rows that wait for `go`."""
+    """A server with scripted answers. `held` are rows that wait for `go`."""
 
     def __init__(self, statuses: dict[str, list[int]] | None = None, held: Sequence[str] = ()) -> None:
         self.statuses = statuses or {}

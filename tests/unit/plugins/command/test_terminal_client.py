@@ -468,7 +468,7 @@ def test_variables_of_others() -> None:
 
 
 def test_the_key_comes_from_the_variable_of_the_option() -> None:
-    """As documented: FERRULE_API_KEY, and the command line before it."""
+    """Read the key as documented: from FERRULE_API_KEY, and from the command line before it."""
     schema = Schema({"chat": ChatOptions})
     env = read_environment({"FERRULE_API_KEY": "k", "OPENAI_API_KEY": "other"})
     assert parse([], schema, env=env, positional=None).extra["chat"].api_key == "k"

@@ -23,7 +23,7 @@ TOOLS: tuple[dict[str, Any], ...] = (
 
 
 def plugins_of(folder: Path, kind: str, name: str, text: str, adapter: str = ADAPTER) -> Plugins:
-    """The installed plugins and those of a file with this text."""
+    """Return the installed plugins and those of a file with this text."""
     file = folder / f"{name}.py"
     file.write_text(text)
     return configured(discover(), PluginConfig(**{f"{kind}_plugin": str(file)}, plugin_adapter=adapter), Environment())
@@ -37,7 +37,7 @@ class Characters(ByteTokenizer):
 
 
 def answer(parsers: Parsers, text: str, size: int, **context: Any) -> Output:
-    """What the chain makes of a text in pieces of `size`; every character is a token."""
+    """Return the answer that the chain makes of a text in pieces of `size`; every character is a token."""
     given = ChoiceContext(**{"tools": TOOLS, "tokenizer": Characters(), **context})
     chain = ParseChain(parsers, TOOLS, given)
     events = []

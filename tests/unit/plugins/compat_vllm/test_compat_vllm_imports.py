@@ -50,7 +50,7 @@ def imports() -> Iterator[tuple[str, list[str]]]:
 
 
 class Text(SourceLoader):
-    """Loads a text as if it were a file."""
+    """A loader that loads a text as if it were a file."""
 
     def __init__(self, text: str) -> None:
         self.text = text
@@ -63,7 +63,7 @@ class Text(SourceLoader):
 
 
 def run(text: str) -> ModuleType:
-    """A file's module as the adapter makes it."""
+    """Make a file's module as the adapter does."""
     module = ModuleType("file")
     compat_vllm.prepare(module)
     loader = Text(text)

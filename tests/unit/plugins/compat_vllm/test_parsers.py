@@ -187,7 +187,7 @@ def plugins_of(folder: Path, kind: str, name: str, text: str = "", adapter: str 
 
 @pytest.fixture(autouse=True)
 def no_trace() -> Iterator[None]:
-    """No test leaves a stand-in for vLLM behind, or finds one."""
+    """Check that no test leaves a stand-in for vLLM behind, or finds one."""
     before = list(sys.meta_path)
     yield
     assert [name for name in sys.modules if name.partition(".")[0] == "vllm"] == []
@@ -208,7 +208,7 @@ def test_an_old_tool_parser_streamed(tmp_path: Path, size: int) -> None:
 
 
 def test_enforced_calls_are_json_of_the_tools(tmp_path: Path) -> None:
-    """Such a file does not say what its notation looks like, so the output is constrained to JSON."""
+    """Constrain the output to JSON, because such a file does not say what its notation looks like."""
     parser = plugins_of(tmp_path, "tool_parser", "old_tools").load("tool_parser", "square")
     context = ChoiceContext(tools=tuple(TOOLS), tool_choice="required", tokenizer=ByteTokenizer())
     chain = ParseChain(Parsers(tools=parser), TOOLS, context)

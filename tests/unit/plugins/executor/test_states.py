@@ -22,7 +22,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def start(folder: Path, max_num_seqs: int | None, room: float = 4.0, caching: bool = True) -> tuple[ModelInfo, int]:
-    """What the executor says with `room` GiB for the cache, and how many requests the scheduler will run."""
+    """Return the executor's information with `room` GiB for the cache, and how many requests the scheduler will run."""
     config = resolve(
         Config(
             model=ModelConfig(model=str(folder), dtype="float32"),

@@ -36,7 +36,7 @@ class Case:
 
 
 def paired(rows: torch.Tensor, heads: int) -> torch.Tensor:
-    """Neighbouring features in the place of halves of a head."""
+    """Put neighbouring features in the place of halves of a head."""
     return rows.reshape(heads, 2, rows.shape[0] // heads // 2, *rows.shape[1:]).swapaxes(1, 2).reshape(rows.shape)
 
 
@@ -58,7 +58,7 @@ def gpt2(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
 
 
 def by_heads(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
-    """Queries, keys and values of each head in turn, as BLOOM and GPT-NeoX have them."""
+    """Separate queries, keys and values, which BLOOM and GPT-NeoX have by heads."""
     name = name.removeprefix("transformer.")
     if "query_key_value" in name:
         heads = getattr(config, "n_head", None) or config.num_attention_heads
@@ -77,12 +77,12 @@ def falcon(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
 
 
 def stablelm(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
-    """Norms of single heads are stacked by `_convert`."""
+    """Yield tensors as they are; norms of single heads are stacked by `_convert`."""
     yield name, tensor
 
 
 def stacked_moe(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
-    """transformers 5 stacks experts, gates above ups; files have them apart."""
+    """Separate experts, gates and ups, which transformers 5 stacks."""
     if name.endswith("experts.gate_up_proj"):
         gate, up = tensor.chunk(2, 1)
         base = name.removesuffix("gate_up_proj")
@@ -154,7 +154,7 @@ def mamba2(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
 
 
 def delta(config: Any, name: str, tensor: torch.Tensor) -> Pieces:
-    """The gated delta rule: Qwen3-Next's projections taken apart, and Qwen 3.5's value heads in tiles."""
+    """Convert the gated delta rule: separate Qwen3-Next's projections, and put Qwen 3.5's value heads in tiles."""
     keys, each = config.linear_num_key_heads, config.linear_num_value_heads // config.linear_num_key_heads
     width, first = config.linear_value_head_dim, 2 * keys * config.linear_key_head_dim
 
@@ -187,7 +187,7 @@ def recipe(case: Case) -> Recipe:
 
 
 def write_checkpoint(case: Case, folder: Path) -> Any:
-    """The checkpoint as transformers has it; returns its configuration."""
+    """Write the checkpoint as transformers has it; return its configuration."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     values = {key: value for key, value in {**SIZES, **case.changes}.items() if value is not ...}
@@ -201,7 +201,7 @@ def write_checkpoint(case: Case, folder: Path) -> Any:
 
 
 def write_file(name: str, case: Case, config: Any, state: Tensors, file: Path) -> None:
-    """The same as a GGUF file of F32."""
+    """Write the same model as a GGUF file of F32."""
     writer = GGUFWriter(str(file), name)
     add_numbers(writer, config)
     for key, value in case.keys.items():
@@ -235,7 +235,7 @@ def write_file(name: str, case: Case, config: Any, state: Tensors, file: Path) -
 
 
 def stacked_norms(state: Tensors) -> dict[str, torch.Tensor]:
-    """StableLM's norms of single heads as one tensor."""
+    """Stack StableLM's norms of single heads in one tensor."""
     found: dict[str, torch.Tensor] = {}
     heads: dict[str, list[torch.Tensor]] = {}
     for name, tensor in state.items():
@@ -279,7 +279,7 @@ _NUMBERS: Mapping[str, tuple[str, ...]] = {
 
 
 def add_numbers(writer: GGUFWriter, config: Any) -> None:
-    """What the converter states of every model, where its configuration has it."""
+    """Add what the converter states of every model, where its configuration has it."""
     arch = writer.arch
     for key, names in _NUMBERS.items():
         value = next((each for name in names if (each := getattr(config, name, None)) is not None), None)
@@ -305,7 +305,7 @@ def add_numbers(writer: GGUFWriter, config: Any) -> None:
 
 
 def llama3_divisors(rope: Mapping[str, Any], width: int) -> torch.Tensor:
-    """The tensor `rope_freqs` of Llama 3's rotation."""
+    """Return the tensor `rope_freqs` of Llama 3's rotation."""
     found = []
     for index in range(0, width, 2):
         frequency = rope["rope_theta"] ** -(index / width)

@@ -28,7 +28,7 @@ def entry(key: str, value: Any) -> bytes:
 
 
 def tensor(name: str, shape: Sequence[int], kind: int, offset: int) -> bytes:
-    """`shape` as files have it: inputs first."""
+    """Return the entry of a tensor. `shape` is as files have it: inputs first."""
     return text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *shape, kind, offset)
 
 
@@ -39,7 +39,7 @@ def file(
     version: int = 3,
     counts: tuple[int, int] | None = None,
 ) -> bytes:
-    """A file with `data` bytes of tensors."""
+    """Return a file with `data` bytes of tensors."""
     num_tensors, num_entries = counts or (len(tensors), len(metadata))
     head = b"GGUF" + struct.pack("<IQQ", version, num_tensors, num_entries) + b"".join((*metadata, *tensors))
     return head + bytes(-len(head) % 32) + bytes(index % 251 for index in range(data))

@@ -37,7 +37,7 @@ PROMPT = torch.randint(5, 300, (30,), generator=torch.Generator().manual_seed(3)
 
 
 def of(recipe: str, change: Any = None, keys: Mapping[str, Any] | None = None, **changes: Any) -> Case:
-    """A recipe of the test kit, with changes to what its file can say."""
+    """Return a recipe of the test kit, with changes to what its file can say."""
     own = RECIPES[recipe]
     return Case(own.model_type, {**own.changes, **changes}, change, keys or {}, own.seed, own.attention)
 
@@ -212,7 +212,9 @@ def _one_thread() -> Iterator[None]:
 
 
 def logits(folder: Path, tensors: Any) -> torch.Tensor:
-    """After each of the prompt's last tokens, of the model in a folder with the weights that `tensors` reads for it."""
+    """Return the logits after each of the prompt's last tokens, of the model in a folder with the weights that
+    `tensors` reads for it.
+    """
     config = checkpoint.read(folder)
     plugin = load("model", config["architectures"][0])
     config = checkpoint.completed(config, plugin.config_names, plugin.config_defaults)
@@ -260,7 +262,7 @@ def test_a_file_computes_what_its_checkpoint_does(name: str, tmp_path: Path) -> 
 
 
 def write_floats(source: Path, file: Path) -> None:
-    """What `ferrule quantize --ignore .*` writes."""
+    """Write what `ferrule quantize --ignore .*` writes."""
     chosen = resolve(Config(model=ModelConfig(model=str(source), dtype="float32")))
     write(source, file, MIXES["q8_0"], outline(chosen, discover()), ignore=[".*"])
 
@@ -330,7 +332,7 @@ def test_outputs_of_the_gated_delta_rule_are_a_matrix(tmp_path: Path) -> None:
 
 
 def test_quantized_columns_are_ordered_by_heads() -> None:
-    """As are their scales, one of which 32 columns have; heads that take groups apart are refused."""
+    """Order their scales too, one of which 32 columns have; refuse heads that split groups."""
     heads = ValueHeads(groups=2, each=3, width=64, first=0, tiled=True)
     wide = torch.randn(4, 6 * 64, generator=torch.Generator().manual_seed(1))
     scales = wide[:, ::32].contiguous()
@@ -342,7 +344,7 @@ def test_quantized_columns_are_ordered_by_heads() -> None:
 
 
 def phi3_file(folder: Path, **changes: Any) -> Path:
-    """A family whose file has queries, keys and values in one tensor."""
+    """Write a file of a family that has queries, keys and values in one tensor."""
     case = of("phi3", **changes)
     config, state = c.write_checkpoint(case, folder / "checkpoint")
     c.write_file("phi3", case, config, state, folder / "model.gguf")

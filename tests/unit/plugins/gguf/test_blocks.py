@@ -25,14 +25,14 @@ def test_types_have_the_sizes_of_ggml() -> None:
 
 
 def random_rows(kind: str, rows: int = 5, width: int = 512) -> np.ndarray:
-    """Blocks of any bits."""
+    """Return blocks of any bits."""
     size, num_bytes = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
     return np.random.default_rng(7).integers(0, 256, (rows, width // size * num_bytes), dtype=np.uint8)
 
 
 @pytest.fixture(params=["kernel", "torch"])
 def reading(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Blocks are read by the compiled kernel, or as where there is none."""
+    """Read blocks by the compiled kernel, or as where there is none."""
     assert blocks._compiled(torch.empty(1, 1, dtype=torch.uint8))
     if request.param == "torch":
         monkeypatch.setattr(blocks, "_compiled", lambda rows: False)
@@ -72,7 +72,7 @@ def test_kernel_and_torch_read_the_same_parts(kind: str, monkeypatch: pytest.Mon
 @pytest.mark.parametrize("kind", blocks.BITS)
 @pytest.mark.parametrize("rows", [150, 64, 3])
 def test_blocks_are_packed_as_their_parts_are(kind: str, rows: int) -> None:
-    """In pieces: panels, and what is left."""
+    """Pack in pieces: panels, and what is left."""
     given, form = torch.from_numpy(random_rows(kind, rows=2 * rows)) & 0x3F, form_of(kind)  # numbers are finite
     given = given[::2]
     parts, number = decode(kind, given), next(each for each, found in TYPES.items() if found.name == kind)

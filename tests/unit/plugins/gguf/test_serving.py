@@ -47,7 +47,7 @@ KINDS = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", *RANDOM_SCALES)
 
 
 def quantized(weight: np.ndarray, kind: str) -> np.ndarray:
-    """The weight in blocks; of types that the oracle cannot make, random blocks of the same size."""
+    """Return the weight in blocks; of types that the oracle cannot make, random blocks of the same size."""
     number = GGMLQuantizationType[kind]
     if kind not in RANDOM_SCALES:
         return quants.quantize(weight, number)
@@ -67,7 +67,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dic
 
 
 def write(checkpoint: Any, file: Path, kind: str, mixed: str | None = None, head: str | None = None) -> Path:
-    """The checkpoint with matrices of one type, or its values of another; with a `head` of that type it is not tied."""
+    """Write the checkpoint with matrices of one type, or its values of another; with a `head` of that type it is not
+    tied.
+    """
     folder, config, state = checkpoint
     writer = GGUFWriter(str(file), "qwen3")
     c.add_numbers(writer, config)
@@ -139,7 +141,9 @@ def test_each_type_is_multiplied_by_nearly_as_by_its_floats(kind: str, checkpoin
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_weights_are_exactly_the_files(kind: str, checkpoint: Any, tmp_path: Path) -> None:
-    """Activations that are rounded to themselves give the products of the file's floats, but for sums of float32."""
+    """Multiply activations that are rounded to themselves: the products are those of the file's floats, but for sums of
+    float32.
+    """
     weight = torch.from_numpy(quantized(checkpoint[2]["model.layers.0.mlp.down_proj.weight"].float().numpy(), kind))
     found = layer(loaded(write(checkpoint, tmp_path / "model.gguf", kind)).model, "layers.0.mlp.down_proj")
     x = torch.randint(-127, 128, (5, 512), generator=torch.Generator().manual_seed(1)).float()
@@ -166,7 +170,7 @@ def test_memory_is_that_of_the_file(kind: str, checkpoint: Any, tmp_path: Path) 
 
 
 def test_types_may_differ_within_a_merged_layer(checkpoint: Any, tmp_path: Path) -> None:
-    """Each projection is then kept as it is in the file, and computes what it does alone."""
+    """Keep each projection as it is in the file, and compute what it computes alone."""
     x = torch.randn(3, 256, generator=torch.Generator().manual_seed(1)).bfloat16()
     alike = layer(loaded(write(checkpoint, tmp_path / "alike.gguf", "Q4_0")).model, "layers.0.self_attn.qkv_proj")
     for mixed in ("Q6_K", "Q4_K", "F32"):
@@ -247,7 +251,7 @@ def test_a_scale_that_is_no_number_is_refused_with_its_layer(
 
 
 def stored_table(file: Path) -> torch.Tensor:
-    """The embedding of a file, float32."""
+    """Return the embedding of a file, float32."""
     model = read_model([file])
     info = model.tensors["token_embd.weight"]
     return decode(info.type.name, stored(info, map_file(file))).widened()
@@ -285,7 +289,7 @@ def test_a_tied_embedding_has_its_own_table_where_no_kernel_is(
 
 
 def test_a_layer_that_will_be_on_a_gpu_gets_numbers() -> None:
-    """Its weights are not there yet when it is asked what it stores; the CPU's kernel takes blocks."""
+    """Ask the layer what it stores before its weights are there; the CPU's kernel takes blocks."""
     stored = []
     for kernels in (cpu_kernels(), cuda_kernels()):
         with using(kernels):

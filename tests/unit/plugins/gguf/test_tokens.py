@@ -32,7 +32,7 @@ NORMAL, UNKNOWN, CONTROL, USER, BYTE = 1, 2, 3, 4, 6
 
 
 def opened(metadata: Mapping[str, Any], folder: Path) -> Any:
-    """The tokenizer of a file with this metadata, as the server opens it."""
+    """Return the tokenizer of a file with this metadata, as the server opens it."""
     content, settings = read_tokenizer(Vocabulary(described(metadata)))
     (folder / "tokenizer.json").write_bytes(msgspec.json.encode(content))
     (folder / "tokenizer_config.json").write_bytes(msgspec.json.encode(settings))
@@ -112,7 +112,7 @@ def test_texts_are_cut_as_the_published_models_do(pre: str, tmp_path: Path) -> N
 
 
 def of_spm(prefix: bool) -> tuple[Tokenizer, dict[str, Any]]:
-    """SentencePiece's BPE as transformers writes it, and the same as a file has it."""
+    """Return SentencePiece's BPE as transformers writes it, and the same as a file has it."""
     pieces = ["\u2581", *"abcdefghijklmnopqrstuvwxyz.,!?'0123456789TIW"]
     merged = [
         "\u2581t",

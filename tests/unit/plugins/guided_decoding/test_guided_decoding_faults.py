@@ -22,7 +22,7 @@ CLOSED = {**NAMED, "additionalProperties": False}
 
 
 def allows(name: str, form: Form, text: str) -> bool | None:
-    """None: refused."""
+    """Return whether a backend allows a text; None if it refuses the form."""
     backend = discover().make("guided_decoding", name, VOCABULARY)
     spec = GrammarSpec(form=form)
     if backend.refuses(spec) is not None:
@@ -113,7 +113,7 @@ def test_white_space_is_white_space() -> None:
 
 @pytest.mark.advisory("libraries-of-guided-decoding")
 def test_guidance_bounds_the_states_of_one_output() -> None:
-    """Each text of 20 letters is another state of this pattern."""
+    """Follow a pattern of which each text of 20 letters is another state."""
     backend = discover().make("guided_decoding", "guidance", VOCABULARY)
     grammar = backend.load(backend.compile(GrammarSpec(form=Regex("[ab]*a[ab]{20}"))))
     source, mask = random.Random(0), np.zeros((1, VOCABULARY.words), np.int32)
@@ -131,7 +131,7 @@ def test_guidance_bounds_the_states_of_one_output() -> None:
 @pytest.mark.parametrize("pattern", ["^a$", "^(a)$", "^(?:a|b)$", "^a|b$", "^[ab]$", "^a"])
 @pytest.mark.parametrize("more", [{}, {"type": "object"}, {"required": ["a"]}])
 def test_guidance_takes_names_that_a_pattern_matches_too(pattern: str, more: dict[str, object]) -> None:
-    """The value of such a property follows both schemas, and no name comes twice."""
+    """Apply both schemas to the value of such a property, and allow no name twice."""
     source = {
         "properties": {"a": {"type": "integer"}, "c": {"type": "integer"}},
         "patternProperties": {pattern: {"minimum": 3}},
@@ -193,7 +193,7 @@ CHARACTERS = ("é", "日", "\U0001f600", "/", "\n", "\x1b", "\x7f", '"', "\\", "
 
 
 def spellings(char: str) -> set[str]:
-    """A character as JSON may write it in a string."""
+    """Return a character as JSON may write it in a string."""
     units = char.encode("utf-16-be").hex()
     numbers = "".join(f"\\u{units[at : at + 4]}" for at in range(0, len(units), 4))
     short = {"/": "\\/", "\n": "\\n"}.get(char, json.dumps(char, ensure_ascii=False)[1:-1])
@@ -206,7 +206,7 @@ WORDS = vocabulary((*MERGED, "\U0001f600"))
 @pytest.mark.parametrize("name", BACKENDS)
 @pytest.mark.parametrize("schema", STRINGS, ids=range(3))
 def test_what_begins_as_an_escape_is_the_character_that_it_names(name: str, schema: dict[str, object]) -> None:
-    """Every spelling may be written, or it cannot be begun: none turns into another character."""
+    """Allow every spelling, or do not allow its beginning: none turns into another character."""
     backend = discover().make("guided_decoding", name, WORDS)
     if backend.refuses(spec := GrammarSpec(form=Json(schema))) is not None:
         return

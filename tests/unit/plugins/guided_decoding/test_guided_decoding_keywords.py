@@ -79,7 +79,7 @@ def test_the_grid_is_right(row: Row) -> None:
 
 
 def test_what_people_ask_for_is_not_refused() -> None:
-    """Refusing everything would be correct: these are enforced."""
+    """Enforce these: refusing everything would be correct."""
     common = {
         "type": "object",
         "title": "Person",

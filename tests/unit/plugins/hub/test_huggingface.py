@@ -289,7 +289,7 @@ def test_what_cannot_be_a_repository_id_never_reaches_the_hub(name: str) -> None
 
 
 def gguf_file(kind: int) -> bytes:
-    """A model of one tensor, whose type is `kind`."""
+    """Return a model of one tensor, whose type is `kind`."""
     numbers = {"block_count": kind, "embedding_length": 32, "attention.head_count": 1}
     keys = [entry("general.architecture", "llama"), *(entry(f"llama.{key}", n) for key, n in numbers.items())]
     return file(keys, [tensor("token_embd.weight", (32, 4), 0, 0)], 512)
@@ -357,7 +357,7 @@ class Shelf(ModelHub):
 
 @pytest.fixture
 def shelf(site: Any, tmp_path: Path) -> Path:
-    """A model on the shelf, and the stranger's package that finds it."""
+    """Put a model on the shelf, and install the stranger's package that finds it."""
     entry = {"ferrule.v1.hub": {"shelf": "shelf_hub:Shelf"}}
     site.install(Distribution(name="shelf-hub", entry_points=entry, files={"shelf_hub.py": SHELF}))
     folder = tmp_path / "shelf" / "small" / "v2"
@@ -417,7 +417,7 @@ class Silent(Acme):
 
 @pytest.fixture
 def formats(site: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A package with two formats, a broken one, and a hub whose repositories are folders."""
+    """Install a package with two formats, a broken one, and a hub whose repositories are folders."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     entry = {
         "ferrule.v1.load_format": {"acme": "acme_f:Acme", "silent": "acme_f:Silent", "broken": "nowhere:Broken"},

@@ -42,7 +42,7 @@ def pickled(folder: Path) -> None:
 
 
 def ggml(folder: Path) -> None:
-    """Of a model that is as small as one can be."""
+    """Write a model that is as small as one can be."""
     writer = gguf.GGUFWriter(str(folder / "model.gguf"), "llama")
     writer.add_block_count(1)
     for key in ("context_length", "embedding_length", "feed_forward_length", "head_count", "head_count_kv"):

@@ -52,7 +52,7 @@ def test_a_file_is_mapped_anew_for_every_few_tensors(tmp_path, monkeypatch):
 
 
 def shard(folder, save, single, ending):
-    """Two files with an index, as transformers writes them."""
+    """Write two files with an index, as transformers does."""
     files = {f"w-1{ending}": ["a.weight"], f"w-2{ending}": ["b.weight", "c"]}
     for file, names in files.items():
         save({name: WEIGHTS[name] for name in names}, str(folder / file))
@@ -307,7 +307,7 @@ def test_an_index_that_does_not_fit_its_files(tmp_path, source, save, single, en
     (PyTorchFiles(), torch.save, "pytorch_model.bin"),
 ])  # fmt: skip
 def test_damage_is_refused_or_changes_values_only(tmp_path, source, save, name, kind):
-    """Whatever byte is wrong: a CheckpointError, or tensors of the same names, shapes and types."""
+    """Raise CheckpointError, or read tensors of the same names, shapes and types, whatever byte is wrong."""
     file = tmp_path / name
     save(WEIGHTS, str(file))
     whole, draw, refused = file.read_bytes(), random.Random(7), 0

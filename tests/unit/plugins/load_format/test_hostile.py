@@ -103,7 +103,7 @@ def test_shapes_that_no_tensor_can_have(tmp_path, shape):
 
 
 def test_complex_numbers_are_no_weights(tmp_path):
-    """Not every library that reads these files knows them."""
+    """Refuse complex numbers, which not every library that reads these files knows."""
     header = json.dumps({"a": {"dtype": "C64", "shape": [1], "data_offsets": [0, 8]}}).encode()
     (tmp_path / "m").write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
     with pytest.raises(CheckpointError, match="'a' has the unknown type 'C64'"):
@@ -153,7 +153,7 @@ def test_a_compressed_archive_is_not_unpacked(tmp_path, monkeypatch):
 
 
 def doubled(times, end):
-    """The pickle of a dictionary with a tuple that holds another one twice, and so on."""
+    """Return the pickle of a dictionary with a tuple that holds another one twice, and so on."""
     nested = b"".join(b"h" + bytes([place]) + b"\x86q" + bytes([place + 1]) for place in range(times))
     return b"\x80\x02}(K\x01K\x01\x86q\x00" + nested + end
 
@@ -161,7 +161,7 @@ def doubled(times, end):
 @pytest.mark.parametrize("archived", [True, False])
 @pytest.mark.parametrize("end", [b"K\x01u.", b"0X\x01\x00\x00\x00ah\x3cu."])
 def test_tuples_that_take_endless_time(tmp_path, archived, end):
-    """To hash them as names, or to show them in a message."""
+    """Refuse tuples that take endless time to hash as names, or to show in a message."""
     if archived:
         whole = zipfile.ZipFile(io.BytesIO(pickled(WEIGHTS)))
         with zipfile.ZipFile(tmp_path / "m.bin", "w") as archive:

@@ -55,7 +55,7 @@ def pack(plugins: Plugins, folder: Path, out: Path, ranks: int = 1, *more: str) 
 def served(
     folder: Path, load_format: str = "auto", model_loader_extra_config: dict[str, Any] | None = None, **model: Any
 ) -> list[Any]:
-    """Greedy tokens, and logprobs that show every bit of the logits."""
+    """Return greedy tokens, and logprobs that show every bit of the logits."""
     load = LoadConfig(
         load_format=load_format,
         model_loader_extra_config=model_loader_extra_config or {},

@@ -15,7 +15,7 @@ from ferrule_testkit.checkpoints import tiny_config
 
 
 def choosing(**changes: Any) -> list[bool]:
-    """Of a model of 6 layers."""
+    """Return which of 6 layers have an indexer."""
     config = tiny_config("glm_moe_dsa").to_dict()
     config = {**config, "num_hidden_layers": 6, "mlp_layer_types": ["dense"] * 6, "indexer_types": None, **changes}
     config = completed(config, GlmMoeDsa.config_names, GlmMoeDsa.config_defaults)

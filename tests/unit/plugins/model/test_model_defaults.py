@@ -32,7 +32,9 @@ def architecture(name: str) -> str:
 
 
 def described(cls: type[Decoder], stated: dict[str, Any], folder: Path) -> tuple[Any, ...]:
-    """All that a model takes from its configuration: numbers, rotations, and the modules and shapes of a layer."""
+    """Return all that a model takes from its configuration: numbers, rotations, and the modules and shapes of a
+    layer.
+    """
     (folder / "config.json").write_text(json.dumps(stated))
     config = checkpoint.completed(checkpoint.read(folder), cls.config_names, cls.config_defaults)
     ctx = BuildContext(config=config, dtype=torch.float32, device=torch.device("meta"), block_size=4, max_model_len=64)

@@ -14,7 +14,7 @@ LENGTHS = (3, 5, 8)
 
 
 def keys(length: int) -> torch.Tensor:
-    """[1, 2, length, 4]"""
+    """Return keys [1, 2, length, 4]."""
     return torch.arange(length * 8, dtype=torch.float32).view(length, 2, 4).permute(1, 0, 2).unsqueeze(0)
 
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_kept_is_named(cache: Any, said: str) -> None:
 
 
 class Keeps(nn.Module):
-    """Keeps the sum of what it has seen in an attribute, as some classes of the library do."""
+    """A module that keeps the sum of its inputs in an attribute, as some classes of the library do."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,7 +33,7 @@ def plugins() -> Plugins:
 
 
 def written(name: str, folder: Path) -> dict[str, Any]:
-    """The config.json of a tiny model."""
+    """Return the config.json of a tiny model."""
     if name in unpublished.MODELS:
         return dict(unpublished.MODELS[name].config)
     from transformers import AutoModelForCausalLM

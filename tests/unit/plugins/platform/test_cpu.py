@@ -19,7 +19,7 @@ from ferrule_plugins.platform.cpu import CpuPlatform, bind, describe, parse_core
 
 
 def settings(**sections: Any) -> DeviceSettings:
-    """What a plugin is given of a configuration with these sections."""
+    """Return the settings that a plugin gets of a configuration with these sections."""
     return DeviceSettings.of(resolve(Config(**sections)))
 
 

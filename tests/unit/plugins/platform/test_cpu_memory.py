@@ -20,7 +20,9 @@ GIB = 1 << 30
 
 
 def _machine(folder: Path, groups: str, **files: str) -> tuple[Path, Path]:
-    """(proc, cgroup) with 8 GiB available and 1 GiB of swap. `files`: path with __ for /, and - for a dot → text."""
+    """Make (proc, cgroup) with 8 GiB available and 1 GiB of swap. `files`: path with __ for /, and - for a dot →
+    text.
+    """
     proc, cgroup = folder / "proc", folder / "cgroup"
     (proc / "self").mkdir(parents=True)
     (proc / "meminfo").write_text(f"MemTotal: 99 kB\nMemAvailable: {8 << 20} kB\nSwapFree: {1 << 20} kB\n")
@@ -69,7 +71,7 @@ SIZE = (160 << 20) + 12345
 
 @pytest.mark.parametrize("old", [False, True])
 def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At once where there is not twice as much memory, and where the kernel does not know the advice."""
+    """Fill at once where there is not twice as much memory, and where the kernel does not know the advice."""
     monkeypatch.setattr(cpu_memory, "available", lambda: 4 * GIB if old else 2 * SIZE)
     if old:
         monkeypatch.setattr(cpu_memory, "_POPULATE_WRITE", 9999)
@@ -82,7 +84,7 @@ def test_a_cache_is_resident_and_still_zero(old: bool, monkeypatch: pytest.Monke
 
 
 def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> threading.Thread:
-    """What fills a cache behind the start, not yet begun. As in a worker, a daemon thread makes it."""
+    """Return the thread that fills a cache after the start, not yet begun. As in a worker, a daemon thread makes it."""
     threads: list[threading.Thread] = []
     started = threading.Thread.start
     monkeypatch.setattr(threading.Thread, "start", lambda thread: threads.append(thread))
@@ -94,7 +96,7 @@ def _thread(monkeypatch: pytest.MonkeyPatch, storage: list[torch.Tensor]) -> thr
 
 
 def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its pages keep what was written to them before."""
+    """Keep in the cache's pages what was written to them before."""
     storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8) for _ in range(2)]
     thread = _thread(monkeypatch, storages)
     before = _resident()
@@ -107,7 +109,9 @@ def test_where_memory_is_plenty_a_cache_is_filled_behind_the_start(monkeypatch: 
 
 
 def test_filling_rests_but_not_for_long_and_has_no_low_priority(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The program's end waits for the rest, and a low priority would hold up who waits for its locks."""
+    """Rest briefly: the program's end waits for the rest, and a low priority would hold up threads that wait for its
+    locks.
+    """
     storages = [CpuMemory(1 << 40).zeros((20 << 20,), torch.uint8)]
     thread = _thread(monkeypatch, storages)
     rests: list[tuple[float, int]] = []
@@ -134,7 +138,7 @@ def test_a_cache_that_was_let_go_is_not_filled_further(monkeypatch: pytest.Monke
 
 
 def test_the_program_waits_for_the_filling_which_ends_with_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread that is the last to hold a tensor, and is not waited for, aborts the process."""
+    """Wait for the thread: one that is the last to hold a tensor, and is not waited for, aborts the process."""
     storages = [CpuMemory(1 << 40).zeros((SIZE,), torch.uint8) for _ in range(2)]
     thread = _thread(monkeypatch, storages)
     assert not thread.daemon
@@ -160,7 +164,7 @@ def test_a_cache_is_not_filled_with_memory_that_others_took(
 
 
 def test_a_cache_that_does_not_fit_is_one_block(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Before anything is written, and when others take memory meanwhile."""
+    """Refuse it before anything is written, and when others take memory meanwhile."""
     storage = CpuMemory(1 << 40).zeros((256 << 20,), torch.uint8)
     there = iter([GIB // 2, GIB // 2, 0, 0, 0, 0])
     monkeypatch.setattr(cpu_memory, "available", lambda: next(there))

@@ -21,7 +21,7 @@ from ferrule_testkit.harness import Harness, Output
 
 
 def settings(**sections: Any) -> DeviceSettings:
-    """What a plugin is given of a configuration with these sections."""
+    """Return the settings that a plugin gets of a configuration with these sections."""
     return DeviceSettings.of(resolve(Config(**sections)))
 
 
@@ -34,7 +34,7 @@ def recorder_of(harness: Harness) -> StepRecorder | None:
 
 
 def outputs(harness: Harness) -> list[Output]:
-    """Requests that end at different times, so that there are steps of five rows and fewer; twice."""
+    """Run requests that end at different times, so that there are steps of five rows and fewer; twice."""
     engine = harness.engine(max_num_batched_tokens=40)
     found = []
     for _ in range(2):
@@ -44,7 +44,7 @@ def outputs(harness: Harness) -> list[Output]:
 
 
 def run(folder: Path, **options: Any) -> tuple[list[Any], list[int]]:
-    """What it said, and the numbers of rows that were recorded."""
+    """Return the output, and the numbers of rows that were recorded."""
     with Harness(folder, block_size=16, **options) as harness:
         said = [(output.token_ids, output.logprobs) for output in outputs(harness)]
         recorder = recorder_of(harness)
@@ -99,7 +99,7 @@ def test_every_architecture_is_recorded_or_refused(recipe: str, dtype: str, tmp_
 
 
 def test_a_model_that_reads_values_is_launched_as_it_is(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    """Experts of float32 are chosen in Python: torch multiplies by one after the other."""
+    """Launch experts of float32, which are chosen in Python: torch multiplies by one after the other."""
     caplog.set_level("INFO")
     assert same_bits("mixtral", tmp_path, dtype="float32") == []
     said = [record for record in caplog.records if "are not recorded" in record.getMessage()]
@@ -141,7 +141,7 @@ def test_the_second_step_of_as_many_rows_is_recorded() -> None:
 
 @pytest.mark.parametrize("planted", [False, True])
 def test_states_are_as_after_one_step(planted: bool) -> None:
-    """Recording computes a step, and the test of a recording computes it again."""
+    """Restore states: recording computes a step, and the test of a recording computes it again."""
     recorder, state = StepRecorder(100), torch.zeros(2)
 
     def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
@@ -205,7 +205,7 @@ def test_an_error_of_a_model_is_raised_by_the_step_that_is_launched() -> None:
 
 
 def test_one_failure_may_be_a_chance() -> None:
-    """As when a profiler holds frames of the step, and so the tensors in them."""
+    """Try again after one failure, as when a profiler holds frames of the step, and so the tensors in them."""
     recorder, held = StepRecorder(100), []
 
     def compute(inputs: list[torch.Tensor]) -> torch.Tensor:

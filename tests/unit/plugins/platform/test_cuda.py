@@ -59,7 +59,7 @@ class Numbers:
 
 
 def _config(**changes: Any) -> DeviceSettings:
-    """`changes` are fields of the sections for the cache, the scheduler and the model."""
+    """Return settings. `changes` are fields of the sections for the cache, the scheduler and the model."""
     cache, scheduler = CacheConfig.__dataclass_fields__, SchedulerConfig.__dataclass_fields__
     return DeviceSettings.of(
         resolve(
@@ -75,7 +75,7 @@ def _config(**changes: Any) -> DeviceSettings:
 def _loaded(
     numbers: Numbers, weights: float, step: float | None = None, **changes: Any
 ) -> tuple[CudaPlatform, Callable[[], int]]:
-    """A platform after loading and rehearsing, and what asks it for the cache's size."""
+    """Return a platform after loading and rehearsing, and a function that asks it for the cache's size."""
     platform, config = CudaPlatform(numbers), _config(**changes)
     platform.prepare(config)
     numbers.take(weights)
@@ -138,7 +138,7 @@ def test_a_dtype_that_it_has_not(requested: str, capability: tuple[int, int]) ->
 
 
 def test_the_cache_gets_what_weights_and_steps_leave_of_the_share() -> None:
-    """0.9 x 80 - 16 - 3; what others hold does not count, as long as it is free."""
+    """Compute 0.9 x 80 - 16 - 3; memory of other processes does not count, as long as enough is free."""
     _, cache_bytes = _loaded(Numbers(80, others=1), weights=16, step=3)
     assert cache_bytes() == pytest.approx(53 * GIB, abs=8)
 
@@ -157,7 +157,7 @@ def test_what_others_hold_is_not_given_away_twice() -> None:
 
 
 def test_two_instances_have_their_own_shares() -> None:
-    """The second is not charged for the first: both get half of the device, less what they need."""
+    """Do not charge the second for the first: both get half of the device, less what they need."""
     _, first = _loaded(Numbers(80, others=0.5), weights=10, step=2, gpu_memory_utilization=0.45)
     _, second = _loaded(Numbers(80, others=36.5), weights=10, step=2, gpu_memory_utilization=0.45)
     assert first() == second() == pytest.approx(24 * GIB, abs=8)
@@ -176,7 +176,7 @@ def test_the_rehearsal_gives_back_what_it_kept() -> None:
 
 
 def test_too_small_a_share_names_one_that_does() -> None:
-    """16 + 3 and a quarter of a GiB of 80 are 24.1 %."""
+    """Name a share: 16 + 3 and a quarter of a GiB of 80 are 24.1 %."""
     _, cache_bytes = _loaded(Numbers(80), weights=16, step=3, gpu_memory_utilization=0.2)
     with pytest.raises(ConfigError, match=r"0\.2 is 16\.00 GiB of 80\.00 GiB") as caught:
         cache_bytes()
@@ -274,7 +274,7 @@ def test_two_steps_are_in_flight() -> None:
 
 
 def test_the_cache_leaves_room_for_graphs() -> None:
-    """As many as the options ask for; none where they forbid them."""
+    """Leave room for as many as the options ask for; none where they forbid them."""
     sizes = []
     for eager in (True, False):
         device = Numbers(total=24)

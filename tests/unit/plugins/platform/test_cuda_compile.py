@@ -18,7 +18,7 @@ from ferrule_testkit.checkpoints import tiny_config, tiny_model
 
 
 def settings(**sections: Any) -> DeviceSettings:
-    """What a plugin is given of a configuration with these sections."""
+    """Return the settings that a plugin gets of a configuration with these sections."""
     return DeviceSettings.of(resolve(Config(**sections)))
 
 
@@ -38,7 +38,7 @@ def test_norms_and_blocks_beside_attention_are_compiled() -> None:
 
 
 def test_compiled_parts_are_shared_and_compute_the_same() -> None:
-    """All layers' parts, for several lengths, are compiled as few graphs."""
+    """Compile all layers' parts, for several lengths, as few graphs."""
     model = tiny_model("llama")
     ids = [torch.arange(3, 3 + length).unsqueeze(0) for length in (5, 9, 12)]
     with torch.inference_mode():

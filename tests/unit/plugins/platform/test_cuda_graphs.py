@@ -80,7 +80,7 @@ def _runner(recorder: GraphRecorder | None = None, attention: Any = None, **chan
 
 
 def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1) -> list[list[RowResult]]:
-    """Prompts of different lengths in one step, then decoding; from step 3 on, with one row less."""
+    """Run prompts of different lengths in one step, then decode; from step 3 on, with one row less."""
     prompts = [tuple(range(3 + n, 8 + 2 * n)) for n in range(rows)]
     blocks = [
         tuple(tuple(range(1 + 8 * (groups * n + g), 9 + 8 * (groups * n + g))) for g in range(groups)) for n in range(4)
@@ -106,7 +106,7 @@ def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1) -> lis
 
 
 def _alike(mine: list[list[RowResult]], theirs: list[list[RowResult]]) -> None:
-    """The same tokens, and logprobs up to what a product of another height rounds."""
+    """Check for the same tokens, and logprobs up to what a product of another height rounds."""
     for ours, others in zip(mine, theirs, strict=True):
         assert [(row.id, row.token_ids, row.error) for row in ours] == [(r.id, r.token_ids, r.error) for r in others]
         for row, other in zip(ours, others, strict=True):
@@ -116,7 +116,9 @@ def _alike(mine: list[list[RowResult]], theirs: list[list[RowResult]]) -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])
 def test_replayed_steps_give_what_launched_ones_give(rows: int) -> None:
-    """Padded or not. The tape freezes all that the host knew: lengths, tables and ids are read from the buffers."""
+    """Replay, padded or not. The tape freezes all that the host knew: lengths, tables and ids are read from the
+    buffers.
+    """
     recorder = _recorder()
     _alike(_run(_runner(recorder), rows), _run(_runner(), rows))
     assert recorder.recorded == {1: (1,), 2: (1, 2), 3: (2, 4), 4: (4,)}[rows]
@@ -147,7 +149,7 @@ def test_sliding_layers_have_tables_of_their_own() -> None:
 
 
 def test_padding_writes_nothing() -> None:
-    """`check` reads the null block; the blocks that no row has stay zero as well."""
+    """Leave the null block, which `check` reads, and the blocks that no row has at zero."""
     runner = _runner(_recorder((4,)))
     _run(runner, 1)
     (storage, _) = runner._storages
@@ -157,7 +159,9 @@ def test_padding_writes_nothing() -> None:
 
 
 def test_what_is_launched_as_it_is() -> None:
-    """Prompts, more rows than the largest graph, a context beyond the longest, a backend that cannot be recorded."""
+    """Launch prompts, more rows than the largest graph, a context beyond the longest, a backend that cannot be
+    recorded.
+    """
     few = _recorder((1, 2))
     _alike(_run(_runner(few), 4), _run(_runner(), 4))
     assert few.recorded == ()

@@ -27,7 +27,7 @@ from ferrule_testkit.checkpoints import tiny_checkpoint
 
 
 def settings(**sections: Any) -> DeviceSettings:
-    """What a plugin is given of a configuration with these sections."""
+    """Return the settings that a plugin gets of a configuration with these sections."""
     return DeviceSettings.of(resolve(Config(**sections)))
 
 
@@ -110,7 +110,7 @@ def test_what_is_moved_is_moved_once_and_counted_while_it_is_held(host: Host) ->
 
 
 def test_they_are_moved_while_others_come(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What comes later is written where it is then."""
+    """Write later tensors where their parameters are by then."""
     monkeypatch.setattr(cuda_offload, "_EVERY", 4 * MIB)
     model: Any = Layers()
 
@@ -157,7 +157,7 @@ def _open(folder: Path, **options: Any) -> Loaded:
 def test_a_model_that_is_loaded_through_it_is_the_same(
     quantization: str | None, host: Host, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Through the platform's door, at any moment of loading; layers that are packed are moved in their new form."""
+    """Move weights during loading, at any moment; layers that are packed are moved in their new form."""
     folder = tiny_checkpoint("qwen3", tmp_path / "model")
     plain = _open(folder, quantization=quantization).model
     weights = HostWeights(2**40, host.map, CPU)

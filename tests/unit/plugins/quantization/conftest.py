@@ -16,7 +16,7 @@ from ferrule_nn.ops import using
 
 @pytest.fixture(scope="module", autouse=True)
 def with_cpu_kernels(cpu_kernels: Kernels) -> Iterator[None]:
-    """Layers that are made outside of a model have the CPU's kernels."""
+    """Give layers that are made outside of a model the CPU's kernels."""
     with using(cpu_kernels):
         yield
 
@@ -33,7 +33,7 @@ def folder(tiny_llama: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def threads() -> Iterator[None]:
-    """A test that loads a model changes the number of threads of this process."""
+    """Restore the number of threads of this process, which a test that loads a model changes."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)

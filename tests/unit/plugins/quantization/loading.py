@@ -15,7 +15,7 @@ ENV = Environment(cpu_kvcache_space=0.01, cpu_omp_threads_bind="auto")
 
 
 def load_folder(folder: Path, plugins: Plugins, load_format: str = "auto", **model: Any) -> Loaded:
-    """`model`: options of the section."""
+    """Load a folder. `model`: options of the section."""
     config = resolve(
         Config(
             model=ModelConfig(**{"model": str(folder), "dtype": "float32", **model}),

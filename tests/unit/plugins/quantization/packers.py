@@ -31,7 +31,7 @@ class Numbers:
 def drawn(
     n: int, k: int, bits: int, group: int, symmetric: bool = False, seed: int = 0, shuffled: bool = False
 ) -> Numbers:
-    """Random ones, of which some reach both ends; zero points from 1 to the middle."""
+    """Draw random numbers, of which some reach both ends; zero points from 1 to the middle."""
     draw = torch.Generator().manual_seed(seed)
     groups = -(-k // group) if group else 1
     half = 1 << (bits - 1)
@@ -45,7 +45,7 @@ def drawn(
 
 
 def words(numbers: torch.Tensor, bits: int, kind: torch.dtype = torch.int32) -> torch.Tensor:
-    """[rows, numbers] as a stream of bits in each row, lowest first, in words of `kind`."""
+    """Pack [rows, numbers] as a stream of bits in each row, lowest first, in words of `kind`."""
     size = 8 * kind.itemsize
     stream = torch.stack([numbers >> bit & 1 for bit in range(bits)], dim=-1).flatten(1)
     each = stream.view(len(stream), -1, size).long()
@@ -67,7 +67,7 @@ def gptq(given: Numbers, bits: int, less: int = 1, ordered: bool = True) -> Tens
 
 
 def compressed(given: Numbers, bits: int, symmetric: bool = False, ordered: bool = False) -> Tensors:
-    """As ``pack_to_int32`` of compressed-tensors has it: the last words of a row may hold fewer numbers."""
+    """Pack as ``pack_to_int32`` of compressed-tensors: the last words of a row may hold fewer numbers."""
 
     def along(numbers: torch.Tensor) -> torch.Tensor:
         filled = torch.nn.functional.pad(numbers, (0, -numbers.shape[1] % 32))
@@ -84,7 +84,7 @@ def compressed(given: Numbers, bits: int, symmetric: bool = False, ordered: bool
 
 
 def gptq_planes(given: Numbers, bits: int) -> Tensors:
-    """Of 32 numbers first the lowest four bits of all, or two, then what is left of them."""
+    """Pack in planes: of 32 numbers first the lowest four bits of all, or two, then what is left of them."""
     planes = {2: [2], 3: [2, 1], 4: [4], 5: [4, 1], 6: [4, 2], 7: [4, 2, 1], 8: [8]}[bits]
 
     def along(numbers: torch.Tensor) -> torch.Tensor:
@@ -112,7 +112,7 @@ def awq_gemm(given: Numbers, bits: int = 4, order: list[int] | None = None) -> T
 
 
 def _filled_up(values: torch.Tensor, group: int) -> torch.Tensor:
-    """[n, groups] with zeros, to whole words, as ``calculate_zeros_width`` has it."""
+    """Pad [n, groups] with zeros, to whole words, as ``calculate_zeros_width`` has it."""
     width = -(-values.shape[1] // 8)
     times = {64: 2, 32: 4}.get(group, 1)
     return torch.nn.functional.pad(values, (0, 8 * (-(-width // times) * times) - values.shape[1]))
@@ -149,7 +149,7 @@ def awq_fast(given: Numbers, group: int) -> Tensors:
 
 
 def _marlin_places(rows: Callable[[int], list[int]], interleave: list[int]) -> list[int]:
-    """Which of 1024 numbers of four tiles stands where."""
+    """Return which of 1024 numbers of four tiles stands at each place."""
     places = []
     for thread in range(32):
         for tile in range(4):
@@ -159,7 +159,7 @@ def _marlin_places(rows: Callable[[int], list[int]], interleave: list[int]) -> l
 
 
 def _tiled(numbers: torch.Tensor, places: list[int], bits: int) -> torch.Tensor:
-    """[k, n] to words [k / 16, ...]."""
+    """Pack [k, n] to words [k / 16, ...]."""
     k, n = numbers.shape
     tiles = numbers.view(k // 16, 16, n // 16, 16).transpose(1, 2).reshape(k // 16, -1, 1024)
     return words(tiles[..., places].flatten(1), bits)
@@ -170,7 +170,7 @@ _SINGLE = [2 * i + j for i in range(4) for j in (0, 1, 8, 9, 16, 17, 24, 25)]
 
 
 def _scales(scales: torch.Tensor, order: list[int]) -> torch.Tensor:
-    """[n, groups] to [groups, n]."""
+    """Reorder scales [n, groups] to [groups, n]."""
     return scales.t().reshape(-1, len(order))[:, order].view(scales.shape[1], scales.shape[0])
 
 
@@ -181,7 +181,7 @@ def marlin(given: Numbers) -> Tensors:
 
 
 def marlin_sparse(given: Numbers, bits: int) -> Tensors:
-    """Of each four inputs the first two that are not in the middle; the others must be."""
+    """Keep of each four inputs the first two that are not in the middle of the range; the others must be."""
     n, k = given.numbers.shape
     half = 1 << (bits - 1)
     kept, meta = torch.zeros((n, k // 2), dtype=torch.int64), torch.zeros(k // 32 * 2 * n, dtype=torch.int64)
@@ -214,7 +214,7 @@ def marlin_sparse(given: Numbers, bits: int) -> Tensors:
 
 
 def qqq(given: Numbers) -> Tensors:
-    """With groups, the channels' scale is a quarter of the first group's."""
+    """Pack as QQQ: with groups, the channels' scale is a quarter of the first group's."""
 
     def rows(thread: int) -> list[int]:
         return [4 * (thread % 4) + j for j in range(4)]
@@ -235,7 +235,7 @@ def qqq(given: Numbers) -> Tensors:
 def loaded(
     method: QuantizationMethod, tensors: Mapping[str, torch.Tensor], shape: tuple[int, int], **more: Any
 ) -> Linear:
-    """A layer [n, k] of these tensors, packed."""
+    """Return a layer [n, k] of these tensors, packed."""
     holder = torch.nn.Module()
     holder.down_proj = layer = Linear(shape[1], shape[0], **more)
     assert layer.quantize("layers.0.mlp.down_proj", method)
@@ -246,7 +246,7 @@ def loaded(
 def merged(
     method: QuantizationMethod, parts: Mapping[str, Tensors], rows: Mapping[str, int], inputs: int, bias: bool = False
 ) -> Linear:
-    """A layer of several projections, packed."""
+    """Return a layer of several projections, packed."""
     holder = torch.nn.Module()
     holder.qkv_proj = layer = MergedLinear(inputs, dict(rows), bias)
     assert layer.quantize("qkv_proj", method)
@@ -261,7 +261,7 @@ def merged(
 
 
 def off(layer: Linear, meant: torch.Tensor, rows: int = 5) -> float:
-    """How far the layer's products are from those of the weights that are meant, as a share of their size."""
+    """Return the distance of the layer's products from those of the true weights, as a share of their size."""
     x = torch.randn(rows, meant.shape[1], generator=torch.Generator().manual_seed(1))
     expected = x @ meant.float().t()
     return float((layer(x) - expected).norm() / expected.norm())

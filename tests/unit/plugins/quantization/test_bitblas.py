@@ -23,7 +23,7 @@ NEAR = 5e-3
 
 
 def _bitblas(given: Numbers, bits: int, dtype: torch.dtype = torch.float16, zeros: str | None = "qzeros") -> Tensors:
-    """Of a word's numbers those of even places are in its lower half, for float16; of 2 bits bytes are in turns."""
+    """Pack as BitBLAS: numbers of even places are in a word's lower half, for float16; of 2 bits bytes are in turns."""
     numbers = given.numbers
     if dtype == torch.float16 and bits < 8:
         each = numbers.view(len(numbers), -1, 32 // bits)

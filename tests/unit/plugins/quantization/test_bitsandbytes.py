@@ -40,7 +40,7 @@ def _drawn(outputs: int, inputs: int) -> torch.Tensor:
 @pytest.mark.parametrize("inputs", [96, 40, 8])
 @pytest.mark.parametrize("nested", [False, True])
 def test_blocks_may_reach_into_the_next_output(inputs: int, nested: bool) -> None:
-    """Also where the last block and the last 256 scales are not full: 808 outputs."""
+    """Decode also where the last block and the last 256 scales are not full: 808 outputs."""
     tensors, meant = bitsandbytes(_drawn(808, inputs), nested=nested)
     layer = _loaded({**NESTED, "bnb_4bit_use_double_quant": nested}, tensors, inputs, 808)
     x = _drawn(5, inputs)
@@ -58,7 +58,7 @@ def test_what_tables_lose_in_8_bits(table: tuple[float, ...], bound: float) -> N
 
 
 def test_floats_are_made_nf4(folder: Path, plugins: Plugins) -> None:
-    """With the error that nf4 has for weights of a normal distribution, about 0.09, and no more."""
+    """Encode with the error that nf4 has for weights of a normal distribution, about 0.09, and no more."""
     plain, made = (load_folder(folder, plugins, quantization=name) for name in (None, "bitsandbytes"))
     assert isinstance(plain.model, torch.nn.Module)
     assert isinstance(made.model, torch.nn.Module)

@@ -63,7 +63,9 @@ def _meant(name: str, layer: Linear, weights: dict[str, torch.Tensor]) -> torch.
 def test_layers_multiply_by_what_the_checkpoint_means(
     folder: Path, plugins: Plugins, tmp_path: Path, name: str
 ) -> None:
-    """Merged projections, each with scales of its own. Where activations are quantized, to one part in 127 of a row."""
+    """Multiply by merged projections, each with separate scales. Where activations are quantized, to one part in 127 of
+    a row.
+    """
     weights = quantized_checkpoint(folder, tmp_path / "made", name)
     loaded = load_folder(tmp_path / "made", plugins)
     assert loaded.info.quantization is not None
@@ -88,7 +90,7 @@ def test_layers_multiply_by_what_the_checkpoint_means(
 def test_weights_may_get_their_memory_when_they_come(
     folder: Path, plugins: Plugins, tmp_path: Path, quantized: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As on a GPU: the model is the same, and before the weights come its linear layers hold nothing."""
+    """Load as on a GPU: the model is the same, and before the weights come its linear layers hold nothing."""
     if quantized == "awq":
         quantized_checkpoint(folder, tmp_path / "made", "awq")
         folder = tmp_path / "made"
@@ -113,7 +115,7 @@ def test_weights_may_get_their_memory_when_they_come(
 
 
 def _late() -> Kernels:
-    """A processor's kernels, with weights that get memory when they come."""
+    """Return a processor's kernels, with weights that get memory when they come."""
     first, *others = cpu_kernels().parts
     assert isinstance(first, LayerKernels)
     return Kernels((replace(first, late=True), *others))
@@ -129,7 +131,7 @@ def test_weights_that_never_got_memory_are_named() -> None:
 
 @pytest.mark.parametrize("method", ["fp8", "ptpc_fp8"])
 def test_fp8_from_floats(folder: Path, plugins: Plugins, method: str) -> None:
-    """On a CPU as integers, whose largest number of 32 is 127."""
+    """Quantize on a CPU as integers, whose largest number of 32 is 127."""
     loaded, floats = load_folder(folder, plugins, quantization=method), _layers(load_folder(folder, plugins))
     assert loaded.info.quantization == method
     for path, layer in _layers(loaded).items():
@@ -144,7 +146,7 @@ def test_fp8_from_floats(folder: Path, plugins: Plugins, method: str) -> None:
     ["int8", "fp8-blocks", "fp8-channels", "gptq", "awq", "mxfp8-compressed", "mxfp6-compressed", "modelopt-int4"],
 )
 def test_weights_stay_small(folder: Path, plugins: Plugins, tmp_path: Path, name: str) -> None:
-    """In bytes of a layer: scales and zero points of small groups beside the numbers."""
+    """Count a layer's bytes: scales and zero points of small groups beside the numbers."""
     quantized_checkpoint(folder, tmp_path / "made", name)
     for path, layer in _layers(load_folder(tmp_path / "made", plugins, dtype="bfloat16")).items():
         if path != "lm_head":
@@ -173,7 +175,7 @@ def test_without_a_compiler_torch_computes_the_same(
 
 
 def test_layers_may_have_schemes_of_their_own(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
-    """By names and patterns: of merged projections some stay floats."""
+    """Choose schemes by names and patterns: some of merged projections stay floats."""
     own = {"*.down_proj": {"weight": None}, "model.layers.0.self_attn.q_proj": {"weight": None}}
     weights = _partly(
         folder, tmp_path / "quark", "quark-uint4", ("down_proj", "0.self_attn.q_proj"), layer_quant_config=own
@@ -193,7 +195,7 @@ def test_layers_may_have_schemes_of_their_own(folder: Path, plugins: Plugins, tm
 
 
 def _partly(folder: Path, made: Path, name: str, left: tuple[str, ...], **changes: Any) -> dict[str, torch.Tensor]:
-    """A checkpoint whose projections that end in `left` stay floats; what its weights mean."""
+    """Write a checkpoint whose projections that end in `left` stay floats; return the weights that it encodes."""
     meant = quantized_checkpoint(folder, made, name)
     floats, tensors = load_file(folder / "model.safetensors"), load_file(made / "model.safetensors")
     for key in [key for key in meant if key.removesuffix(".weight").endswith(left)]:
@@ -236,7 +238,7 @@ def test_another_method_than_the_checkpoint_has_is_told_what_reads_it(
 def test_settings_may_be_in_a_file_of_their_own(
     folder: Path, plugins: Plugins, tmp_path: Path, file: str, method: str
 ) -> None:
-    """For the method that is named: without a name nothing says what they are settings of."""
+    """Read them for the method that is named: without a name nothing says whose settings they are."""
     form, made = method.partition("_")[0], tmp_path / "made"
     quantized_checkpoint(folder, made, form)
     expected = load_folder(made, plugins, quantization=method)
@@ -282,7 +284,7 @@ def test_methods_of_checkpoints_do_not_take_float_weights(folder: Path, plugins:
 
 
 def _changed(name: str, **changes: Any) -> dict[str, Any]:
-    """The configuration with changes, those of the weights' group under ``weights__`` names."""
+    """Return the configuration with changes, those of the weights' group under ``weights__`` names."""
     config = copy.deepcopy(dict(FORMATS[name].config))
     for key, value in changes.items():
         group, _, part = key.partition("__")
@@ -354,7 +356,7 @@ def test_variants_that_are_not_read_are_named(method: Any, config: dict[str, Any
     ],
 )
 def test_every_format_of_eight_bits_is_read_or_named(form: str, kind: str, size: int | None, said: str | None) -> None:
-    """Names of `CompressionFormat` in compressed-tensors 0.20; a format of the group goes before that of all."""
+    """Use the names of `CompressionFormat` in compressed-tensors 0.20; a group's format goes before that of all."""
     weights = {"num_bits": 8, "type": kind, "symmetric": True, "strategy": "group" if size else "channel"}
     group = {"targets": ["Linear"], "weights": {**weights, "group_size": size}, "input_activations": None}
     for config in ({"format": form}, {"format": "mixed-precision", "own": form}):
@@ -405,7 +407,7 @@ DOWN = "model.layers.0.mlp.down_proj"
 
 
 def _first(value: float) -> Any:
-    """A change of a tensor's first number."""
+    """Return a function that changes a tensor's first number."""
 
     def changed(tensor: torch.Tensor) -> torch.Tensor:
         tensor.view(-1)[0] = value
@@ -494,7 +496,7 @@ def test_an_expression_that_is_none_or_does_not_end_is_told(expression: str, sai
 
 
 def test_an_expression_that_takes_all_memory_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a quick machine it is used up before the time is."""
+    """Report it: on a quick machine memory runs out before time does."""
 
     def match(*args: Any, **options: Any) -> None:
         raise MemoryError
@@ -506,7 +508,7 @@ def test_an_expression_that_takes_all_memory_is_told(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("parts", [{}, {"a": 64, "b": 60}])
 def test_layers_that_do_not_fill_words_are_told(parts: dict[str, int]) -> None:
-    """Their numbers would stand beside those of others."""
+    """Refuse layers whose numbers would share words with those of others."""
     layer = MergedLinear(64, parts) if parts else Linear(60, 64)
     given = LinearLayer("layers.0.mlp.x", layer.in_features, layer.out_features, tuple(parts))
     for scheme in (Gptq(FORMATS["gptq"].config).scheme(given), Awq(FORMATS["awq"].config).scheme(given)):

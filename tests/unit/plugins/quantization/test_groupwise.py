@@ -43,14 +43,14 @@ def _gptq(bits: int, group: int, **more: Any) -> Gptq:
 @pytest.mark.parametrize("group", [32, 48, 20, 0])
 @pytest.mark.parametrize("ordered", [False, True])
 def test_gptq(bits: int, group: int, ordered: bool) -> None:
-    """Groups of any size, the last of them shorter; inputs in the order of their groups, and in any other."""
+    """Read groups of any size, the last of them shorter; inputs in the order of their groups, and in any other."""
     given = drawn(64, 160, bits, group, shuffled=ordered and group > 0)
     layer = loaded(_gptq(bits, group, desc_act=ordered), gptq(given, bits), (64, 160))
     assert off(layer, given.meant) < NEAR
 
 
 def test_an_order_of_zeros_is_that_of_the_inputs() -> None:
-    """As older files have it."""
+    """Read the order of older files."""
     given = drawn(32, 96, 4, 32)
     tensors = {**gptq(given, 4), "g_idx": torch.zeros(96, dtype=torch.int32)}
     assert off(loaded(_gptq(4, 32, desc_act=True), tensors, (32, 96)), given.meant) < NEAR
@@ -138,7 +138,7 @@ def test_settings_that_differ_between_layers() -> None:
 
 
 def test_merged_projections_with_settings_of_their_own() -> None:
-    """One of 4 bits, one of 8 in other groups, and one that is not quantized, with biases."""
+    """Merge one of 4 bits, one of 8 in other groups, and one that is not quantized, with biases."""
     dynamic = {r"+:.*\.k_proj": {"bits": 8, "group_size": 16}, r"-:.*\.v_proj": {}}
     rows, draw = {"q_proj": 64, "k_proj": 32, "v_proj": 32}, torch.Generator().manual_seed(0)
     given = {"q_proj": drawn(64, 96, 4, 32), "k_proj": drawn(32, 96, 8, 16, seed=1)}
@@ -216,7 +216,7 @@ def test_marlin(group: int) -> None:
 
 @pytest.mark.parametrize(("bits", "group"), [(4, 128), (4, 0), (8, 0)])
 def test_sparse_marlin(bits: int, group: int) -> None:
-    """Two of four inputs, some of which are in the middle too."""
+    """Read two of four inputs, some of which are in the middle of the range too."""
     given = drawn(64, 256, bits, group, symmetric=True)
     draw = torch.rand((64, 64, 4), generator=torch.Generator().manual_seed(0)).sort(dim=-1).indices
     numbers = given.numbers.view(64, 64, 4).scatter(2, draw[..., :2], 1 << (bits - 1)).flatten(1)
@@ -232,7 +232,7 @@ def test_sparse_marlin(bits: int, group: int) -> None:
 
 @pytest.mark.parametrize("group", [128, 0])
 def test_qqq(group: int) -> None:
-    """Activations have 8 bits: one part in 127 of a row."""
+    """Multiply activations of 8 bits: one part in 127 of a row."""
     given = drawn(128, 256, 4, group, symmetric=True)
     method = Qqq({"quant_method": "qqq", "wbits": 4, "group_size": group or -1})
     assert off(loaded(method, qqq(given), (128, 256)), given.meant) < 0.02

@@ -79,7 +79,7 @@ VALUES: list[Any] = [
 
 
 def changed(value: Any, draw: random.Random) -> Any:
-    """With another value somewhere."""
+    """Return a value with another value somewhere."""
     if isinstance(value, dict) and value and draw.random() < 0.85:
         key = draw.choice([key for key in value if key != "quant_method"])
         return {**value, key: changed(value[key], draw)}
@@ -89,7 +89,7 @@ def changed(value: Any, draw: random.Random) -> Any:
 
 
 def outcomes(seed: int, count: int, plugins: Plugins) -> dict[str, int]:
-    """How many of so many configurations are refused, an error, or read."""
+    """Count how many of so many configurations are refused, an error, or read."""
     draw, ends = random.Random(seed), dict.fromkeys(("refused", "error", "read"), 0)
     names = [name for name in plugins.names("quantization") if name != "ferrule_packed"]
     readers = {form: plugins.load("quantization", name) for name in names for form in _formats(plugins, name)}

@@ -23,7 +23,7 @@ _META = {"unpack_view_dtype": torch.uint8, "view_as_float": False, "compute_dtyp
 
 
 def _eight_bits(values: torch.Tensor, group: int | None) -> tuple[torch.Tensor, Layer, torch.Tensor]:
-    """Numbers, what they mean, and their floats: in groups of far entries, or one for all."""
+    """Return numbers, their metadata, and their floats: in groups of far entries, or one for all."""
     cells = values if group is None else values.reshape(group, -1)
     low, high = (cells.min(), cells.max()) if group is None else (cells.amin(0, True), cells.amax(0, True))
     scale = ((high - low) / 255).clamp(min=1e-6)
@@ -38,7 +38,7 @@ def _eight_bits(values: torch.Tensor, group: int | None) -> tuple[torch.Tensor, 
 
 
 def _layer(n: int, k: int, form: str, seed: int = 0) -> tuple[Layer, torch.Tensor]:
-    """A layer of 4 bits in groups of 16 as HQQ keeps it, and its weights."""
+    """Return a layer of 4 bits in groups of 16 as HQQ keeps it, and its weights."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 16, (n * k // 16, 16), generator=draw)
     scale, zero = torch.rand((len(rows), 1), generator=draw) * 0.01 + 0.005, torch.rand((len(rows), 1), generator=draw)
@@ -60,7 +60,7 @@ def _layer(n: int, k: int, form: str, seed: int = 0) -> tuple[Layer, torch.Tenso
 
 
 def _written(folder: Path, made: Path, form: str) -> dict[str, torch.Tensor]:
-    """A checkpoint in HQQ's own file; returns the weights that its layers stand for."""
+    """Write a checkpoint in HQQ's own file; return the weights that its layers encode."""
     made.mkdir()
     for file in folder.glob("*.json"):
         shutil.copy(file, made)
@@ -142,7 +142,7 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path) -> None:
 
 
 def test_settings_that_newer_versions_ignore(folder: Path, plugins: Plugins, tmp_path: Path) -> None:
-    """A file with floats, whose configuration asks for quantized scales."""
+    """Load a file with floats, whose configuration asks for quantized scales."""
     meant = _written(folder, tmp_path / "made", "zeros")
     content = torch.load(tmp_path / "made" / FILE, weights_only=True)
     tensors = pt.read_file(tmp_path / "made" / FILE)

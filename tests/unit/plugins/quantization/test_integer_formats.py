@@ -57,7 +57,7 @@ def test_auto_round_in_the_layout_of_gptq(bits: int) -> None:
 
 @pytest.mark.parametrize("bits", [4, 5, 7])
 def test_auto_round_in_the_layout_of_awq(bits: int) -> None:
-    """Eight numbers are interleaved, of any bits."""
+    """Interleave eight numbers, of any bits."""
     given = drawn(32, 96, bits, 32)
     tensors = awq_gemm(given, bits, [0, 2, 4, 6, 1, 3, 5, 7])
     layer = loaded(_auto_round(bits=bits, packing_format="auto_round:auto_awq"), tensors, (32, 96))
@@ -141,7 +141,7 @@ def _hqq(bits: int, group: int | None, axis: int = 1, **more: Any) -> Hqq:
 
 
 def _hqq_tensors(n: int, k: int, bits: int, group: int, axis: int = 1, seed: int = 0) -> tuple[Tensors, torch.Tensor]:
-    """What ``Quantizer.quantize`` and ``BitPack`` write, and what it means."""
+    """Return the tensors that ``Quantizer.quantize`` and ``BitPack`` write, and the weights that they encode."""
     draw = torch.Generator().manual_seed(seed)
     rows = torch.randint(0, 1 << bits, (n * k // group, group) if axis else (group, n * k // group), generator=draw)
     shape = (len(rows), 1) if axis else (1, rows.shape[1])
@@ -241,7 +241,7 @@ def _bytes_kept(layer: Linear) -> int:
 
 @pytest.mark.parametrize(("books", "bits", "outer"), [(1, 10, 1), (2, 8, 1), (2, 5, 4)])
 def test_aqlm(books: int, bits: int, outer: int) -> None:
-    """Codes of two projections, each with codebooks of its own, are unsigned."""
+    """Read codes of two projections, each with separate codebooks, as unsigned numbers."""
     config = {"quant_method": "aqlm", "in_group_size": 8, "out_group_size": outer, "num_codebooks": books}
     config = {**config, "nbits_per_codebook": bits, "linear_weights_not_to_quantize": ["lm_head.weight"]}
     assert Aqlm.refuses(config, CPU, torch.float16) is None
@@ -282,7 +282,7 @@ def test_names_of_eight_bits_mean_some_layers() -> None:
 
 @pytest.mark.parametrize(("bits", "fraction", "exponents"), [(8, 3, 4), (6, 2, 3)])
 def test_deepspeedfp_rounds_to_the_nearest_float(bits: int, fraction: int, exponents: int) -> None:
-    """Of all that there are: the largest of a group is the largest float."""
+    """Round to the nearest of all floats: the largest of a group is the largest float."""
     bias = (1 << (exponents - 1)) - 1
     floats = [
         (1 + m / 2**fraction) * 2.0 ** (e - bias) if e else m / 2**fraction * 2.0 ** (1 - bias)
@@ -376,7 +376,7 @@ def _changed(draw: random.Random, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def test_any_configuration_is_read_refused_or_told() -> None:
-    """With what may be anywhere in JSON: no other error, for no layer."""
+    """Read whatever may be anywhere in JSON: no other error, for no layer."""
     draw, outcomes = random.Random(0), set()
     for _ in range(2000):
         method = draw.choice(list(_SOUND))

@@ -35,7 +35,7 @@ def experts(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("name", ["gptq", "awq", "hqq", "hqq-far", "aqlm", "squeezellm"])
 def test_random_weights(experts: Path, plugins: Plugins, name: str) -> None:
-    """Of no checkpoint: `--load-format dummy` fills whatever parameters a format has."""
+    """Fill, with `--load-format dummy` and no checkpoint, whatever parameters a format has."""
     configs = {key: config for key, (config, *_) in CASES.items()}
     for axis, key in enumerate(("hqq-far", "hqq")):
         group = {"weight_quant_params": {"nbits": 4, "group_size": 16, "axis": axis}}

@@ -34,7 +34,7 @@ def answers(llm: LLM) -> list[tuple[int, ...]]:
 
 
 def test_every_attention_of_the_cpu_caches_the_same_eight_bits() -> None:
-    """In float32 they differ only in the order of sums, so greedy tokens are the same; blocks take a quarter."""
+    """Get the same greedy tokens: in float32 results differ only in the order of sums; blocks take a quarter."""
     with serve() as whole:
         page = whole.model.page_bytes
     found = {}
@@ -65,9 +65,8 @@ def test_names_of_types(attention: type[TorchSDPA]) -> None:
 
 
 def scaled(folder: Path, scales: dict[str, torch.Tensor], heads: torch.Tensor | None = None) -> Path:
-    """The same model, but its keys and values are 4096 times as large, so that 8 bits do not hold them.
-
-    With `heads` those of a key head are larger by a factor of their own.
+    """Write the same model with keys and values 4096 times as large, so that 8 bits do not hold them. With `heads`
+    those of each key head are larger by a separate factor.
     """
     shutil.copytree(path(), folder)
     weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
@@ -96,7 +95,7 @@ NAMES = {
 
 @pytest.fixture(scope="module")
 def eight_bits() -> list[tuple[int, ...]]:
-    """What the model answers whose keys and values need no scales."""
+    """Return the answers of the model whose keys and values need no scales."""
     with serve(kv_cache_dtype="fp8") as llm:
         return answers(llm)
 
@@ -105,7 +104,7 @@ def eight_bits() -> list[tuple[int, ...]]:
 def test_the_scales_of_a_checkpoint_are_used(
     names: tuple[str, ...], eight_bits: list[tuple[int, ...]], tmp_path: Path
 ) -> None:
-    """Powers of two: what is cached has the bits of the model that needs no scales."""
+    """Use powers of two: what is cached has the bits of the model that needs no scales."""
     scales = {f"model.layers.{layer}.{name}": torch.tensor(4096.0) for layer in range(LAYERS) for name in names}
     folder = scaled(tmp_path / "model", {**scales, "model.layers.0.self_attn.q_scale": torch.tensor(3.0)})
     with serve(folder, kv_cache_dtype="fp8") as llm:
@@ -121,7 +120,7 @@ def test_a_cache_that_is_not_scaled_does_without_the_scales_of_a_checkpoint(tmp_
 
 
 def test_scales_of_single_heads_are_used(eight_bits: list[tuple[int, ...]], tmp_path: Path) -> None:
-    """As compressed-tensors has them for `attn_head`: [heads, 1, 1]. Of values and keys, or of keys beside one."""
+    """Use scales of compressed-tensors' `attn_head`: [heads, 1, 1]. Those of values and keys, or of keys beside one."""
     factors = torch.tensor([4096.0 / 2 ** (3 * head) for head in range(HEADS)])
     names = [f"model.layers.{layer}.self_attn.{part}_scale" for layer in range(LAYERS) for part in "kv"]
     folder = scaled(tmp_path / "model", {name: factors.view(-1, 1, 1).clone() for name in names}, factors)
@@ -200,7 +199,9 @@ def test_a_file_of_scales_that_is_not_read_stops_the_start(content: Any, tmp_pat
 
 
 def test_calculated_scales_fit_large_keys_and_values(tmp_path: Path) -> None:
-    """Powers of two: what is cached has the bits of the model whose keys and values are smaller, also after sleep."""
+    """Use powers of two: what is cached has the bits of the model whose keys and values are smaller, also after
+    sleep.
+    """
     folder = scaled(tmp_path / "model", {f"model.layers.0.self_attn.{part}_scale": torch.tensor(3.0) for part in "kv"})
     with serve(kv_cache_dtype="fp8", calculate_kv_scales=True) as plain:
         wanted, said = answers(plain), plain.model.notes

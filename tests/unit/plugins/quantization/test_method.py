@@ -31,7 +31,7 @@ BOUNDS = dict(zip(METHODS, (0.016, 0.011, 0.11, 0.11), strict=True))
 
 
 def _logits(loaded: Loaded) -> torch.Tensor:
-    """Of hidden states that are the same for every model of this size."""
+    """Return the logits of hidden states that are the same for every model of this size."""
     hidden = torch.randn(5, loaded.info.hidden_size, generator=torch.Generator().manual_seed(0))
     return loaded.model.logits(hidden)
 
@@ -248,7 +248,7 @@ def test_a_quantized_layer_without_weights_says_so() -> None:
 def test_without_a_compiler_torch_computes_the_same(
     method: type[QuantizationMethod], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And the log says that it is slower; a head's answer is float32 in both."""
+    """Compute the same, and log that it is slower; a head's answer is float32 in both."""
     x = torch.randn(5, 96).to(dtype)
     weights = {"weight": torch.randn(40, 96).to(dtype), "bias": torch.randn(40).to(dtype)}
 

@@ -19,7 +19,9 @@ PROMPT = [5, 17, 200, 31, 99, 250, 8, 44]
 
 
 def _value(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """[experts, outputs, groups, 16] and [experts, outputs, groups] → [experts, outputs, inputs], number by number."""
+    """Decode [experts, outputs, groups, 16] and [experts, outputs, groups] to [experts, outputs, inputs], number by
+    number.
+    """
     halves = torch.stack((blocks % 16, blocks // 16), dim=-1).flatten(-2).long()
     signed = torch.tensor(VALUES)[halves % 8] * (1 - 2 * (halves // 8))
     return (signed * 2.0 ** (scales.float() - 127).unsqueeze(-1)).flatten(-2)
@@ -27,7 +29,7 @@ def _value(blocks: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """As floats and in mxfp4."""
+    """Write a model as floats and in mxfp4."""
     root = tmp_path_factory.mktemp("gpt-oss")
     floats = tiny_checkpoint("gpt_oss", root / "floats")
     packed = Path(shutil.copytree(floats, root / "packed"))
@@ -69,7 +71,7 @@ def test_a_scale_that_is_no_number_is_refused(folders: tuple[Path, Path], tmp_pa
 
 
 def test_floats_become_mxfp4_of_few_bits(folders: tuple[Path, Path]) -> None:
-    """Experts and other layers, but not the head; the numbers of experts are those of mxfp4 already."""
+    """Encode experts and other layers, but not the head; the numbers of experts are those of mxfp4 already."""
     found = {}
     for method in (None, "mxfp4"):
         with Harness(folders[0], dtype="float32", quantization=method) as harness:

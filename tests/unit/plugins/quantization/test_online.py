@@ -63,7 +63,7 @@ def _layer(weight: torch.Tensor) -> Linear:
 
 @pytest.mark.parametrize(("scheme", "most"), [(Mxfp4FromFloats, 0.12), (NvFp4FromFloats, 0.1)])
 def test_e2m1_is_near_for_any_size_of_numbers(scheme: Any, most: float) -> None:
-    """Inputs that are not whole groups among them, and rows without any number but 0."""
+    """Encode inputs that are not whole groups, too, and rows without any number but 0."""
     for factor in (1.0, 1e-12, 1e12):
         weight = torch.randn(40, 72, generator=torch.Generator().manual_seed(3)) * factor
         weight[3], weight[4, :32] = 0, 0

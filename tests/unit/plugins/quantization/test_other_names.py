@@ -72,7 +72,7 @@ def _method(**config: Any) -> FpQuant:
 
 
 def _layer(n: int, k: int, kind: str, size: int, seed: int = 0) -> tuple[Tensors, torch.Tensor]:
-    """Codes and scales of rotated weights, and the weights: what multiplies activations that are not rotated."""
+    """Return codes and scales of rotated weights, and the weights that multiply activations that are not rotated."""
     draw = torch.Generator().manual_seed(seed)
     values = torch.tensor([0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0])
     codes = torch.randint(0, 16, (n, k), generator=draw)

@@ -21,7 +21,7 @@ CONFIG = {"quant_method": "squeezellm", "wbits": 4, "include_sparse": True, "top
 
 
 def _layer(n: int, k: int, seed: int = 0) -> tuple[Tensors, torch.Tensor]:
-    """A table, some outliers, and three outputs in full; and what it all means."""
+    """Return a table, some outliers, and three outputs in full; and the weights that they encode."""
     draw = torch.Generator().manual_seed(seed)
     numbers, table = torch.randint(0, 16, (n, k), generator=draw), torch.randn((n, 16), generator=draw) * 0.02
     sparse = torch.randn((n, k), generator=draw) * (torch.rand((n, k), generator=draw) < 0.05)
@@ -73,7 +73,7 @@ def loaded_numbers(tensors: Tensors) -> torch.Tensor:
 def test_files_say_whether_there_are_outliers(
     folder: Path, plugins: Plugins, tmp_path: Path, ending: str, implementation: str, where: str
 ) -> None:
-    """Their configurations have nothing but the number of bits."""
+    """Find outliers in the files: their configurations have nothing but the number of bits."""
     made = tmp_path / "made"
     made.mkdir()
     for file in folder.glob("*.json"):

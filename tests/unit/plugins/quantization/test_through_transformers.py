@@ -16,7 +16,7 @@ from tests.unit.plugins.quantization.loading import load_folder
 
 
 def _products(folder: Path, plugins: Plugins) -> tuple[torch.Tensor, int]:
-    """Of all layers of the last block, one after the other, and how many of them are quantized."""
+    """Return the products of all layers of the last block, one after the other, and how many of them are quantized."""
     loaded = load_folder(folder, plugins, model_impl="transformers")
     assert "transformers" in loaded.info.implementation
     model = loaded.model

@@ -30,7 +30,7 @@ def _method(kind: str = "Int4WeightOnlyConfig", **values: Any) -> TorchAo:
 
 
 def _tiled(n: int, k: int, group: int, seed: int = 0) -> tuple[Tensors, torch.Tensor]:
-    """As ``matrix_to_m16n8k16_Bint4_layout`` writes it: thread by thread, what fills up is not zero."""
+    """Pack as ``matrix_to_m16n8k16_Bint4_layout`` does: thread by thread; the padding is not zero."""
     draw = torch.Generator().manual_seed(seed)
     outputs, inputs = -(-n // 8) * 8, -(-k // 1024) * 1024
     numbers = torch.randint(0, 16, (outputs, inputs), generator=draw)
@@ -93,7 +93,7 @@ def test_tiles_of_another_form_are_told(name: str, value: torch.Tensor, said: st
 
 
 def test_layers_that_groups_do_not_fill_stay_as_they_are() -> None:
-    """torchao leaves them out."""
+    """Leave out the layers that torchao leaves out."""
     assert _method().scheme(layer_of(inputs=192)) is None
     assert _method().scheme(layer_of(inputs=256)) is not None
 

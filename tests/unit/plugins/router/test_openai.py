@@ -23,7 +23,7 @@ FIELDS = sorted(set(CompletionBody.model_fields) | set(ChatBody.model_fields))
 
 @pytest.mark.parametrize("field", FIELDS)
 async def test_no_value_of_any_field_is_our_fault(field: str) -> None:
-    """Each value is taken or refused with a 4xx that names the field, on both routes."""
+    """Accept each value, or refuse it with a 4xx that names the field, on both routes."""
     site = Site()
     for call in (site.complete, site.chat):
         for value in [*WRONG, "a" * 20_000, [2**63], [-1], {"1": 1e300}, {"-5": 1}, {"x": 1}]:
@@ -47,7 +47,7 @@ async def test_null_is_the_same_as_absent(field: str) -> None:
 @pytest.mark.advisory("CVE-2026-21869")
 @pytest.mark.parametrize("kind", [CompletionBody, ChatBody])
 def test_every_integer_is_bounded(kind: type[BaseModel]) -> None:
-    """No integer of a body goes past 64 bits: it could not be sent to the engine."""
+    """Bound every integer of a body to 64 bits: a larger one could not be sent to the engine."""
 
     def integers(schema: Any) -> Iterator[dict[str, Any]]:
         if isinstance(schema, dict):
@@ -325,7 +325,7 @@ async def test_a_failed_request_is_a_500_or_an_event() -> None:
 
 
 async def test_a_request_whose_constraint_cannot_be_followed_is_a_400_or_an_event() -> None:
-    """The engine blames the client for it, in the middle of an answer."""
+    """Blame the client in the middle of an answer, as the engine does."""
     message = "The constraint on the output takes too long to follow: simplify its repetitions."
 
     def blamed(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:

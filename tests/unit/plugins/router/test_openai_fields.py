@@ -36,7 +36,7 @@ MARKS = {**marks_of(CompletionBody), **marks_of(ChatBody)}
 
 
 def test_marks_and_schemas_agree() -> None:
-    """Each marked field is untyped and the reverse, and the schema says which values pass."""
+    """Leave exactly the marked fields untyped; the schema says which values pass."""
     fields = {**CompletionBody.model_fields, **ChatBody.model_fields}
     assert {name for name, field in fields.items() if field.annotation is Any} == set(MARKS)
     told = {**CompletionBody.model_json_schema()["properties"], **ChatBody.model_json_schema()["properties"]}
@@ -92,13 +92,13 @@ async def test_arguments_for_plugins_are_plain_and_few(given: Any) -> None:
 
 
 async def test_false_is_not_zero() -> None:
-    """A harmless value is compared with its type."""
+    """Compare a harmless value with its type."""
     assert warnings_of(await Site().complete(store=0)) != []
     assert error_of(await Site().complete(watermarking=0))["param"] == "watermarking"
 
 
 async def test_names_that_nobody_misspelt_are_not_looked_for() -> None:
-    """To list the names of all fields would make the first request some 30 ms slower."""
+    """Avoid listing the names of all fields, which would make the first request some 30 ms slower."""
     known_names.cache_clear()
     assert warnings_of(await Site().chat(temperature=0)) == []
     assert known_names.cache_info().currsize == 0
@@ -183,7 +183,7 @@ async def test_variables_that_the_template_does_not_read() -> None:
 
 
 async def test_tokenize_names_what_a_template_does_not_show() -> None:
-    """As chat does: keys and variables that it does not read, and content that it leaves out."""
+    """Name, as chat does, keys and variables that the template does not read, and content that it leaves out."""
     site, strict = Site(), Site(strict_requests=True)
     given: dict[str, Any] = {
         "messages": [{"role": "user", "content": "a", "mood": "gay"}],
@@ -339,7 +339,7 @@ async def test_the_old_permission_object() -> None:
 
 
 def thinking(request: Generate, index: int, ids: tuple[int, ...]) -> list[Output]:
-    """A mark, three thoughts, another mark, and two words; 8 tokens."""
+    """Return a mark, three pieces of reasoning, another mark, and two words; 8 tokens."""
     texts = [(), (Reasoning("a"),), (Reasoning("b"),), (Reasoning("c"),), (), (Content("d"),), (Content("e"),), ()]
     last = len(texts) - 1
     return [
@@ -483,7 +483,7 @@ async def test_keys_of_messages_that_the_template_reads_are_not_named() -> None:
 
 
 async def test_enforced_arguments_are_not_promised() -> None:
-    """The service of these tests has no parser that enforces the calls that a model chooses to make."""
+    """Warn: the service of these tests has no parser that enforces the calls that a model chooses to make."""
     tool = {"type": "function", "function": {"name": "f", "strict": True}}
     site = Site(enable_auto_tool_choice=True, tool_call_parser="hermes")
     warned = warnings_of(await site.chat(tools=[tool]))
@@ -533,7 +533,7 @@ HOSTILE: list[tuple[dict[str, Any], str | None]] = [
 
 @pytest.mark.parametrize(("body", "param"), HOSTILE)
 async def test_hostile_values_are_one_refusal(body: dict[str, Any], param: str | None) -> None:
-    """None where the body is served and what it has beyond the fields is named."""
+    """Refuse once; with None, serve the body and name what it has beyond the fields."""
     for call in (Site().complete, Site().chat):
         response = await call(**body)
         if param is None:
@@ -549,7 +549,7 @@ async def test_hostile_values_are_one_refusal(body: dict[str, Any], param: str |
 @pytest.mark.parametrize("script", [None, calling, empty])
 @pytest.mark.parametrize("body", [*BODIES, {"prompt_logprobs": 1}])
 async def test_answers_have_the_declared_types(body: dict[str, Any], script: Any) -> None:
-    """The dicts that are sent, and their types in the OpenAPI document, are two things: they are held together here."""
+    """Hold together the dicts that are sent and their types in the OpenAPI document, which are written separately."""
     site = Site(enable_prompt_tokens_details=True, reasoning_parser="qwen3")
     site.service.script = script or site.service.script
     for call, kind, shown in (

@@ -54,7 +54,7 @@ def asked(**changed: Any) -> Asked:
 
 
 def outputs(index: int, events: Sequence[Event], finish: FinishReason = FinishReason.STOP) -> list[Output]:
-    """One output for each event, with one token each, and an end without a token."""
+    """Return one output for each event, with one token each, and an end without a token."""
     found, called = [], False
     for place, event in enumerate(events):
         called = called or isinstance(event, CallStart)
@@ -78,7 +78,7 @@ def outputs(index: int, events: Sequence[Event], finish: FinishReason = FinishRe
 
 
 def cut(parts: Sequence[Output], rng: random.Random) -> list[Output]:
-    """The same news in other outputs."""
+    """Return the same news in other outputs."""
     marks = sorted(rng.sample(range(1, len(parts)), rng.randint(0, len(parts) - 1)))
     return [add_up(parts[begin:end]) for begin, end in zip([0, *marks], [*marks, len(parts)], strict=True)]
 
@@ -89,7 +89,7 @@ def whole_of(form: Form, choices: Iterable[Sequence[Output]]) -> dict[str, Any]:
 
 
 def read_chat(chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Choices as a client puts them together."""
+    """Join choices as a client does."""
     found: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         (piece,) = chunk["choices"]
@@ -144,7 +144,7 @@ def test_what_a_whole_chat_says() -> None:
 
 
 def read_completion(chunks: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Choices as a client puts them together."""
+    """Join choices as a client does."""
     found: dict[int, dict[str, Any]] = {}
     for chunk in chunks:
         (piece,) = chunk["choices"]

@@ -34,7 +34,7 @@ class Cuts(ByteTokenizer):
         self.random = random.Random(1)
 
     def cut(self, data: bytes, longest: int = 5) -> list[int]:
-        """Each piece is a new id."""
+        """Cut bytes into pieces, each of which is a new id."""
         ids = []
         while data:
             size = self.random.randint(1, longest)
@@ -60,7 +60,7 @@ class Cuts(ByteTokenizer):
 
 
 class InWindows(Cuts):
-    """Says nothing of the bytes of its tokens."""
+    """A tokenizer that says nothing of the bytes of its tokens."""
 
     def piece(self, token_id: int, first: bool) -> Any:
         return None
@@ -78,7 +78,7 @@ class Source(TokenizerSource):
 
 
 def together(ids: Sequence[int], cuts: random.Random) -> Script:
-    """Deltas of one to four tokens."""
+    """Return a script with deltas of one to four tokens."""
 
     def script(request: EngineRequest) -> Iterator[RequestDelta]:
         single = list(tokens(request, ids))
@@ -96,7 +96,7 @@ def together(ids: Sequence[int], cuts: random.Random) -> Script:
 
 
 def check(choice: dict[str, Any], pieces: list[bytes]) -> None:
-    """Offsets never fall, stay within the text, and are where the text has the tokens that are whole."""
+    """Check that offsets never fall, stay within the text, and are where the text has the tokens that are whole."""
     offsets, text = choice["logprobs"]["text_offset"], choice["text"]
     assert len(offsets) == len(pieces)
     assert offsets == sorted(offsets)
@@ -110,7 +110,7 @@ def check(choice: dict[str, Any], pieces: list[bytes]) -> None:
 
 
 async def both(site: Site, **body: Any) -> dict[str, Any]:
-    """The whole choice, which a stream adds up to."""
+    """Return the whole choice, which a stream adds up to."""
     whole = (await site.complete(**body, return_token_ids=True)).json()["choices"][0]
     parts = [part["choices"][0] for part in chunks(await site.complete(**body, return_token_ids=True, stream=True))]
     assert "".join(part["text"] for part in parts) == whole["text"]
@@ -132,7 +132,7 @@ def _bytes(random: random.Random, broken: bool) -> bytes:
 @pytest.mark.parametrize("broken", [False, True], ids=["valid", "invalid"])
 @pytest.mark.parametrize("echo", [False, True], ids=["answer", "echo"])
 async def test_every_cut(kind: type[Cuts], broken: bool, echo: bool, tmp_path: Path) -> None:
-    """A token within a character begins where the character does."""
+    """Begin a token within a character where the character begins."""
     tokenizer, draw, engine = kind(), random.Random(5), FakeEngine()
     plugins = FakePlugins(tokenizer={"auto": Source(tokenizer)})
     async with serving(model_folder(tmp_path), engine, plugins) as service:
@@ -160,7 +160,7 @@ async def test_every_cut(kind: type[Cuts], broken: bool, echo: bool, tmp_path: P
 @pytest.mark.parametrize("keep", [1, 2, 3, 5, 40])
 @pytest.mark.parametrize("kind", [Cuts, InWindows])
 async def test_an_echo_is_what_truncation_left(kind: type[Cuts], side: str, keep: int, tmp_path: Path) -> None:
-    """Of a text, without the token that the tokenizer puts in front of it."""
+    """Echo the rest of a text, without the token that the tokenizer puts in front of it."""
     tokenizer, engine = kind(), FakeEngine()
     text = "<s>Grüße 你好 🙂 <s>!" if keep in (3, 40) else "Grüße 你好 🙂!"  # spelled out, or not
     ids = tokenizer.encode(text)
@@ -185,7 +185,7 @@ async def test_an_echo_is_what_truncation_left(kind: type[Cuts], side: str, keep
 
 
 async def test_a_token_that_ends_the_answer_stands_at_its_end(tmp_path: Path) -> None:
-    """Behind the replacement of a character that was not completed."""
+    """Place it after the replacement of a character that was not completed."""
     engine = FakeEngine()
     engine.script = lambda request: tokens(request, [*b"a\xe4", 257])
     async with serving(model_folder(tmp_path), engine) as service:

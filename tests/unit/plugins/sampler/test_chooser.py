@@ -31,7 +31,7 @@ def compiled() -> Chooser:
 def _drawn(
     chooser: Chooser, logits: torch.Tensor, rows: Sequence[int], samplings: Sequence[TokenSampling], noise: Any
 ) -> torch.Tensor:
-    """[rows]: what is drawn for some of the logits' rows."""
+    """Return the tokens [rows] that are drawn for some of the logits' rows."""
     numbers = zip(rows, samplings, np.asarray(noise).tolist(), strict=True)
     table = np.array([[row, s.top_k, u, s.top_p, s.temperature, s.min_p] for row, s, u in numbers])
     draws = Draws(table, True, lambda: torch.from_numpy(table))
@@ -111,7 +111,7 @@ def test_other_logits_go_to_torch(compiled: Chooser, logits: torch.Tensor) -> No
 @pytest.mark.parametrize("density", [0.0, 0.001, 0.02, 0.5, 1.0])
 @pytest.mark.parametrize(("vocab", "width"), [(16, 1), (5000, 157), (5000, 60), (5001, 157)])
 def test_masks_ban_what_they_do_not_name(compiled: Chooser, density: float, vocab: int, width: int) -> None:
-    """Words may end before the vocabulary: what they do not reach is banned."""
+    """Ban ids that the words do not reach, which may end before the vocabulary."""
     bits = np.random.default_rng(vocab).random((2, 32 * width)) < density
     words = torch.from_numpy(np.packbits(bits, axis=1, bitorder="little").view(np.int32))
     logits = torch.randn(3, vocab)
@@ -147,7 +147,9 @@ def test_rows_that_are_not_finite_become_zeros(compiled: Chooser, rows: int) -> 
 
 
 def test_noise_is_that_of_seed_and_position_wherever_a_request_goes() -> None:
-    """Made for some positions at once: steps forward, by more than one, and back, to where a request begins again."""
+    """Make noise for some positions at once: steps forward, by more than one, and back, to where a request begins
+    again.
+    """
     seeds = [3, 2**70 + 1]
     plan = Plan([TokenSampling(seed=seed, max_tokens=1) for seed in seeds])
     for first, second in [(0, 7), (1, 8), (2, 9), (17, 24), (18, 90), (5, 91), (5, 91), (2**40, 0), (2**40 + 1, 1)]:

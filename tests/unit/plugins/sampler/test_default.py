@@ -23,7 +23,7 @@ VOCAB = 16
 
 @pytest.fixture(autouse=True, params=["compiled", "torch"])
 def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cpu_kernels: Kernels) -> None:
-    """Everything below holds for the kernels and for torch."""
+    """Run everything below with the kernels and with torch."""
     kernels = Kernels() if request.param == "torch" else cpu_kernels
     make = chooser.chooser
     assert type(make(kernels)) is (chooser.TorchChooser if request.param == "torch" else chooser.CompiledChooser)
@@ -31,7 +31,7 @@ def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, cp
 
 
 class Upward(LogitsProcessor):
-    """Adds `by` to the token after the newest one."""
+    """A processor that adds `by` to the token after the newest one."""
 
     def __init__(self, **kwargs: Any) -> None:
         if set(kwargs) != {"by"}:
@@ -71,7 +71,9 @@ def _sampling(**changes: Any) -> TokenSampling:
 def _sample(
     logits: torch.Tensor, samplings: Sequence[TokenSampling], history: Sequence[int] = (), **row: Any
 ) -> Sampled:
-    """One row per parameters; all have the same `history`, of which `num_prompt` ids (default: all) are the prompt."""
+    """Sample one row for each of the parameters; all have the same `history`, of which `num_prompt` ids (default: all)
+    are the prompt.
+    """
     ids = torch.zeros(len(samplings), max(64, len(history) + 1), dtype=torch.int32)
     ids[:, : len(history)] = torch.tensor(history, dtype=torch.int32)
     place = {"num_prompt": len(history), "position": len(history), **row}
@@ -86,7 +88,7 @@ def _one(logits: torch.Tensor, history: Sequence[int] = (), *, prompt: int | Non
 
 
 def _draws(logits: torch.Tensor, count: int = 4000, **changes: Any) -> torch.Tensor:
-    """How often each token is drawn over as many seeds, [vocab]."""
+    """Return how often each token is drawn over as many seeds, [vocab]."""
     samplings = [_sampling(seed=seed, **changes) for seed in range(count)]
     return torch.bincount(_sample(logits, samplings).tokens, minlength=logits.shape[-1]).double()
 
@@ -201,7 +203,7 @@ def test_repetition_penalty_counts_the_prompt() -> None:
 
 
 def test_ids_of_embedded_positions_count_for_nothing() -> None:
-    """A prompt that came as embeddings has no ids: what stands in the history is no token 0 that was said."""
+    """Ignore the history of a prompt that came as embeddings: it has no ids, and did not say token 0."""
     logits = torch.tensor([2.0, 1.8, -1.0])
     strong = _sampling(temperature=0.0, repetition_penalty=1.5)
     history = [0, 0, 0]
@@ -256,7 +258,7 @@ def test_a_failing_processor_is_its_rows_error(
 
 
 def test_a_processor_gets_the_tokenizer_once() -> None:
-    """It is opened for those only that define `begin`."""
+    """Open the tokenizer only for processors that define `begin`."""
     opened, begun = [], []
 
     class Begins(Upward):
@@ -304,7 +306,7 @@ def test_nothing_allowed_is_an_error_of_that_row() -> None:
 
 @pytest.mark.advisory("CVE-2026-93989")
 def test_bad_words_behind_the_last_logit_touch_nobody() -> None:
-    """A tokenizer may know more ids than the model has logits."""
+    """Ignore such ids: a tokenizer may know more ids than the model has logits."""
     torch.manual_seed(3)
     wide = torch.randn(3, VOCAB)
     words = tuple((token,) for token in (VOCAB, VOCAB + 1, 2 * VOCAB - 1, 2 * VOCAB, 1 << 31, 1 << 40)) + ((1, VOCAB),)

@@ -38,7 +38,7 @@ def _chooser(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 
 
 def drawn_from(logits: list[float], given: dict[str, Any]) -> list[float]:
-    """The logits after all that a request asks for, in plain Python."""
+    """Return the logits after all that a request asks for, in plain Python."""
     changed, after = list(logits), HISTORY[1:]
     allowed = given.get("allowed_token_ids", range(VOCAB))
     banned = {t for t in range(VOCAB) if t not in allowed}
@@ -119,7 +119,7 @@ def test_tokens_are_the_same_in_each_mode(mode: LogprobsMode) -> None:
 
 
 def test_what_is_told_is_what_draws_keep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The filter of `draw`, over random rows; in pieces, too."""
+    """Apply the filter of `draw`, over random rows; in pieces, too."""
     made = torch.Generator().manual_seed(6)
     draws = torch.rand(200, 4, generator=made, dtype=torch.float64)
     shapes = torch.stack(
@@ -140,6 +140,6 @@ def test_what_is_told_is_what_draws_keep(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_the_token_that_was_drawn_is_never_left_out() -> None:
-    """A kernel may round otherwise than torch where a filter ends."""
+    """Keep the token even if a kernel rounds otherwise than torch where a filter ends."""
     told = processed(torch.tensor([[3.0, 2.0, 1.0]]), torch.tensor([[1, 1, 1, 0]]).double(), torch.tensor([1]))
     assert told.tolist() == [[3.0, 2.0, -math.inf]]

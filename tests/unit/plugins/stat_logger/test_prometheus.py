@@ -27,7 +27,7 @@ from ferrule_testkit.service import fake_model
 
 
 def settings(**sections: Any) -> StatSettings:
-    """What a plugin is given of a configuration with these sections."""
+    """Return the settings that a plugin gets of a configuration with these sections."""
     return StatSettings.of(resolve(Config(**sections)))
 
 
@@ -73,7 +73,7 @@ def families(text: str) -> dict[str, Family]:
 
 
 def family_name(name: str, kind: str) -> str:
-    """As the parser calls it."""
+    """Return the parser's name of a family."""
     return name.removesuffix("_total") if kind == "counter" else name
 
 
@@ -145,7 +145,7 @@ def test_hidden_names_come_back_when_they_are_asked_for(version: str | None, sho
 
 
 def test_nothing_outlives_its_deprecation() -> None:
-    """Deprecated in X.Y, hidden in X.Y+1, gone in X.Y+2."""
+    """Remove what is deprecated in X.Y and hidden in X.Y+1 in X.Y+2."""
     now = catalog.parse_version(catalog.API)
     for metric in catalog.SERVED:
         if metric.deprecated:
@@ -330,7 +330,7 @@ def test_rejections_and_tools() -> None:
 
 
 def shown(logger: Prometheus) -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
-    """What processes must agree on."""
+    """Return the figures that processes must agree on."""
     found = {}
     for family in families(logger.exposition()[1]).values():
         for sample in family.samples:
@@ -340,7 +340,7 @@ def shown(logger: Prometheus) -> dict[tuple[str, frozenset[tuple[str, str]]], fl
 
 
 def test_processes_add_up(tmp_path: Path) -> None:
-    """Whichever is asked shows the sum of what requests and HTTP did, and the engine once."""
+    """Show in each process the sum of what requests and HTTP did, and the engine once."""
     loggers = [Prometheus(CONFIG, fake_model()) for _ in range(3)]
     for number, logger in enumerate(loggers):
         logger.share(tmp_path, number)

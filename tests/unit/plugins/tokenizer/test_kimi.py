@@ -86,7 +86,7 @@ def test_texts_are_cut_as_published(tmp_path: Path) -> None:
 
 
 def test_the_pattern_is_not_one_of_another_family(tmp_path: Path) -> None:
-    """A text in which a run of Han characters and one of letters meet: others keep them together."""
+    """Split a text in which a run of Han characters and one of letters meet: others keep them together."""
     assert opened(write(tmp_path)).encode("人the") == [RANKS["人".encode()], RANKS[b"the"]]
 
 
@@ -109,7 +109,7 @@ def test_long_texts_are_cut_where_the_published_tokenizer_cuts_them(part: str) -
 
 
 def _published(said: str) -> list[str]:
-    """What its `_split_whitespaces_or_nonwhitespaces` is documented to do, character by character."""
+    """Split as `_split_whitespaces_or_nonwhitespaces` is documented to do, character by character."""
     found = []
     for start in range(0, len(said), 400_000):
         begun, length, blank = start, 0, None

@@ -24,7 +24,7 @@ OTHERS = [" ", "  ", "\n", "\t", "ＡＢ", "😀", ".", " Hello"]
 
 
 def trained(**options: Any) -> bytes:
-    """A small model."""
+    """Train a small model."""
     draw, model = random.Random(1), io.BytesIO()
     lines = (" ".join(draw.choice(WORDS) for _ in range(9)) for _ in range(300))
     sentencepiece.SentencePieceTrainer.train(
@@ -143,7 +143,7 @@ def test_merges_of_endless_tokens_are_not_looked_for(tmp_path: Path) -> None:
 
 
 def _length(data: bytes) -> bytes:
-    """As a protobuf number of two bytes."""
+    """Return the length as a protobuf number of two bytes."""
     return bytes((len(data) & 127 | 128, len(data) >> 7))
 
 

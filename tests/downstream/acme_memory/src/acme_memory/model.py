@@ -18,7 +18,7 @@ from ferrule_nn import Decoder, Linear, Rotation, parameter
 
 
 class Memory(nn.Module):
-    """What takes the place of attention. It keeps two states: the last token's input, and the matrices."""
+    """A layer in the place of attention. It keeps two states: the last token's input, and the matrices."""
 
     def __init__(self, name: str, hidden_size: int, num_heads: int) -> None:
         super().__init__()
@@ -37,21 +37,21 @@ class Memory(nn.Module):
         }
 
     def forward(self, x: torch.Tensor, ctx: ForwardContext, rotation: Rotation | None = None) -> torch.Tensor:
-        """[tokens, hidden] → [tokens, hidden]."""
+        """Map [tokens, hidden] to [tokens, hidden]."""
         mixed = x + torch.sigmoid(self.mix) * (self._shift(x, ctx.state(f"{self.name}.before")) - x)
         qkv = self.qkv_proj(mixed).view(-1, 3, self.heads, self.dim)
         out: torch.Tensor = self.o_proj(self._scan(qkv.float(), ctx.state(f"{self.name}.matrices")).to(x.dtype))
         return out
 
     def _shift(self, x: torch.Tensor, state: StateRows) -> torch.Tensor:
-        """Each token's predecessor; that of a row's first token is in the state."""
+        """Return each token's predecessor; that of a row's first token is in the state."""
         before = x.roll(1, 0)
         before[state.query_start[:-1]] = state.data[state.slots]
         state.data[state.slots] = x[state.query_start[1:] - 1]
         return before
 
     def _scan(self, qkv: torch.Tensor, state: StateRows) -> torch.Tensor:
-        """One token of every row at a time: rows that have run out of tokens drop out."""
+        """Process one token of every row at a time: rows that have run out of tokens drop out."""
         out = torch.empty(qkv.shape[0], self.heads * self.dim, device=qkv.device)
         decay = torch.sigmoid(self.decay.float()).unsqueeze(-1)
         for step in range(max(state.query_lens_host)):

@@ -32,7 +32,7 @@ def plugged_in() -> torch.device:
 
 
 def _seen_as(tensor: torch.Tensor, kind: int) -> torch.Tensor:
-    """The same memory as a tensor of the host, or of the device."""
+    """Return the same memory as a tensor of the host, or of the device."""
     if tensor.itemsize == 1 and tensor.dtype not in (torch.uint8, torch.int8, torch.bool):  # 8 bits: DLPack has not all
         return _seen_as(tensor.view(torch.uint8), kind).view(tensor.dtype)
     capsule = to_dlpack(tensor)
@@ -43,7 +43,7 @@ def _seen_as(tensor: torch.Tensor, kind: int) -> torch.Tensor:
 
 
 def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
-    """Any operation that is given a tensor of the device, or is to make one."""
+    """Run any operation that gets a tensor of the device, or makes one."""
     given: dict[int, torch.Tensor] = {}  # what the device has of the tensors that the CPU is given
 
     def to_host(value: Any) -> Any:
@@ -77,5 +77,5 @@ def _run(op: Any, *args: Any, **kwargs: Any) -> Any:
 
 
 def _each(value: Any, function: Any) -> Any:
-    """A value, or each of several."""
+    """Apply a function to a value, or to each of several."""
     return type(value)(function(each) for each in value) if type(value) in (list, tuple) else function(value)

@@ -70,7 +70,7 @@ class AcmeExecution(Execution):
         return 2
 
     def kernels(self) -> Kernels:
-        """Weights get memory when they come: the NPU has little."""
+        """Return kernels that allocate memory for weights only when they come: the NPU has little."""
         layers = LayerKernels(dtypes=(torch.float32,), rms_norm=AcmeNorm, late=True)
         return Kernels((layers, AcmeProducts("Acme's kernels for them are slow")))
 

@@ -50,13 +50,13 @@ class Fault(msgspec.Struct, frozen=True):
         return cls(type(error).__name__ if known else "", str(error) if known else f"{type(error).__name__}: {error}")
 
     def exception(self) -> Exception:
-        """The same exception again; EngineDead for one that is not known here."""
+        """Return the same exception again; EngineDead for one that is not known here."""
         kind = ValueError if self.kind == "ValueError" else getattr(errors, self.kind, errors.EngineDead)
         return kind(self.message) if self.more is None else kind(self.message, self.more)
 
 
 class Reply(msgspec.Struct, frozen=True):
-    """What a call has returned or raised."""
+    """The result of a call, or the exception that it raised."""
 
     number: int
     value: msgspec.Raw = msgspec.Raw(msgspec.msgpack.encode(None))

@@ -99,7 +99,7 @@ class AcmeCalls(ToolParser):
 
 
 def _arguments(text: str) -> dict[str, Any] | None:
-    """``a="x", b=3`` → {"a": "x", "b": 3}; None for anything else."""
+    """Parse ``a="x", b=3`` to {"a": "x", "b": 3}; None for anything else."""
     found: dict[str, Any] = {}
     at = 0
     while text[at:].strip():

@@ -88,7 +88,7 @@ def _end(output: Output) -> dict[str, Any]:
 
 
 async def _events(outputs: AsyncIterator[Output]) -> AsyncIterator[dict[str, Any]]:
-    """Acme's events of one choice."""
+    """Yield Acme's events of one choice."""
     names: dict[int, str] = {}
     arguments: dict[int, str] = {}
     async for output in outputs:

@@ -6,7 +6,7 @@ not read yet. The figures are estimates of what Python needs for each of them.
 
 from __future__ import annotations
 
-from ferrule.wire.board import BUFFERED, Board
+from ferrule.shared_memory.board import BUFFERED, Board
 
 
 class Buffers:

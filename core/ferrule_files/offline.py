@@ -57,8 +57,9 @@ class Texts:
     """The tokenizer and the chat templates of a model. `close` ends the process that renders conversations."""
 
     def __init__(self, config: Resolved, plugins: Plugins, longest: int) -> None:
-        """Open the tokenizer and the templates; the model takes `longest` tokens. Raises StartupError, also without a
-        tokenizer.
+        """Open the model's tokenizer and templates; `longest` is the most tokens that the model takes.
+
+        Raises StartupError, also where there is no tokenizer.
         """
         inputs = open_inputs(config, plugins)
         if inputs.tokenizer is None:

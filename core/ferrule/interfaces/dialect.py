@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 def encode(content: Any) -> bytes:
-    """JSON: a pydantic model by its own rules, anything else as msgspec writes it."""
+    """Encode as JSON: a pydantic model by its own rules, anything else by msgspec."""
     if isinstance(content, BaseModel):
         return content.model_dump_json(by_alias=True).encode()
     return msgspec.json.encode(content)
@@ -19,7 +19,7 @@ def encode(content: Any) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What a client is told about a request that failed. All of it is fit for clients."""
+    """A failed request as the client is told of it. Every field is fit for clients."""
 
     status: int  # of HTTP; within a stream it is only told
     kind: str  # the error's name in OpenAI's API, such as "BadRequestError"

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
-from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
+from ferrule.frontend.admission.validate import AdmissionRules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import CallStart, Content
 from ferrule.interfaces.service import (
     Admitted,
@@ -83,7 +83,7 @@ class ScriptedService(Service):
         self.names = ("fake", "alias")
         self.script = script
         self.state = "ready"
-        self.rules = Rules(
+        self.rules = AdmissionRules(
             limits=LimitsConfig(),
             vocab_size=VOCAB,
             max_model_len=max_model_len,

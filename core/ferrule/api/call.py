@@ -22,7 +22,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]  # as ASGI's, 
 
 
 @dataclass(slots=True)
-class Call:
+class HttpCall:
     """One HTTP call. `CallerCheck` sets `entry` and `caller` once the caller is authorised and the route is found."""
 
     path: str  # as it came, without the server's root
@@ -37,7 +37,7 @@ class Call:
     caller: Caller | None = None
 
 
-def call_of(scope: Mapping[str, Any]) -> Call:
+def call_of(scope: Mapping[str, Any]) -> HttpCall:
     """Return the call of a scope that has passed `Limits`."""
-    call: Call = scope[CALL]
+    call: HttpCall = scope[CALL]
     return call

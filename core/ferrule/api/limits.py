@@ -88,9 +88,7 @@ class Limits:
         return Call(path, headers, methods, exchange, claim, intake, answer)
 
     async def _refuse(self, error: Exception, call: Call) -> None:
-        """Answer with an error, unless FastAPI has answered: it raises an unexpected exception again after its
-        answer.
-        """
+        """Answer with an error, unless FastAPI has: it re-raises an unexpected exception after its answer."""
         answer = call.answer
         if answer.ended:
             return

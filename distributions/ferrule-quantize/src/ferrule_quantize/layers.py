@@ -37,9 +37,7 @@ class Chosen:
 
 
 def check_float(config: Values) -> None:
-    """Raise ConfigError for a checkpoint that is quantized, or whose layout is not supported. Raises
-    CheckpointError.
-    """
+    """Raise ConfigError for a quantized checkpoint or an unsupported layout. Raises CheckpointError."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) or config.outer.get(key):
             raise ConfigError(f"{config.file}: the checkpoint is quantized already.", "Name the float checkpoint.")

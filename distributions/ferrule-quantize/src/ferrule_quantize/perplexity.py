@@ -43,8 +43,9 @@ def text_of(named: str) -> str | None:
 
 
 def perplexity(folder: Path, text: str, tokenizer_of: Path | None = None) -> float:
-    """Measure the perplexity of a text, each token given those before it in a window. Raises StartupError,
-    ConfigError.
+    """Measure the perplexity of a text, each token given those before it in a window.
+
+    Raises StartupError, ConfigError.
     """
     named = None if tokenizer_of is None else str(tokenizer_of)
     with LLM(str(folder), tokenizer=named, use_tqdm_on_load=False, device="cpu") as llm:

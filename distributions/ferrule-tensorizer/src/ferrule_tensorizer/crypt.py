@@ -27,9 +27,7 @@ _LEAST = 1024
 
 @dataclass(frozen=True)
 class Sealed:
-    """The encryption of a tensor: chunks of `chunk` bytes, the first nonce, and an authentication code for each
-    chunk.
-    """
+    """The encryption of a tensor: chunks of `chunk` bytes, the first nonce, and an authentication code for each."""
 
     chunk: int
     nonce: bytes

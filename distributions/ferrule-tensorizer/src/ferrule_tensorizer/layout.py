@@ -79,9 +79,7 @@ class Index:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """The header in front of one tensor. `hashed` is the part that its hashes cover, with the hashes themselves as
-    zeros.
-    """
+    """The header in front of one tensor. `hashed` is the part that its hashes cover, with the hashes as zeros."""
 
     hashes: tuple[tuple[int, bytes], ...]
     hashed: bytes
@@ -131,9 +129,7 @@ class Fields:
 
 
 def read_index(file: Path) -> Index:
-    """Read which tensors a file has, without their data. Raises CheckpointError that names the file and what is
-    wrong.
-    """
+    """Read which tensors a file has, without their data. Raises CheckpointError that names the file and the fault."""
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -197,8 +193,9 @@ def _name(raw: bytes) -> str:
 
 
 def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
-    """Return the entries in the order of their places. Raises ValueError unless these are in [start, size) without
-    overlap.
+    """Return the entries in the order of their places.
+
+    Raises ValueError unless the places are within [start, size) and do not overlap.
     """
     names: set[str] = set()
     ordered = sorted(entries, key=lambda entry: (entry.header, entry.data))
@@ -215,8 +212,9 @@ def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
 
 
 def tensor_header(content: bytes, entry: Entry, encrypted: bool) -> TensorHeader:
-    """Parse `content`, all bytes between the entry's header and data. Raises ValueError where it contradicts the
-    index.
+    """Parse `content`, all bytes between the entry's header and data.
+
+    Raises ValueError where `content` contradicts the index.
     """
     fields = Fields(content)
     length, _, kind = fields.number(8), fields.number(2), fields.number(1)

@@ -21,9 +21,7 @@ _READ_BYTES = 8 << 20  # of one thread at a time
 
 @dataclass(frozen=True)
 class Reading:
-    """Settings for reading a file: number of `readers`, comparing hashes, the key of an encrypted file, and the
-    tensors.
-    """
+    """Settings for reading a file: `readers` threads, whether hashes are compared, the key, and the wanted tensors."""
 
     readers: int = 1
     verify: bool = False

@@ -75,9 +75,7 @@ def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
 
 
 def _range(values: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return scales and zero points [...] of groups [..., group], for numbers that cover `share` of the weights'
-    range.
-    """
+    """Return scales and zero points [...] of groups [..., group], for numbers that cover `share` of their range."""
     low, high = values.amin(-1).clamp(max=0) * share, values.amax(-1).clamp(min=0) * share
     scale = float16((high - low) / _LARGEST)
     return scale, (-low / scale).round().clamp(0, _LARGEST)
@@ -171,9 +169,7 @@ def _fed_by_norms(layer: nn.Module, run: Callable[[], object]) -> dict[str, list
 
 def _norm_divider(norm: RMSNorm | LayerNorm, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     def divide(factors: torch.Tensor) -> torch.Tensor:
-        """Divide the norm's weight, rounded to the checkpoint's type, and return the factors that this division has
-        exactly.
-        """
+        """Divide the norm's weight, rounded to the checkpoint's type, and return the factors by which it is divided."""
         if norm.weight is None:
             raise RuntimeError("a norm without weights cannot divide")
         old = norm.weight.detach() + norm.offset
@@ -191,9 +187,7 @@ def _norm_divider(norm: RMSNorm | LayerNorm, dtype: torch.dtype) -> Callable[[to
 
 
 def _pair(path: str, module: nn.Module) -> Fold | None:
-    """Return a fold for a linear layer whose inputs are outputs of another one, times values that do not depend on
-    it.
-    """
+    """Return a fold for a linear layer whose inputs are another one's outputs, times values independent of it."""
     before = f"{path}." if path else ""
     if isinstance(module, GatedMLP) and type(module).gated is GatedMLP.gated:
         both = module.gate_up_proj

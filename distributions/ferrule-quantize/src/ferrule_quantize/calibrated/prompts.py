@@ -27,8 +27,7 @@ class Prompts:
     """A source of texts: `named` is a file, or "builtin". Opened early, so that a fault is found before long work."""
 
     def __init__(self, named: str, most: int, length: int | None = None) -> None:
-        """Prepare at most `most` texts of `length` tokens each; None: the usual length, or less where the model takes
-        less.
+        """Prepare at most `most` texts of `length` tokens; None: the usual length, if the model takes that many.
 
         Raises ConfigError for a file that cannot be read or is empty.
         """

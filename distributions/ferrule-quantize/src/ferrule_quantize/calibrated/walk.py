@@ -66,7 +66,7 @@ class Part:
 
 
 class Inputs:
-    """Statistics of a linear layer's inputs x: the sum of x xᵀ [inputs, inputs] and of |x| [inputs], and their
+    """Statistics of a linear layer's inputs x: the sum of x xᵀ [inputs, inputs], that of |x| [inputs], and the
     count.
     """
 

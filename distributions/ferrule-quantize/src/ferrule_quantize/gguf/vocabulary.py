@@ -128,9 +128,7 @@ def _merges(content: Json) -> list[Sequence[str]]:
 
 
 def _bpe(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe byte-level BPE, or SentencePiece's. Raises CheckpointError for a way of cutting texts that has no
-    name.
-    """
+    """Describe byte-level BPE, or SentencePiece's. Raises CheckpointError where texts are cut in an unnamed way."""
     if content["model"].get("byte_fallback"):
         return _spm(content, found)
     cuts, composed = _cuts(content.get("pre_tokenizer")), (content.get("normalizer") or {}).get("type") == "NFC"
@@ -178,9 +176,7 @@ def _prefix(content: Json) -> bool:
 
 
 def _unigram(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Describe SentencePiece's unigram model, with the steps before it. `_compare` finds steps that are not
-    described.
-    """
+    """Describe SentencePiece's unigram model and the steps before it. `_compare` finds steps that are left out."""
     unknown = content["model"].get("unk_id")
     if not isinstance(unknown, int):
         raise CheckpointError(f"{file}: a unigram model without an unknown token is not written.", _LEFT_OUT)

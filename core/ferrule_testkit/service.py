@@ -75,7 +75,7 @@ def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence
 
 
 class ScriptedService(Service):
-    """`pace`: awaited before each output, so that a test decides when it comes."""
+    """A service with scripted outputs. `pace` is awaited before each output, so that a test decides when it comes."""
 
     def __init__(self, script: Script = echo_script, max_model_len: int = 256) -> None:
         self.model = fake_model(max_model_len)

@@ -12,7 +12,7 @@ from ferrule.api.budget import Claim
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import Exchange
 from ferrule.api.paths import Entry
-from ferrule.api.respond import Answer, Send
+from ferrule.api.respond import Responder, Send
 from ferrule.api_keys import Caller
 
 CALL = "ferrule.call"  # key of the ASGI scope
@@ -31,7 +31,7 @@ class Call:
     exchange: Exchange
     claim: Claim
     intake: Intake
-    answer: Answer
+    answer: Responder
     entry: Entry = field(init=False)
     template: str = "none"  # the path of the route, for figures
     caller: Caller | None = None

@@ -14,7 +14,7 @@ from ferrule.api.call import CALL, Call, Scope
 from ferrule.api.intake import Intake, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.paths import PathTable, check_query, raw_path
-from ferrule.api.respond import Answer, Send
+from ferrule.api.respond import Responder, Send
 from ferrule.config import Config
 from ferrule.errors import OverloadedError
 from ferrule.interfaces.router import RequestInfo
@@ -76,7 +76,7 @@ class Limits:
         methods = self._table.methods(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits, self._budget, claim)
-        answer = Answer(send, scope["method"], exchange, intake, self._front.sse_keepalive)
+        answer = Responder(send, scope["method"], exchange, intake, self._front.sse_keepalive)
         answer.close = scope.get("state", {}).get(CLOSE, answer.close)
         answer.dialect = self._table.dialect(methods, scope["method"], path)
         answer.share = claim.share

@@ -24,7 +24,7 @@ Send = Callable[[Message], Awaitable[None]]
 _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
-class Answer:
+class Responder:
     """One answer: sends it and records what was sent. It is the `Frame` of `ferrule.interfaces.router`.
 
     `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets the
@@ -160,7 +160,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         raise cause
     if isinstance(error, ClientGone):
         raise error
-    answer: Answer = request.scope[SCOPE_KEY]
+    answer: Responder = request.scope[SCOPE_KEY]
     failure = answer.describe(error)
     return JSON(answer.dialect.error(failure), failure.status, dict(failure.headers))
 

@@ -65,7 +65,7 @@ class Draft:
 
 
 class Slots:
-    """The runner's free slots, and those that the next plan releases."""
+    """The slots of the runner: those that are free, and those that the next plan says to give back."""
 
     def __init__(self, count: int) -> None:
         self.free = list(range(count - 1, -1, -1))
@@ -89,11 +89,11 @@ class Slots:
 
 
 class DefaultScheduler(Scheduler):
-    """A scheduler that serves running requests first, decoding ones before prefilling ones, and then the waiting queue.
+    """The default scheduler: running requests first, decoding ones before prefilling ones, then the waiting queue.
 
-    The head of the queue is admitted once there are blocks for all of its known tokens; until then nothing is, so that
-    no waiting request overtakes another. When blocks run out, the policy names a victim among the running requests:
-    never the oldest, so that one always makes progress, and never one whose last token is on its way.
+    The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no request
+    that waits overtakes another. When blocks run out, the policy names a victim among those that run; never the oldest
+    of them, so that one always gets on, and never one whose last token is already on its way.
     """
 
     def __init__(self, limits: SchedulerLimits, policy: SchedulingPolicy, plugins: Plugins | None = None) -> None:
@@ -246,7 +246,7 @@ class DefaultScheduler(Scheduler):
         draft.admits.append(request.admit(hit.snapshot))
 
     def _victim(self) -> Request | None:
-        """Return the request to preempt, which may be the one that asks for blocks."""
+        """Choose the request to preempt, the one that asks for blocks included."""
         return _choose_victim(self.running, self.policy, self.waiting.shares)
 
     def _preempt(self, request: Request, draft: Draft, now: float) -> None:
@@ -332,7 +332,7 @@ class DefaultScheduler(Scheduler):
         return self.cache.reset()
 
     def evacuate(self, now: float) -> bool:
-        """Retreat every running request. This is not counted as preemption; the runner forgets its slots by itself."""
+        """Put all running requests back, which is not counted as preemption. The runner forgets its slots by itself."""
         for request in list(self.running.values()):
             self._retreat(request, now)
         self._slots.take_releases()
@@ -372,7 +372,7 @@ def _choose_victim(running: Mapping[str, Request], policy: SchedulingPolicy, sha
 
 
 def _not_asked(chunk: Chunk, row: RowResult) -> str | None:
-    """Return what is wrong with the end of a row; None when it is what its chunk asked for."""
+    """Say what is wrong with what a row ends with, or return None when its chunk was to end with that."""
     samples, pools = chunk.ends == "sample", chunk.ends == "pool"
     if samples <= len(row.token_ids) <= samples * (1 + chunk.drafts) and pools == (row.vector is not None):
         return None

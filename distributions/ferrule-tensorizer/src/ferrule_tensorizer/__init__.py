@@ -1,1 +1,1 @@
-"""Files of CoreWeave's tensorizer: their layout, reading and writing them."""
+"""Files of CoreWeave's tensorizer: what they say of their tensors, reading and writing them."""

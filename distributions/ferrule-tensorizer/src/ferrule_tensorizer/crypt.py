@@ -27,7 +27,7 @@ _LEAST = 1024
 
 @dataclass(frozen=True)
 class Sealed:
-    """The encryption of a tensor: chunks of `chunk` bytes, the first nonce, and an authentication code for each."""
+    """The encryption of a tensor: chunks of `chunk` bytes, and the codes that belong to them."""
 
     chunk: int
     nonce: bytes
@@ -40,7 +40,7 @@ class Sealed:
 
 
 def read_key(file: Path) -> bytes:
-    """Return the key in a file, which has nothing else. Raises ConfigError, without the file's content."""
+    """Return the key in a file, which has nothing else. Raises ConfigError, without what is in the file."""
     try:
         with file.open("rb") as stream:
             key = stream.read(KEY_BYTES + 1)
@@ -71,7 +71,7 @@ def parse(content: bytes, size: int) -> Sealed:
 
 
 def decrypt(data: memoryview, sealed: Sealed, key: bytes) -> None:
-    """Decrypt data in place. Raises CheckpointError for another key, or data that was changed."""
+    """Decrypt in place. Raises CheckpointError for another key, or data that was changed."""
     from nacl.bindings import crypto_secretbox_open
     from nacl.exceptions import CryptoError
 
@@ -86,7 +86,9 @@ def decrypt(data: memoryview, sealed: Sealed, key: bytes) -> None:
 
 
 def encrypt(data: memoryview, nonce: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
-    """Return the bytes to put in front of a tensor, and its encrypted chunks. `nonce` is that of the first chunk."""
+    """Return the encryption's header, which stands in front of the tensor, and the encrypted chunks. `nonce` is that of
+    the first chunk.
+    """
     from nacl.bindings import crypto_secretbox
 
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]

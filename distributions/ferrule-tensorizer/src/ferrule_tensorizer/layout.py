@@ -79,7 +79,9 @@ class Index:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """The header in front of one tensor. `hashed` is the part that its hashes cover, with the hashes as zeros."""
+    """The header in front of one tensor. `hashed` is the part of the header that hashes are made of, with zeros for the
+    hashes.
+    """
 
     hashes: tuple[tuple[int, bytes], ...]
     hashed: bytes
@@ -102,7 +104,7 @@ class TensorHeader:
 
 
 class Fields:
-    """A reader of consecutive values from bytes. Raises ValueError when the bytes end too early."""
+    """A reader of one value after the other of bytes that may end too early, which is a ValueError."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.position = content, 0
@@ -117,7 +119,7 @@ class Fields:
         return int.from_bytes(self.take(size), "little")
 
     def sized(self, size: int) -> bytes:
-        """Take bytes whose length stands in front of them, in `size` bytes."""
+        """Return bytes whose length stands in front of them, in `size` bytes."""
         return self.take(self.number(size))
 
     def shape(self, long: bool) -> tuple[int, ...]:
@@ -129,7 +131,9 @@ class Fields:
 
 
 def read_index(file: Path) -> Index:
-    """Read which tensors a file has, without their data. Raises CheckpointError that names the file and the fault."""
+    """Read which tensors a file has, without their data. Raises CheckpointError that names the file and what is
+    wrong.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -193,9 +197,8 @@ def _name(raw: bytes) -> str:
 
 
 def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
-    """Return the entries in the order of their places.
-
-    Raises ValueError unless the places are within [start, size) and do not overlap.
+    """Return the entries in the order of their places, which are within [start, size) and do not overlap. Raises
+    ValueError.
     """
     names: set[str] = set()
     ordered = sorted(entries, key=lambda entry: (entry.header, entry.data))
@@ -212,9 +215,8 @@ def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
 
 
 def tensor_header(content: bytes, entry: Entry, encrypted: bool) -> TensorHeader:
-    """Parse `content`, all bytes between the entry's header and data.
-
-    Raises ValueError where `content` contradicts the index.
+    """Parse `content`, all bytes between the entry's header and data. Raises ValueError where it contradicts the
+    index.
     """
     fields = Fields(content)
     length, _, kind = fields.number(8), fields.number(2), fields.number(1)

@@ -1,6 +1,6 @@
-"""Writes tensors to a tensorizer file, one after the other, with hashes, and encrypted where there is a key.
+"""Tensors to a tensorizer file, one after the other, with hashes, and encrypted where there is a key.
 
-The layout is in `layout`. The library reads these files; as it expects, hashes are of the data before encryption.
+The layout is in `layout`. The library reads these files; hashes are of what is not encrypted yet, as it has them.
 """
 
 from __future__ import annotations
@@ -38,9 +38,8 @@ def write_each(
     forms: Mapping[str, torch.Tensor],
     key: bytes | None = None,
 ) -> None:
-    """Write one file as `write` does, taking one tensor after the other.
-
-    `forms` are all tensors by name; they may be on the meta device.
+    """Write like `write`, one tensor after the other. `forms` are all of them, by name; they may be on the meta
+    device.
     """
     length = sum(len(_entry(name, tensor, 0, 0)) for name, tensor in forms.items())
     flags = ENCRYPTED.to_bytes(32, "little") if key else bytes(32)

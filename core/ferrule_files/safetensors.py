@@ -82,7 +82,7 @@ def read_header(file: Path) -> dict[str, int]:
 
 
 def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return each tensor's shape and bytes by name, in the order of the data. Raises CheckpointError as `read_header`
+    """Return each tensor's shape and bytes by name, in the data's order. Raises CheckpointError as `read_header`
     does.
     """
     header, data = _tensors(file)

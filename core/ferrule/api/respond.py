@@ -84,9 +84,7 @@ class Responder:
         await self.write(b"", more=False)
 
     async def _send_pieces(self, body: bytes) -> bytes:
-        """Send a large body as the client reads it, and return its last piece. The body counts in `share` until
-        then.
-        """
+        """Send a large body as the client reads it, and return its last piece. `share` counts the body until then."""
         if self.share is not None:
             self.share.grow(len(body))
         last = (len(body) - 1) // _PIECE * _PIECE
@@ -103,9 +101,7 @@ class Responder:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def describe(self, error: BaseException) -> Failure:
-        """Return what the client is told for the exception that is being handled. The first exception of an answer
-        counts.
-        """
+        """Return what the client is told for the exception that is being handled. The first exception counts."""
         if self._failure is None:
             self._failure = failure_of(error, self.log_fault, self.route)
         return self._failure

@@ -29,7 +29,7 @@ class Failure:
 
 
 class Dialect:
-    """The dialect of OpenAI's API. A protocol that differs derives from it and says in what::
+    r"""The dialect of OpenAI's API. A protocol that differs derives from it and says in what::
 
         class LinesOfJson(Dialect):
             paths = ("/api/",)
@@ -40,7 +40,7 @@ class Dialect:
                 return {"error": failure.message}
 
             def event(self, content: Any) -> bytes:
-                return encode(content) + b"\\n"
+                return encode(content) + b"\n"
 
     The frame finds it by the path alone, before it looks at the key. So every error has its form, also those that no
     route has seen: 401, 403, 404, 405, 408, 413, 429, 503, and a body that is not JSON. Only what fails before there

@@ -122,9 +122,7 @@ class RequestInfo:
 
     @property
     def unknown_fields(self) -> tuple[str, ...]:
-        """Body fields that no model declares, such as ``a.b[2].c``; printable. Dependencies may not see all of them
-        yet.
-        """
+        """Body fields that no model declares, such as ``a.b[2].c``; printable. Only the handler sees all of them."""
         return self.undeclared.places
 
 

@@ -419,9 +419,7 @@ def _scaling(model: GgufModel, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _divisors(model: GgufModel, name: str) -> list[float]:
-    """Return the numbers of a small tensor of floats; none where it is absent. Raises CheckpointError for another
-    type.
-    """
+    """Return the numbers of a small float tensor; none where it is absent. Raises CheckpointError for another type."""
     info = model.tensors.get(name)
     if info is None:
         return []

@@ -74,8 +74,7 @@ _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot
 
 @dataclass(frozen=True)
 class Target:
-    """A parameter, and the rows of a file's tensor that belong to it. With `heads` the features of a head come in
-    pairs.
+    """A parameter, and the rows of a file's tensor that belong to it. With `heads`, features of a head come in pairs.
 
     `expert` is the index in a stack of experts. `rows` and `columns` list which ones the parameter has, in its order;
     where they are empty, all stay as they are. `change` is what else is done to a tensor of floats: less_one, log (of
@@ -133,8 +132,7 @@ class ValueHeads:
             )
 
     def order(self, first: int = 0, width: int = 0) -> tuple[int, ...]:
-        """Return the file's row for each of our rows, where a head has `width` rows and `first` rows come before the
-        heads.
+        """Return the file's row for each of ours, for heads of `width` rows behind `first` other rows.
 
         An empty result means that the order is the same.
         """
@@ -146,7 +144,7 @@ class ValueHeads:
         return (*range(first), *rows)
 
     def half(self, index: int) -> tuple[int, ...]:
-        """Return the rows of one of the two numbers of each value head; a key head has all of one, then all of the
+        """Return the rows of one of two numbers of each value head; a key head has all of one, then all of the
         other.
         """
         starts = (group * 2 * self.each + index * self.each for group in range(self.groups))

@@ -240,9 +240,7 @@ class _Reader:
     def _placed(
         self, infos: Sequence[tuple[str, tuple[int, ...], BlockType, int]], start: int, alignment: int
     ) -> list[TensorInfo]:
-        """Return the tensors in the order of their data. Raises CheckpointError where data overlaps or is out of
-        place.
-        """
+        """Return the tensors in the order of their data. Raises CheckpointError for data that is misplaced."""
         placed, border = [], 0
         for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
             info = TensorInfo(name, shape, kind, self._file, start + offset)
@@ -341,8 +339,8 @@ class _Reader:
         return found
 
     def _advance(self, size: int) -> int:
-        """Return where the next `size` bytes begin, and move behind them. Raises CheckpointError where the header is
-        too short.
+        """Return where the next `size` bytes begin, and move behind them. Raises CheckpointError at the header's
+        end.
         """
         at = self._at
         if size > self._end - at:

@@ -79,9 +79,7 @@ class Vocabulary:
 
 
 def read_tokenizer(vocabulary: Vocabulary) -> tuple[Json, Json]:
-    """Return ``tokenizer.json`` and ``tokenizer_config.json``. Raises CheckpointError for a kind that is not read
-    here.
-    """
+    """Return ``tokenizer.json`` and ``tokenizer_config.json``. Raises CheckpointError for an unknown kind."""
     model = vocabulary.model
     kind = model.need("tokenizer.ggml.model", str)
     if kind not in _KINDS:

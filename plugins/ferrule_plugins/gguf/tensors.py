@@ -72,9 +72,7 @@ class Reader:
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
 
     def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
-        """Return the parameter to write into, if it is a whole tensor on the CPU, so that no large table exists
-        twice.
-        """
+        """Return the parameter to write into, if it is a whole tensor on the CPU: no large table is there twice."""
         place = self.parameters().get(target.name)
         if place is None or not takes(place) or place.dtype != self.dtype:
             return None

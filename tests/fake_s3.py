@@ -22,10 +22,10 @@ def etag(content: bytes) -> str:
 
 
 class FakeS3:
-    """`objects` are contents by key by bucket. Buckets of `public` need no signature.
+    """A store on this machine. `objects` are contents by key by bucket. Buckets of `public` need no signature.
 
-    `requests` has (method, path). `disturb` is called with a key before each answer about an object, and may change
-    the store, or return the bytes after which the connection breaks off. `listed` replaces what listings say.
+    `requests` has (method, path). `disturb` is called with a key before each answer about an object, and may change the
+    store, or return the bytes after which the connection breaks off. `listed` replaces what listings say.
     """
 
     def __init__(self, objects: dict[str, dict[str, bytes]], page: int = 1000) -> None:

@@ -23,6 +23,7 @@ OURS = frozenset(
 
 def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], object]) -> Path:
     """Return the path `name` of this run, made by the first process that asks for it; the others wait until it exists.
+
     `make` gets the path and creates a file or a folder there. Under pytest-xdist each process has a temporary folder of
     its own, and the shared paths lie beside these folders.
     """

@@ -53,8 +53,9 @@ def shown(how: Shown) -> Iterator[ModuleType]:
 
 
 def describe(source: str) -> Iterator[str]:
-    """Describe public classes, functions and names of one module's source, and their promises. Where the module has
-    ``__all__``, only the names in it are described.
+    """Describe public classes, functions and names of one module's source, and their promises.
+
+    Where the module has ``__all__``, only the names in it are described.
     """
     lines = source.splitlines()
     tree = ast.parse(source)

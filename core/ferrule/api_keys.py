@@ -37,7 +37,7 @@ Digest = Annotated[str, Meta(pattern="^[0-9a-fA-F]{64}$")]
 Count = Annotated[int, Meta(ge=1)]
 
 
-class Entry(Struct, frozen=True, forbid_unknown_fields=True):
+class KeyEntry(Struct, frozen=True, forbid_unknown_fields=True):
     """An entry of the file of keys: the key itself, or its SHA-256 in hexadecimal digits, and the key's limits."""
 
     key: Annotated[str, Meta(min_length=1)] | None = None
@@ -225,7 +225,7 @@ def _caller(name: Any, entry: Any, where: str) -> Caller:
     if not isinstance(entry, Mapping):
         entry = {"key": entry}
     try:
-        found = msgspec.convert(entry, Entry)
+        found = msgspec.convert(entry, KeyEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"{where}: {name}: {error}. Quote a key that YAML takes for a number.") from None
     if (found.key is None) == (found.sha256 is None):

@@ -28,7 +28,7 @@ class Foreign:
         return "without effect" if self.inert else "not in this build" if self.missing else "replaced"
 
     def differs(self, text: str) -> bool:
-        """Return whether a value says something else than the default."""
+        """Return whether a value differs in meaning from the default."""
         value = text.strip().lower()
         if not value or self.default is None:
             return False

@@ -25,7 +25,7 @@ _IMPORTS = "<frozen importlib"  # the import system's own frames, which every im
 _logger = log.get("start")
 
 
-class Progress:
+class StartProgress:
     """The progress of a part of the start. A time limit counts from the last step."""
 
     def __init__(self) -> None:
@@ -47,12 +47,12 @@ def give_up(text: str) -> NoReturn:
 @contextmanager
 def waiting(
     what: str, limit: float = 0.0, advice: str = "", first: float = _FIRST, end: Callable[[str], object] = give_up
-) -> Iterator[Progress]:
+) -> Iterator[StartProgress]:
     """Log that the server waits for `what`, when the block takes longer than `first` seconds, and again later.
 
     After `limit` seconds without a step, if it is not 0, `end` is called with a text about that and the `advice`.
     """
-    progress, done = Progress(), threading.Event()
+    progress, done = StartProgress(), threading.Event()
     arguments = (what, progress, done, threading.get_ident(), first)
 
     def watch() -> None:
@@ -71,7 +71,9 @@ def waiting(
         done.set()
 
 
-def _overdue(what: str, progress: Progress, done: threading.Event, thread: int, first: float, limit: float) -> bool:
+def _overdue(
+    what: str, progress: StartProgress, done: threading.Event, thread: int, first: float, limit: float
+) -> bool:
     """Log until `done`, and return False then; return True when the limit has passed."""
     began = time.monotonic()
     tell = began + first

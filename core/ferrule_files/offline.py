@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.choose import ModelChoice, PluginChooser
 from ferrule.assembly.model import build
 from ferrule.assembly.model import outline as outlined
 from ferrule.config import Resolved
@@ -32,7 +32,7 @@ class Outline:
     model: Model
     context: BuildContext
     architecture: str
-    _choice: Choice
+    _choice: ModelChoice
 
     def built(self, config: Mapping[str, Any]) -> Model:
         """Return a model of the same implementation for another ``config.json``, with float weights, on the meta
@@ -49,7 +49,7 @@ def outline(config: Resolved, plugins: Plugins) -> Outline:
 
     Raises StartupError where a server would not start, as far as headers of files show.
     """
-    choice, model = outlined(config, Chooser(plugins))
+    choice, model = outlined(config, PluginChooser(plugins))
     return Outline(model, choice.context, choice.architecture, choice)
 
 
@@ -57,8 +57,9 @@ class Texts:
     """The tokenizer and the chat templates of a model. `close` ends the process that renders conversations."""
 
     def __init__(self, config: Resolved, plugins: Plugins, longest: int) -> None:
-        """Open the tokenizer and the templates; the model takes `longest` tokens. Raises StartupError, also without a
-        tokenizer.
+        """Open the model's tokenizer and templates; `longest` is the most tokens that the model takes.
+
+        Raises StartupError, also where there is no tokenizer.
         """
         inputs = open_inputs(config, plugins)
         if inputs.tokenizer is None:

@@ -49,14 +49,15 @@ def read_tensors(file: Path, sizes: Mapping[str, int]) -> Iterator[tuple[str, to
 
 
 def large_first(sizes: Mapping[str, int]) -> dict[str, int]:
-    """Return the same tensors, with those first that are larger than the bytes that are mapped at once, else in their
-    order.
+    """Return the same tensors with those first that are larger than what is mapped at once, the largest first.
+
+    The others keep their order.
     """
     return dict(sorted(sizes.items(), key=lambda item: -item[1] if item[1] > _MAPPED_BYTES else 0))
 
 
 def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
-    """Yield names in order, in batches that end when their bytes pass a bound."""
+    """Yield the names in order, in batches that end when their bytes reach a bound."""
     batch: list[str] = []
     size = 0
     for name, num_bytes in sizes.items():
@@ -81,28 +82,28 @@ def read_header(file: Path) -> dict[str, int]:
 
 
 def shapes(file: Path) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return shape and bytes of each tensor by its name, in the order of the data. Raises CheckpointError as
-    `read_header` does.
+    """Return each tensor's shape and bytes by name, in the data's order. Raises CheckpointError as `read_header`
+    does.
     """
     header, data = _tensors(file)
     return {name: (tuple(header[name]["shape"]), size) for name, size in _check_ranges(file, header, data).items()}
 
 
 def _tensors(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header's entry of each tensor, and the size of the data in bytes."""
+    """Return the header's entry of each tensor, and the size of the data."""
     header, data = _read(file)
     header.pop(_METADATA, None)
     return header, data
 
 
 def metadata(file: Path) -> dict[str, str]:
-    """Return the metadata of a file that are strings. Raises CheckpointError for a damaged header."""
+    """Return the texts that a file has about itself. Raises CheckpointError for a damaged header."""
     stated = _read(file)[0].get(_METADATA)
     return {key: value for key, value in stated.items() if isinstance(value, str)} if isinstance(stated, dict) else {}
 
 
 def _read(file: Path) -> tuple[dict[str, Any], int]:
-    """Return the header, and the size of the data in bytes."""
+    """Return the header, and the size of the data."""
     if not file.is_file():
         raise missing_file(file)
     size = file.stat().st_size
@@ -111,8 +112,9 @@ def _read(file: Path) -> tuple[dict[str, Any], int]:
 
 
 def remote_shapes(file: Path, size: int, read: Callable[[int], bytes]) -> dict[str, tuple[tuple[int, ...], int]]:
-    """Return what `shapes` does, for a remote file of `size` bytes; `read(n)` returns its next bytes. `file` is for
-    messages.
+    """Return the shape and bytes of each tensor as `shapes` does, for a file of `size` bytes elsewhere.
+
+    `read` returns the file's next bytes; `file` is for messages.
     """
     header, data = _header(file, size, read)
     header.pop(_METADATA, None)
@@ -162,7 +164,7 @@ def _check_ranges(file: Path, header: Mapping[str, Any], data: int) -> dict[str,
 
 
 def _entry(file: Path, name: str, entry: Any) -> tuple[int, int]:
-    """Return (start, stop) of a tensor's bytes. Raises CheckpointError."""
+    """Return (start, stop) of a tensor's bytes. Raises CheckpointError for an entry that is not valid."""
 
     def whole(values: Any) -> bool:
         return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)

@@ -1,4 +1,4 @@
-"""Tensors to safetensors files, one after the other: nothing is copied on the way.
+"""Writes tensors to safetensors files, one after the other, without copying them.
 
 Format: https://github.com/huggingface/safetensors#format
 """
@@ -29,7 +29,7 @@ _TYPES = {
 
 
 def write(folder: Path, tensors: Mapping[str, torch.Tensor], most: int = SHARD_BYTES) -> list[Path]:
-    """Write tensors to a folder, and return the files, without the index. Raises OSError."""
+    """Write tensors to one file, or to several and an index, and return the files without the index. Raises OSError."""
     parts = list(shards(tensors, most))
     if len(parts) == 1:
         write_file(folder / SINGLE, tensors)
@@ -67,7 +67,7 @@ def write_file(file: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def write_header(stream: IO[bytes], tensors: Mapping[str, torch.Tensor], **said: str) -> None:
-    """Write the header of a file with these tensors, which may be on the meta device. Raises OSError.
+    """Write the header for these tensors, which may be on the meta device. Raises OSError.
 
     `said` are further entries of the file's metadata.
     """

@@ -98,8 +98,10 @@ _GRANITE: dict[str, Any] = {
 @dataclass(frozen=True)
 class Recipe:
     """A recipe for one checkpoint: transformers' `model_type`, what differs from `SIZES`, and how its weights are
-    drawn. Random matrices have `gain` times the size that keeps the size of the activations they multiply. `attention`
-    is the implementation of transformers that computes this model correctly.
+    drawn.
+
+    Random matrices have `gain` times the size that keeps the size of the activations they multiply. `attention` is the
+    implementation of transformers that computes this model correctly.
     """
 
     model_type: str

@@ -22,7 +22,8 @@ def commit(revision: str) -> str:
 
 
 class FakeHub:
-    """`repositories` are files by revision by id. `elsewhere` is another hub, which stores large files.
+    """A hub on this machine. `repositories` are files by revision by id. `elsewhere` is another hub, which stores large
+    files.
 
     `requests` has (method, path, authorization); `status` (status, X-Error-Code) for ids that are to fail.
     """

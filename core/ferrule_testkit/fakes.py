@@ -173,7 +173,7 @@ def solo(model: FakeModel, request: EngineRequest, max_model_len: int) -> Solo:
 
 
 class BullyPolicy(SchedulingPolicy):
-    """Whoever suffered most is let in first, to be thrown out first: what the bound on preemptions is for."""
+    """A policy that admits whoever suffered most first, to be thrown out first, for the bound on preemptions."""
 
     def key(self, view: RequestView, now: float) -> tuple[float, ...]:
         return (-view.num_preemptions, -view.sequence)

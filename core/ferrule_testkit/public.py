@@ -81,8 +81,10 @@ def is_public(module: str) -> bool:
 
 
 def private_imports(folder: Path) -> Iterator[str]:
-    """Yield ``file:line: name`` of everything private of Ferrule that a project's sources import. Names that begin with
-    an underscore are private, and so are names that a public module with ``__all__`` leaves out there.
+    """Yield ``file:line: name`` of everything private of Ferrule that a project's sources import.
+
+    Names that begin with an underscore are private, and so are names that a public module with ``__all__`` leaves out
+    there.
     """
     for file in sorted(folder.rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):

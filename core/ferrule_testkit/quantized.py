@@ -47,7 +47,7 @@ _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 @dataclass(frozen=True)
 class Format:
-    """`wide`: activations are not quantized."""
+    """A format of checkpoints. `wide`: activations are not quantized."""
 
     config: Mapping[str, Any]
     encode: Encoder

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, NotFoundError, RequestError
 from ferrule.frontend.admission.processors import check_processors
-from ferrule.frontend.admission.validate import Rules, check_beam, check_ids, check_params, fit
+from ferrule.frontend.admission.validate import AdmissionRules, check_beam, check_ids, check_params, fit
 from ferrule.interfaces.parsers import CallStart, Content
 from ferrule.interfaces.service import (
     Admitted,
@@ -75,7 +75,7 @@ def echo_script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence
 
 
 class ScriptedService(Service):
-    """`pace`: awaited before each output, so that a test decides when it comes."""
+    """A service with scripted outputs. `pace` is awaited before each output, so that a test decides when it comes."""
 
     def __init__(self, script: Script = echo_script, max_model_len: int = 256) -> None:
         self.model = fake_model(max_model_len)
@@ -83,7 +83,7 @@ class ScriptedService(Service):
         self.names = ("fake", "alias")
         self.script = script
         self.state = "ready"
-        self.rules = Rules(
+        self.rules = AdmissionRules(
             limits=LimitsConfig(),
             vocab_size=VOCAB,
             max_model_len=max_model_len,

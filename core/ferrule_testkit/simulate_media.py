@@ -79,7 +79,7 @@ class Chance:
 
 
 class MediaLedger:
-    """I23: what is encoded, and for whom."""
+    """A record for I23: which media are encoded, and for whom."""
 
     def __init__(self, limits: SchedulerLimits) -> None:
         self.encoded = 0

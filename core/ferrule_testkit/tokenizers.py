@@ -17,7 +17,7 @@ CORPUS = (
 
 
 class ByteTokenizer(Tokenizer):
-    """Ids 0 to 255 are bytes; 256 is ``<s>``, 257 is ``</s>``, 258 is ``<|tag|>``."""
+    """A tokenizer of bytes: ids 0 to 255 are bytes; 256 is ``<s>``, 257 is ``</s>``, 258 is ``<|tag|>``."""
 
     names = ("<s>", "</s>", "<|tag|>")
 

@@ -16,7 +16,7 @@ from ferrule_testkit.kits.run import run_kit
 
 
 class Listed(GrammarBackend):
-    """Forms that have few texts, which are listed."""
+    """A backend for forms that have few texts, which are listed."""
 
     def refuses(self, spec: GrammarSpec) -> str | None:
         try:

@@ -279,7 +279,7 @@ TOOL_FAULTS = {
 
 
 class Musing(ReasoningParser):
-    """Thoughts come first and end with /end/; without one, all is thought."""
+    """A parser of reasoning that comes first and ends with /end/; without that, all is reasoning."""
 
     conformance: ClassVar[dict[str, Any]] = {
         "samples": (

@@ -643,7 +643,7 @@ class BelievesTheGuess(DefaultSampler):
 
 
 class GuessesMoreOften(DefaultSampler):
-    """Greedy rows do not show it."""
+    """A sampler that draws guesses too often, which greedy rows do not show."""
 
     def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor) -> Sampled:
         rows = (guesses >= 0).nonzero().squeeze(1)
@@ -696,7 +696,7 @@ class ForgetsTheMode(DefaultSampler):
 
 
 class Push(LogitsProcessor):
-    """Good: makes one token likelier."""
+    """A correct processor, which makes one token likelier."""
 
     def __init__(self, by: float = 1.0) -> None:
         self.by = float(by)
@@ -743,7 +743,7 @@ class CountsThePrompt(PushChecked):
 
 
 class CountsTheGenerated(CountsThePrompt):
-    """Good."""
+    """A correct processor, which counts generated tokens."""
 
     def apply(self, known_ids, num_prompt, logits):
         return super().apply(known_ids[num_prompt:], 0, logits)
@@ -773,7 +773,7 @@ async def admitted(ctx: RouterContext, request: Generate) -> Outputs:
 
 
 class Echo(Router):
-    """Good: one route that generates, and one with a parameter."""
+    """A correct router: one route that generates, and one with a parameter."""
 
     path = "/echo"
     access = Access.KEY
@@ -822,7 +822,7 @@ class OwnForm(Dialect):
 
 
 class EchoInOwnForm(Echo):
-    """Good: a dialect of its own, JSON lines."""
+    """A correct router with a separate dialect, JSON lines."""
 
     words: Dialect = OwnForm()
 

@@ -479,6 +479,7 @@ def test_linear_layers_are_quantized_in_both_ways(tmp_path: Path, name: str, met
 
 def test_a_class_that_contradicts_itself_runs_in_turn(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Detect that PhiMoE of transformers builds a mask with a window of which it does not tell its attention function.
+
     Without the check a text longer than the window gets other tokens than the library's `generate` gives.
     """
     from transformers import AutoModelForCausalLM

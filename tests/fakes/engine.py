@@ -127,7 +127,9 @@ class FakeStream(AsyncIterator[RequestDelta]):
 
 
 class FakeEngine(EngineClient):
-    """`requests`, `cancels` and `expected` record what came in. Clear `running` to hold all deltas back."""
+    """An engine that a script drives. `requests`, `cancels` and `expected` record what came in. Clear `running` to hold
+    all deltas back.
+    """
 
     def __init__(self, script: Script = echo, info: ModelInfo | None = None, num_blocks: int = 1024) -> None:
         self.script = script

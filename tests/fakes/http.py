@@ -18,10 +18,11 @@ from ferrule_testkit.service import ScriptedService
 
 
 class Site:
-    """`policy` is the scheduling policy; `scheduler`, `model` and `frontend` are options of these sections.
+    """An application over a scripted service. `policy` is the scheduling policy; `scheduler`, `model` and `frontend`
+    are options of these sections.
 
-    Sites of one process with the same options share an application: building one takes a fifth of a second. A
-    call goes to the service of its site; calls to two such sites are not to be made at the same time.
+    Sites of one process with the same options share an application: building one takes a fifth of a second. A call goes
+    to the service of its site; calls to two such sites are not to be made at the same time.
     """
 
     _applications: ClassVar[dict[bytes, tuple[ASGIApp, Lifecycle]]] = {}

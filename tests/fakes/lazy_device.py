@@ -22,7 +22,7 @@ from ferrule.interfaces.platform import Copies, DeviceCaps, Transfers
 
 
 class WaitedError(AssertionError):
-    """Something between the host and the device did not go through `Transfers`."""
+    """An error for a copy between the host and the device that did not go through `Transfers`."""
 
 
 class _Mode(TorchDispatchMode):

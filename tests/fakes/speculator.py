@@ -12,7 +12,9 @@ from ferrule.types import Chunk
 
 
 class LuckySpeculator(Speculator):
-    """Guesses up to `most` tokens of the text among `texts` that a request's ids begin, each right with `chance`."""
+    """A speculator that guesses up to `most` tokens of the text among `texts` that a request's ids begin, each right
+    with `chance`.
+    """
 
     def __init__(self, vocab_size: int, most: int = 4, seed: int = 0) -> None:
         self.texts: list[list[int]] = []

@@ -97,8 +97,9 @@ def test_the_cache_stays_within_the_share(folder: Path, opened: Open) -> None:
 @pytest.mark.usefixtures("gpu")
 @pytest.mark.parametrize("quantization", [None, "int8"])
 def test_weights_with_the_host(quantization: str | None, folder: Path, opened: Open) -> None:
-    """Get the same tokens, with graphs too, awake and after sleep, and free what the weights took of the device. The
-    second model's threads and streams may have two more of cuBLAS's workspaces, of 32 MiB each.
+    """Get the same tokens, with graphs too, awake and after sleep, and free what the weights took of the device.
+
+    The second model's threads and streams may have two more of cuBLAS's workspaces, of 32 MiB each.
     """
     held, tokens = [], []
     for size in (0.0, 0.1875):

@@ -39,8 +39,9 @@ class SeesOperations(TorchDispatchMode):
 
 
 class SeesCalls(TorchFunctionMode):
-    """A mode that raises where memory of the host is read without an operation that could be seen. Staged data is the
-    host's beforehand. Where there is no device, its place cannot tell it apart.
+    """A mode that raises where memory of the host is read without an operation that could be seen.
+
+    Staged data is the host's beforehand. Where there is no device, its place cannot tell it apart.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -79,7 +80,7 @@ class Upward(LogitsProcessor):
 
 
 class Cold(TritonChooser):
-    """Compiles what is asked for when it is asked for: each test makes new samplers."""
+    """A chooser that compiles kernels when they are needed: each test makes new samplers."""
 
     def warm(self, logits: torch.Tensor, history: torch.Tensor) -> None:
         """Do nothing yet."""
@@ -237,7 +238,7 @@ def test_launches_do_not_grow_with_the_rows(device: torch.device, monkeypatch: p
 @pytest.mark.usefixtures("triton_chooser")
 @pytest.mark.slow
 class TestKit(kit.SamplerKit):
-    """Fewer draws and smaller vocabularies: the interpreter is slow."""
+    """The sampler's kit with fewer draws and smaller vocabularies: the interpreter is slow."""
 
     plugin = DefaultSampler
     vocab_sizes = (100, 5003)

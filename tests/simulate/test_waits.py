@@ -37,7 +37,7 @@ def test_nothing_is_paid_for_it(workload: str, device: str) -> None:
 
 
 class Impatient(Pace):
-    """No prompt is passed."""
+    """A pace under which no prompt is passed."""
 
     def patient(self, request: Request, now: float) -> bool:
         return False

@@ -96,7 +96,9 @@ SETTINGS = {
 
 @dataclass(frozen=True)
 class Parser:
-    """`prepare` writes the folder's files, of which the one called `name` is then damaged; `quick`: how often."""
+    """A parser of files. `prepare` writes the folder's files, of which the one called `name` is then damaged; `quick`:
+    how often.
+    """
 
     name: str
     prepare: Callable[[Path], object]

@@ -34,7 +34,7 @@ class Import(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """`path` is relative to the repository, with forward slashes; its first part is one of ROOTS."""
+    """A Python file. `path` is relative to the repository, with forward slashes; its first part is one of ROOTS."""
 
     path: str
     text: str

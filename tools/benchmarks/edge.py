@@ -34,7 +34,7 @@ COMPLETIONS = "/v1/completions"
 
 @dataclass
 class Server:
-    """`ferrule serve` of one checkout. `api` is its API process."""
+    """A server of one checkout (`ferrule serve`). `api` is its API process."""
 
     python: str
     port: int

@@ -63,6 +63,7 @@ def scheduler(pace: type[Pace] | None = None, **more: Any) -> DefaultScheduler:
 
 def workloads(rate: float = 0.8) -> dict[str, list[Client]]:
     """Return 32 clients in a closed loop, four long prompts at once, random arrivals, and a long document among chats.
+
     `rate` is the number of arrivals per second. Its default is 70 % load for Qwen3-0.6B on two cores with AVX-512.
     """
     rng = random.Random(1)
@@ -101,8 +102,9 @@ def line(name: str, waits: Waits) -> str:
 
 
 async def measure(base: str, clients: Sequence[Client], seed: str) -> Waits:
-    """Measure how long the clients wait at a server. Raises RuntimeError for a request that fails. Prompts are drawn by
-    `seed`: the server finds prompts of a seed that it has seen in its cache.
+    """Measure how long the clients wait at a server. Raises RuntimeError for a request that fails.
+
+    Prompts are drawn by `seed`: the server finds prompts of a seed that it has seen in its cache.
     """
     waits, rng = Waits(), random.Random(seed)
     timeout = aiohttp.ClientTimeout(total=None)

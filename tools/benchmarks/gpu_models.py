@@ -182,8 +182,9 @@ def prefill_seconds(shape: Shape, tokens: int, flops: float) -> float:
 
 
 def batch_seconds(shape: Shape, work: Sequence[Request], copy_bytes: float, flops: float) -> float:
-    """Return a time that no engine can beat: all products at the machine's rate, or all bytes at its bandwidth. The
-    weights are read in every step, of which there are as many as the longest answer has tokens; each answer's token
+    """Return a time that no engine can beat: all products at the machine's rate, or all bytes at its bandwidth.
+
+    The weights are read in every step, of which there are as many as the longest answer has tokens; each answer's token
     reads its own context. Prompts' attention reads are left out, and nothing is counted twice.
     """
     products = reads = 0

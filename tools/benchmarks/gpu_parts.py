@@ -64,7 +64,9 @@ def kernels(asked: Asked) -> list[dict[str, Any]]:
 
 def ferrule(asked: Asked) -> dict[str, Any]:
     """Measure one model in Ferrule: the time of a start, one stream, a long prompt, many requests, the device's idle
-    share. The weights are random, and made rather than read: the seconds of the start contain both.
+    share.
+
+    The weights are random, and made rather than read: the seconds of the start contain both.
     """
     from ferrule import LLM
 
@@ -202,8 +204,10 @@ def _traced_work(scale: Scale, work: Sequence[Request]) -> list[Request]:
 
 
 def _idle(run: Callable[[], float]) -> float | None:
-    """Return the idle share of the device while `run` decodes; None where nothing runs on a device. The device's work
-    is taken from a trace, and the time from a run without one: a trace makes launches several times as long.
+    """Return the idle share of the device while `run` decodes; None where nothing runs on a device.
+
+    The device's work is taken from a trace, and the time from a run without one: a trace makes launches several times
+    as long.
     """
     import torch
 

@@ -68,7 +68,7 @@ def _status(key: str) -> int:
 def _loaded(folder: Path, name: str, threads: int) -> dict[str, float]:
     import torch
 
-    from ferrule.assembly.choose import Chooser
+    from ferrule.assembly.choose import PluginChooser
     from ferrule.assembly.memory import weight_tensors
     from ferrule.assembly.model import build, fill, pack
     from ferrule.config import Config, DeviceConfig, LoadConfig, ModelConfig
@@ -83,7 +83,7 @@ def _loaded(folder: Path, name: str, threads: int) -> dict[str, float]:
             device=DeviceConfig(device="cpu"),
         )
     )
-    chooser = Chooser(plugins)
+    chooser = PluginChooser(plugins)
     device = chooser.device(config)
     torch.set_num_threads(threads)
     choice = chooser.before_build(config, device)

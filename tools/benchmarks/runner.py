@@ -27,7 +27,7 @@ from ferrule.types import Admit, Chunk, ModelInfo, StepPlan, TokenSampling
 
 @dataclass
 class Bench:
-    """Drives an executor by hand. Each row has its own blocks; sampled tokens feed the next step."""
+    """A driver of an executor. Each row has its own blocks; sampled tokens feed the next step."""
 
     executor: Executor
     info: ModelInfo
@@ -46,7 +46,7 @@ class Bench:
         self.executor.submit(StepPlan(step=self.step, chunks=tuple(chunks), admits=tuple(admits))).result()
 
     def start(self, rows: int, context: int, spare: int) -> float:
-        """Prefill all rows, one per step; seconds for the last."""
+        """Prefill all rows, one per step; return the seconds of the last step."""
         prompt = tuple(range(3, 3 + context)) if self.info.vocab_size > context + 3 else (3,) * context
         took = 0.0
         for row in range(rows):
@@ -82,8 +82,9 @@ class Bench:
 
     def mixed(self, rows: int, context: int, beside: int, spare: int) -> float:
         """Return the median seconds of a step in which the rows decode and one more computes `beside` tokens of its
-        prompt. Runs at most 8 steps, and no more than the prompt has pieces; the prompt is no longer than context +
-        spare.
+        prompt.
+
+        Runs at most 8 steps, and no more than the prompt has pieces; the prompt is no longer than context + spare.
         """
         times, steps = [], max(1, min(8, spare, (context + spare - 1) // beside))
         prompt = (3,) * (beside * steps + 1)
@@ -127,7 +128,7 @@ def timed(function: Callable[[], None]) -> float:
 
 @dataclass
 class Clock:
-    """Seconds inside of some functions; `calls` are whose seconds they were."""
+    """A sum of the seconds inside of some functions, and of their calls."""
 
     seconds: float = 0.0
     calls: int = 0

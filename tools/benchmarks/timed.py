@@ -17,7 +17,9 @@ from ferrule_testkit.fakes import VirtualClock
 
 @dataclass(frozen=True)
 class Device:
-    """Seconds of any step, and for each row, token of a prompt, and pair of tokens that attend to each other."""
+    """A device's costs, in seconds: of any step, and for each row, token of a prompt, and pair of tokens that attend to
+    each other.
+    """
 
     any: float = 0.04
     row: float = 0.001
@@ -46,7 +48,9 @@ class Client:
 
 @dataclass
 class Waits:
-    """Seconds. `gaps` are between two tokens of a request; `first` is by the clients' prompt sizes."""
+    """The times that clients waited, in seconds. `gaps` are between two tokens of a request; `first` is by the clients'
+    prompt sizes.
+    """
 
     first: dict[int, list[float]] = field(default_factory=dict)
     gaps: list[float] = field(default_factory=list)

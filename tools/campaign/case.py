@@ -28,7 +28,8 @@ _BODY = json.dumps({"prompt": "Hello", "max_tokens": 4}).encode()
 
 @dataclass(frozen=True)
 class Case:
-    """`prepare` writes into an empty folder and returns arguments; `shell` runs the command, which is ``"$@"`` there.
+    """A start to try. `prepare` writes into an empty folder and returns arguments; `shell` runs the command, which is
+    ``"$@"`` there.
 
     `says` is a regular expression for what a start that must fail writes.
     """
@@ -45,7 +46,7 @@ class Case:
 
 @dataclass(frozen=True)
 class Result:
-    """`problem` is empty where a case came to what it must."""
+    """The result of a case. `problem` is empty if it ended as it must."""
 
     problem: str
     seconds: float

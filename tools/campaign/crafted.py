@@ -33,7 +33,9 @@ _NESTED = 60  # levels
 
 @dataclass(frozen=True)
 class Case:
-    """`statuses`: what it must be answered; any but 5xx where it is empty. `never`: bytes that no answer may have."""
+    """A crafted request. `statuses`: those that its answer may have; any but 5xx if empty. `never`: bytes that no
+    answer may have.
+    """
 
     name: str
     message: bytes

@@ -66,7 +66,9 @@ class Seen:
 
 @dataclass(frozen=True)
 class Case:
-    """`strike` gets the server and pids by role. `exits`: the server ends; else `restarts` engines follow at most."""
+    """A way to kill processes. `strike` gets the server and pids by role. `exits`: the server ends; else `restarts`
+    engines follow at most.
+    """
 
     strike: Callable[[servers.Server, Mapping[str, int]], None]
     exits: bool = True

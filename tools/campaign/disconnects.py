@@ -65,7 +65,9 @@ PHASES = ("stream", "whole", "prefill", "choices", "grammar")
 
 @dataclass
 class Seen:
-    """`left` counts the clients by phase and way; `answered` those that had an answer before they left."""
+    """The outcomes of clients. `left` counts the clients by phase and way; `answered` those that had an answer before
+    they left.
+    """
 
     left: Counter[str] = field(default_factory=Counter)
     answered: int = 0

@@ -14,7 +14,7 @@ Command = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Goal:
-    """`quick` takes a minute or so, `full` up to ten; without `full` both are the same."""
+    """A goal. `quick` takes a minute or so, `full` up to ten; without `full` both are the same."""
 
     id: str
     what: str
@@ -25,9 +25,7 @@ class Goal:
 
 
 def _tests(*nodes: str, slow: bool = False) -> Command:
-    """Return a pytest command for these files or tests that shows what they print of victims; with `slow` also the
-    tests of `make test-slow`.
-    """
+    """Return a pytest command that shows what tests print of victims; with `slow` also those of `make test-slow`."""
     return ("pytest", "-rfEP", *(("-m", "slow or not slow") if slow else ()), *nodes)
 
 

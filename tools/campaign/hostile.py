@@ -51,7 +51,7 @@ VALUES: tuple[Any, ...] = (
 
 @dataclass(frozen=True)
 class Route:
-    """`fields`: the names of its body's fields, by the document."""
+    """A route of the server. `fields`: the names of its body's fields, by the document."""
 
     method: str
     path: str
@@ -183,7 +183,7 @@ class Grammar:
 
 @dataclass
 class Seen:
-    """`statuses` by kind."""
+    """The answers of the server: `statuses` by kind of request."""
 
     statuses: Counter[tuple[str, int]] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)

@@ -45,7 +45,7 @@ _LONG = {"prompt": "one two three", "max_tokens": 100, "ignore_eos": True, "seed
 
 @dataclass
 class Reply:
-    """`first`: seconds to the first token; infinite without one."""
+    """A reply to a stream. `first`: seconds to the first token; infinite without one."""
 
     status: int = 0
     retry_after: bool = False

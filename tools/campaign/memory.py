@@ -38,7 +38,7 @@ ATTACKS = {
 
 
 class Cost(NamedTuple):
-    """`rise` and `rest` in MiB, at most and two seconds after the end; `slowest` in ms."""
+    """The cost of an attack. `rise` and `rest` in MiB, at most and two seconds after the end; `slowest` in ms."""
 
     rise: float
     rest: float

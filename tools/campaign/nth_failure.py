@@ -170,7 +170,9 @@ class Run:
 
 
 class Campaign:
-    """Servers are started as they are needed; `tries` are those of each cell at a start and during requests."""
+    """A campaign on servers that are started as they are needed; `tries` are those of each cell at a start and during
+    requests.
+    """
 
     def __init__(self, library: Path, cells: Sequence[Cell], tries: tuple[int, int]) -> None:
         self._library, self._cells = library, cells

@@ -91,7 +91,9 @@ async def _all(url: str, asks: Sequence[Ask]) -> list[tuple[str, str]]:
 
 
 class Scenario:
-    """`expected` is what a server without a fault answers; one that makes its tokens up refuses schemas."""
+    """A set of requests. `expected` is what a server without a fault answers; one that makes its tokens up refuses
+    schemas.
+    """
 
     def __init__(self, url: str, without_model: bool) -> None:
         self.expected = asyncio.run(_all(url, [*REQUESTS, PROBE]))

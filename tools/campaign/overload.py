@@ -40,7 +40,9 @@ _MESSAGE = request(CHAT, json.dumps(_BODY).encode())
 
 @dataclass(frozen=True)
 class Answered:
-    """`first` and `last` are seconds from the connection to the first and the last bytes that are more than a head."""
+    """An answered stream. `first` and `last` are seconds from the connection to the first and the last bytes that are
+    more than a head.
+    """
 
     status: int  # 0 without an answer
     first: float = 0.0

@@ -48,7 +48,7 @@ class Size:
 
 @dataclass
 class Seen:
-    """`sizes` by role of the process, each with the seconds since the start."""
+    """Observations of a run: `sizes` by role of the process, each with the seconds since the start."""
 
     answers: Counter[str] = field(default_factory=Counter)
     problems: list[str] = field(default_factory=list)

@@ -35,7 +35,7 @@ _AGAIN = 0.1  # seconds after a refusal
 
 
 class Seen(msgspec.Struct):
-    """`refused` counts answers 429: a victim waits as anyone does. `gap` in seconds."""
+    """Observations of a victim. `refused` counts answers 429: a victim waits as anyone does. `gap` in seconds."""
 
     streams: int = 0
     refused: int = 0

@@ -22,7 +22,7 @@ BFLOAT16 = 2**-7 / math.sqrt(12) * math.sqrt(2 * math.log(2) / 3)  # of what a l
 
 @dataclass(frozen=True)
 class Rounding:
-    """`levels` from -1 to 1, in order, times the scale of each `group` of inputs; 0 is all of a row.
+    """A rounding to `levels` from -1 to 1, in order, times the scale of each `group` of inputs; 0 is all of a row.
 
     The scale is the group's largest size; where the levels are `ranged`, they reach from its least number to its
     largest, and with `power` it is the next power of two times that number. Inputs are divided by the `factors`, in

@@ -85,6 +85,7 @@ def folded_attention(
     module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, mask: None, **kwargs: Any
 ) -> tuple[torch.Tensor, None]:
     """Compute causal attention for short rows: the query heads that share a key head become more rows of one product.
+
     ``query`` is [rows, heads, length, dim], ``key`` and ``value`` have fewer heads; returns [rows, length, heads, dim].
     On processors without bfloat16 tiles this is 1.5 to 10 times as fast as the fused kernel, mostly going backward.
     """

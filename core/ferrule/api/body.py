@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from ferrule.api.call import App, Call, Scope, call_of
+from ferrule.api.call import App, HttpCall, Scope, call_of
 from ferrule.api.decoded import DECODED
 from ferrule.api.intake import Message, Receive
 from ferrule.api.lifecycle import Exchange, Lifecycle
@@ -43,7 +43,7 @@ class BodyReader:
             await self._turn(entry)
         await call.exchange.run(self._serve(scope, receive, send, call))
 
-    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: Call) -> None:
+    async def _serve(self, scope: Scope, receive: Receive, send: Send, call: HttpCall) -> None:
         if call.entry.body is not None:
             body, scope[DECODED] = await call.intake.json()
             self._lifecycle.admit(work=True)  # the body may have taken its time

@@ -12,7 +12,7 @@ from ferrule.api.budget import Claim
 from ferrule.api.intake import Intake, Message, Receive
 from ferrule.api.lifecycle import Exchange
 from ferrule.api.paths import Entry
-from ferrule.api.respond import Answer, Send
+from ferrule.api.respond import Responder, Send
 from ferrule.api_keys import Caller
 
 CALL = "ferrule.call"  # key of the ASGI scope
@@ -22,7 +22,7 @@ App = Callable[[Scope, Receive, Send], Coroutine[Any, Any, None]]  # as ASGI's, 
 
 
 @dataclass(slots=True)
-class Call:
+class HttpCall:
     """One HTTP call. `CallerCheck` sets `entry` and `caller` once the caller is authorised and the route is found."""
 
     path: str  # as it came, without the server's root
@@ -31,13 +31,13 @@ class Call:
     exchange: Exchange
     claim: Claim
     intake: Intake
-    answer: Answer
+    answer: Responder
     entry: Entry = field(init=False)
     template: str = "none"  # the path of the route, for figures
     caller: Caller | None = None
 
 
-def call_of(scope: Mapping[str, Any]) -> Call:
+def call_of(scope: Mapping[str, Any]) -> HttpCall:
     """Return the call of a scope that has passed `Limits`."""
-    call: Call = scope[CALL]
+    call: HttpCall = scope[CALL]
     return call

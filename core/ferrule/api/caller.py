@@ -7,7 +7,7 @@ from dataclasses import replace
 from starlette.types import ASGIApp
 
 from ferrule.api.auth import Keys
-from ferrule.api.call import Call, Scope, call_of
+from ferrule.api.call import HttpCall, Scope, call_of
 from ferrule.api.intake import Receive
 from ferrule.api.origin import Hosts, check_origin, host_of
 from ferrule.api.paths import PathTable, access_of, decoded, entry_for
@@ -56,7 +56,7 @@ class CallerCheck:
         with self._keys.callers.visit(call.caller if entry.body is not None else None):
             await self._app({**scope, "method": entry.method, "path": path, SCOPE_KEY: answer}, receive, send)
 
-    def _check_browser(self, scope: Scope, call: Call) -> None:
+    def _check_browser(self, scope: Scope, call: HttpCall) -> None:
         """Raise ForbiddenError for a request that only a browser sends when another site's page misleads it."""
         headers = call.headers
         if not self._keys.callers:
@@ -66,7 +66,7 @@ class CallerCheck:
             authorised = any(name in headers for name in ("authorization", *call.answer.dialect.key_headers))
             check_origin(origin, headers.get("host", ""), content_type, authorised, self._front.allowed_origins)
 
-    def _authorise(self, scope: Scope, call: Call, access: Access) -> Caller | None:
+    def _authorise(self, scope: Scope, call: HttpCall, access: Access) -> Caller | None:
         """Ask the hooks, and check the key if they do not decide. Raises UnauthorisedError."""
         client = (scope.get("client") or ("",))[0]
         verdict = self._hooks.authorise(AccessRequest(scope["method"], call.path, call.headers, client))

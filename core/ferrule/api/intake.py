@@ -111,9 +111,7 @@ class Intake:
             piece = await self._next()
 
     async def _reserve(self, total: int) -> None:
-        """Reserve room for the bytes received; from a megabyte on, for the whole body and as much again for its
-        value.
-        """
+        """Reserve room for the bytes received; from a megabyte on, for the whole body and as much for its value."""
         has = self._claim.share.size
         if total <= has:
             return
@@ -147,8 +145,9 @@ class Intake:
         return body
 
     async def watch(self, exchange: Exchange) -> None:
-        """Stop the exchange when the client leaves after the whole body has arrived; until then the handler reads
-        it.
+        """Stop the exchange when the client leaves after the whole body has arrived.
+
+        Until then the handler reads the body, and notices by itself that the client has left.
         """
         if not self.done:
             await self._handed_over.wait()

@@ -111,9 +111,7 @@ class Lifecycle:
         self._quiet.set()
 
     def ready(self, service: Service) -> None:
-        """Admit requests, now that the engine has started. Does nothing when a drain or the engine's death came
-        first.
-        """
+        """Admit requests once the engine has started. Does nothing after a drain began or the engine died."""
         if self.state == STARTING:
             self.live.attach(service)
             self._enter(READY, "")

@@ -10,11 +10,11 @@ from starlette.types import ASGIApp
 from ferrule import log
 from ferrule.api.access_log import log_call
 from ferrule.api.budget import Budget, Claim
-from ferrule.api.call import CALL, Call, Scope
+from ferrule.api.call import CALL, HttpCall, Scope
 from ferrule.api.intake import Intake, Receive
 from ferrule.api.lifecycle import ClientGone, Exchange, Lifecycle
 from ferrule.api.paths import PathTable, check_query, raw_path
-from ferrule.api.respond import Answer, Send
+from ferrule.api.respond import Responder, Send
 from ferrule.config import Config
 from ferrule.errors import OverloadedError
 from ferrule.interfaces.router import RequestInfo
@@ -29,7 +29,7 @@ _logger = log.get("api")
 
 
 class Limits:
-    """The layer that passes a call on with its `Call`, and answers what is raised in the dialect of the call's path."""
+    """The layer that passes a call on with its `HttpCall`, and answers what is raised in the dialect of the path."""
 
     def __init__(self, app: ASGIApp, config: Config, lifecycle: Lifecycle, table: PathTable, budget: Budget) -> None:
         self._app = app
@@ -52,7 +52,7 @@ class Limits:
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    async def _serve(self, scope: Scope, call: Call) -> None:
+    async def _serve(self, scope: Scope, call: HttpCall) -> None:
         start, status, answer = time.monotonic(), 499, call.answer
         try:
             try:
@@ -71,12 +71,12 @@ class Limits:
         finally:
             self._tell(scope, call, status, time.monotonic() - start)
 
-    def _call(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, claim: Claim) -> Call:
+    def _call(self, scope: Scope, receive: Receive, send: Send, exchange: Exchange, claim: Claim) -> HttpCall:
         path = self._table.path_of(raw_path(scope))
         methods = self._table.methods(path)
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         intake = Intake(receive, headers, self._config.limits, self._budget, claim)
-        answer = Answer(send, scope["method"], exchange, intake, self._front.sse_keepalive)
+        answer = Responder(send, scope["method"], exchange, intake, self._front.sse_keepalive)
         answer.close = scope.get("state", {}).get(CLOSE, answer.close)
         answer.dialect = self._table.dialect(methods, scope["method"], path)
         answer.share = claim.share
@@ -87,9 +87,9 @@ class Limits:
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else answer.info.id))
         if answer.dialect.id_header:
             answer.extra.append((answer.dialect.id_header, answer.info.id))
-        return Call(path, headers, methods, exchange, claim, intake, answer)
+        return HttpCall(path, headers, methods, exchange, claim, intake, answer)
 
-    async def _refuse(self, error: Exception, call: Call) -> None:
+    async def _refuse(self, error: Exception, call: HttpCall) -> None:
         """Answer with an error, unless FastAPI has answered: it raises an unexpected exception again after its
         answer.
         """
@@ -106,7 +106,7 @@ class Limits:
             await call.intake.skip()
         await answer.failure(failure)
 
-    def _tell(self, scope: Scope, call: Call, status: int, seconds: float) -> None:
+    def _tell(self, scope: Scope, call: HttpCall, status: int, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "OTHER"
         received, sent = call.intake.received, call.answer.sent
         told = HttpStats(

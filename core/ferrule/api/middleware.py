@@ -43,9 +43,7 @@ def surround(app: ASGIApp, front: FrontendConfig, dialect: Callable[[bytes], Dia
 
 class _Cors(CORSMiddleware):
     def preflight_response(self, request_headers: Headers) -> Response:
-        """Answer a preflight request. A refusal is an OpenAI error whatever the path, because scripts cannot read
-        it.
-        """
+        """Answer a preflight request. A refusal is always an OpenAI error, because scripts cannot read it."""
         found = super().preflight_response(request_headers)
         if found.status_code == 200:
             return found

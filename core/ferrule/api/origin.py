@@ -22,8 +22,7 @@ _SIMPLE_TYPES = ("", "text/plain", "application/x-www-form-urlencoded", "multipa
 
 
 def host_of(values: list[bytes]) -> str:
-    """Return the host that a request's Host headers name, in lower case and without its port; empty where there is
-    none.
+    """Return the host that the Host headers name, in lower case and without its port; empty where there is none.
 
     Raises RequestError when there are several headers, or the value is not a host (RFC 9112 section 3.2).
     """
@@ -47,9 +46,7 @@ def is_host(values: list[bytes]) -> bool:
 
 
 class Hosts:
-    """Host names under which a server without keys answers: addresses, names that no outsider can own, and those
-    `told`.
-    """
+    """Host names under which a server without keys answers: addresses, names that no outsider can own, and `told`."""
 
     def __init__(self, told: Iterable[str]) -> None:
         names = {name.lower().rstrip(".") for name in told}

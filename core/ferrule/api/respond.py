@@ -25,7 +25,7 @@ Send = Callable[[Message], Awaitable[None]]
 _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
 
 
-class Answer:
+class Responder:
     """One answer: sends it and records what was sent. It is the `Frame` of `ferrule.interfaces.router`.
 
     `close` asks the connection to end after the answer. A stream that is silent for `keepalive` seconds gets the
@@ -85,9 +85,7 @@ class Answer:
         await self.write(b"", more=False)
 
     async def _send_pieces(self, body: bytes) -> bytes:
-        """Send a large body as the client reads it, and return its last piece. The body counts in `share` until
-        then.
-        """
+        """Send a large body as the client reads it, and return its last piece. `share` counts the body until then."""
         if self.share is not None:
             self.share.grow(len(body))
         last = (len(body) - 1) // _PIECE * _PIECE
@@ -104,9 +102,7 @@ class Answer:
         await self.send({"type": "http.response.body", "body": data, "more_body": more})
 
     def describe(self, error: BaseException) -> Failure:
-        """Return what the client is told for the exception that is being handled. The first exception of an answer
-        counts.
-        """
+        """Return what the client is told for the exception that is being handled. The first exception counts."""
         if self._failure is None:
             self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=self.info.id)
         return self._failure
@@ -165,7 +161,7 @@ async def answer_error(request: Request, error: Exception) -> Response:
         raise cause
     if isinstance(error, ClientGone):
         raise error
-    answer: Answer = request.scope[SCOPE_KEY]
+    answer: Responder = request.scope[SCOPE_KEY]
     failure = answer.describe(error)
     return JSON(answer.dialect.error(failure), failure.status, dict(failure.headers))
 

@@ -155,9 +155,7 @@ class Stop:
 
 
 class HttpServer(uvicorn.Server):
-    """A uvicorn server without signal handlers; it limits the time of a TLS handshake and spreads bursts of
-    connections.
-    """
+    """A uvicorn server without signal handlers, with a time limit for TLS handshakes and turns for bursts."""
 
     def __init__(self, config: Config, front: Front) -> None:
         super().__init__(_uvicorn_config(config, front))

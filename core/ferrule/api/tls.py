@@ -113,9 +113,7 @@ async def refresh(context: ssl.SSLContext, front: FrontendConfig) -> None:
 
 
 def _marks(front: FrontendConfig) -> list[tuple[int, int, int]]:
-    """Return values that change with the content of the --ssl files: time, inode and size. Absent files are left
-    out.
-    """
+    """Return values that change with the content of the --ssl files; absent files are left out."""
     found = []
     for path in _files(front):
         with contextlib.suppress(OSError):

@@ -8,9 +8,7 @@ from collections.abc import Callable
 
 
 class Turns:
-    """A gate that lets at most `at_once()` callers through in a turn of the event loop; the others follow in their
-    order.
-    """
+    """A gate that lets at most `at_once()` callers through in a turn of the event loop; others follow in order."""
 
     def __init__(self, at_once: Callable[[], int]) -> None:
         self._waiting: deque[Callable[[], None]] = deque()

@@ -40,7 +40,7 @@ class Device:
 
 
 @dataclass(frozen=True)
-class Choice:
+class ModelChoice:
     """The decisions made before a model is built. `quantization` and `method` are None for weights that stay floats."""
 
     device: Device
@@ -68,7 +68,7 @@ class Choice:
         return f"{config.file}: nothing reads {', '.join(map(repr, config.unread))}"
 
 
-class Chooser:
+class PluginChooser:
     """A chooser of plugins: the one that the user names, or the first that does not refuse. `notes` says which refused,
     and why.
     """
@@ -114,7 +114,7 @@ class Chooser:
         with self._plugins.blamed("platform", name):
             return Device(platform, platform.prepare(DeviceSettings.of(config)))
 
-    def before_build(self, config: WorkerSettings, device: Device) -> Choice:
+    def before_build(self, config: WorkerSettings, device: Device) -> ModelChoice:
         """Decide everything that depends on the checkpoint's ``config.json`` and the options alone. Raises
         StartupError.
         """
@@ -139,7 +139,7 @@ class Chooser:
             pooling=read_pooling(folder, config.model.pooler_config),
         )
         quantization, method = self._quantization(config, context, device)
-        return Choice(
+        return ModelChoice(
             device=device,
             context=context,
             architecture=architecture,
@@ -161,7 +161,7 @@ class Chooser:
             load_timeout=config.load.load_timeout,
         )
 
-    def attention(self, config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, AttentionBackend]:
+    def attention(self, config: WorkerSettings, choice: ModelChoice, model: Model) -> tuple[str, AttentionBackend]:
         """Return the name and the class of the backend that serves every layer of the model. Raises StartupError."""
         layers = attention_layers(model)
         caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.choose import ModelChoice, PluginChooser
 from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, PluginError
 
@@ -17,7 +17,7 @@ _LAYERS = ("num_hidden_layers", "n_layer", "num_layers")
 _PASSES = 64  # through the same layers, which some classes of libraries count as layers
 
 
-def check_headers(config: WorkerSettings, chooser: Chooser, choice: Choice) -> None:
+def check_headers(config: WorkerSettings, chooser: PluginChooser, choice: ModelChoice) -> None:
     """Check the sizes in ``config.json`` against the shapes of the weights, where there are weights.
 
     Raises CheckpointError, naming the key, for a size that is larger than every one that the weights have of its kind.

@@ -21,7 +21,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
-from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.choose import ModelChoice, PluginChooser
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import WorkerSettings
@@ -34,7 +34,7 @@ from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.quantization import Quantizable
 from ferrule.log import Log
-from ferrule.slow_start import Progress, waiting
+from ferrule.slow_start import StartProgress, waiting
 from ferrule.types import ModelInfo
 
 _log = Log("worker")
@@ -74,7 +74,7 @@ def load_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank |
 
 
 def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None, *, checked: bool) -> Loaded:
-    chooser = Chooser(plugins)
+    chooser = PluginChooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
@@ -134,7 +134,7 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
     )
 
 
-def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, ...]:
+def _tasks(config: WorkerSettings, choice: ModelChoice, model: Model) -> tuple[str, ...]:
     """Return the tasks that the model can do. Raises ConfigError where the task that was asked for is not among
     them.
     """
@@ -147,7 +147,7 @@ def _tasks(config: WorkerSettings, choice: Choice, model: Model) -> tuple[str, .
     return tasks
 
 
-def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention: AttentionBackend) -> torch.dtype:
+def _cache_type(config: WorkerSettings, choice: ModelChoice, model: Model, attention: AttentionBackend) -> torch.dtype:
     """Return the type of the KV cache's elements. Raises ConfigError where the model cannot have the type that was
     asked for.
     """
@@ -162,19 +162,19 @@ def _cache_type(config: WorkerSettings, choice: Choice, model: Model, attention:
     return cache_type
 
 
-def _outlined(choice: Choice) -> Choice:
+def _outlined(choice: ModelChoice) -> ModelChoice:
     """Return the choice for a model on the meta device, which takes no memory."""
     return replace(choice, context=replace(choice.context, device=torch.device("meta")))
 
 
-def _reload(choice: Choice, open_weights: Callable[[], WeightSource]) -> Model:
+def _reload(choice: ModelChoice, open_weights: Callable[[], WeightSource]) -> Model:
     model = build(choice)
     fill(model, choice, open_weights())
     pack(model)
     return model
 
 
-def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -> tuple[Choice, Model]:
+def outline(config: WorkerSettings, chooser: PluginChooser, *, compare: bool = True) -> tuple[ModelChoice, Model]:
     """Return what a start would choose, and the model on the meta device, which takes no memory. Raises StartupError.
 
     With `compare`, sizes are compared with the headers of the weights, where there are weights.
@@ -185,7 +185,7 @@ def outline(config: WorkerSettings, chooser: Chooser, *, compare: bool = True) -
     return choice, build(_outlined(choice))
 
 
-def build(choice: Choice) -> Model:
+def build(choice: ModelChoice) -> Model:
     """Build the model without weights; layers that are quantized have their schemes.
 
     Raises CheckpointError where ``config.json`` describes a model that cannot be built, ConfigError where no layer
@@ -223,7 +223,7 @@ def build(choice: Choice) -> Model:
     return model
 
 
-def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
+def fill(model: Model, choice: ModelChoice, source: WeightSource) -> str | None:
     """Load the checkpoint's weights into the parameters. Returns a message for the log, if any.
 
     Raises CheckpointError, naming file and tensor, for a tensor that does not fit, and for parameters that were not
@@ -246,7 +246,7 @@ def fill(model: Model, choice: Choice, source: WeightSource) -> str | None:
     return choice.cache_scales.give(model)
 
 
-def rehearse_fill(model: Model, choice: Choice, source: WeightSource, *, builtin: bool) -> None:
+def rehearse_fill(model: Model, choice: ModelChoice, source: WeightSource, *, builtin: bool) -> None:
     """Give a model on the meta device tensors with the shapes that the headers of its weights state, and no values.
 
     Raises CheckpointError where `fill` would for their names and shapes. Weights that are quantized, formats whose
@@ -268,7 +268,7 @@ def _check_filled(folder: Path | None, missing: set[str]) -> None:
         raise CheckpointError(f"The weights in {folder} lack {', '.join(names[:3])}{more}.")
 
 
-def _told(tensors: Iterable[tuple[str, torch.Tensor]], progress: Progress) -> Iterator[tuple[str, torch.Tensor]]:
+def _told(tensors: Iterable[tuple[str, torch.Tensor]], progress: StartProgress) -> Iterator[tuple[str, torch.Tensor]]:
     for number, (name, tensor) in enumerate(tensors, 1):
         progress.step(f"tensor {number}, {name}")
         yield name, tensor

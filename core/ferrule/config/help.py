@@ -26,7 +26,7 @@ _SIZES = "SIZE is a whole number, also written 1k (1000), 1K (1024), 25.6k (2560
 
 
 @dataclass(frozen=True)
-class Usage:
+class CommandUsage:
     """A command's name and summary for its help. `positional` is the option that an argument without a dash stands
     for.
     """
@@ -48,7 +48,7 @@ def topic(argv: Sequence[str]) -> str | None:
     return None
 
 
-def render(schema: Schema, usage: Usage, topic: str, plugins: Plugins, width: int = 0) -> str:
+def render(schema: Schema, usage: CommandUsage, topic: str, plugins: Plugins, width: int = 0) -> str:
     """Return the help text of a command: `topic` is "" for a plain --help. `width` is in columns; 0: that of the
     terminal.
     """
@@ -162,7 +162,7 @@ def fate(spec: Spec) -> str:
 class _Page:
     """Lines of help for one command."""
 
-    def __init__(self, schema: Schema, usage: Usage, plugins: Plugins, width: int) -> None:
+    def __init__(self, schema: Schema, usage: CommandUsage, plugins: Plugins, width: int) -> None:
         self._schema = schema
         self._usage = usage
         self._plugins = plugins

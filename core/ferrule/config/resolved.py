@@ -25,7 +25,7 @@ from ferrule.env import Environment
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedModel(ModelConfig):
-    """`model` and what it implies. `localise` then replaces names by folders."""
+    """The model's section and what it implies. `localise` then replaces names by folders."""
 
     tokenizer: str = field()
     hf_config_path: str = field()

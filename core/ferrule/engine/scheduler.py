@@ -89,8 +89,7 @@ class Slots:
 
 
 class DefaultScheduler(Scheduler):
-    """The default scheduler. Running requests come first, those that decode before those that prefill, then the waiting
-    queue.
+    """The default scheduler: running requests first, decoding ones before prefilling ones, then the waiting queue.
 
     The head of the queue is admitted when blocks for all of its known tokens are there, else nothing is: no request
     that waits overtakes another. When blocks run out, the policy names a victim among those that run; never the oldest
@@ -333,10 +332,7 @@ class DefaultScheduler(Scheduler):
         return self.cache.reset()
 
     def evacuate(self, now: float) -> bool:
-        """Put all running requests back into the queue. The runner forgets its slots by itself.
-
-        They do not count as preempted: no request was preferred.
-        """
+        """Put all running requests back, which is not counted as preemption. The runner forgets its slots by itself."""
         for request in list(self.running.values()):
             self._retreat(request, now)
         self._slots.take_releases()

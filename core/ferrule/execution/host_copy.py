@@ -8,9 +8,10 @@ import torch
 
 
 class HostCopy:
-    """A copy of tensors' storages in the host's memory; the storages themselves are empty until `restore`. Tensors keep
-    their identity: views and tied weights share the same memory again afterwards. A storage that torch's allocator did
-    not make, such as that of weights which are in the host's memory anyway, is left as it is.
+    """A copy of tensors' storages in the host's memory; the storages themselves are empty until `restore`.
+
+    Tensors keep their identity: views and tied weights share the same memory again afterwards. A storage that torch's
+    allocator did not make, such as that of weights which are in the host's memory anyway, is left as it is.
     """
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:

@@ -62,8 +62,10 @@ class InspectedWorker(Worker):
         self, method: str | Mapping[str, str] | Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> Any:
         """Call a method of the extension, or (offline) a function with this worker, and return its result: plain data
-        only. A function is given directly, or as {"function": import path}, which no client can send. Raises
-        RequestError, also for any error inside the function: the fault is the caller's.
+        only.
+
+        A function is given directly, or as {"function": import path}, which no client can send. Raises RequestError,
+        also for any error inside the function: the fault is the caller's.
         """
         if isinstance(method, Mapping):
             name = method["function"]

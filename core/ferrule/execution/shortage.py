@@ -19,8 +19,9 @@ _log = Log("worker")
 
 
 class Shortage:
-    """Begins a runner's steps. One that failed is begun again for fewer requests: keys and values are written once
-    more, with the same result. States of recurrent layers change in place: with them there is no second time.
+    """A starter of a runner's steps. A step that failed for lack of memory is begun again for fewer requests: keys and
+    values are written once more, with the same result. States of recurrent layers change in place: with them there is
+    no second time.
     """
 
     def __init__(self, runner: ModelRunner, memory: DeviceMemory, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,8 +29,9 @@ class Shortage:
         self._last: float | None = None
 
     def begin(self, plan: StepPlan) -> Step:
-        """Begin a step for all chunks of the plan. Chunks that do not fit into memory get an error. Raises StepTooLarge
-        for a second shortage within a minute.
+        """Begin a step for all chunks of the plan. Chunks that do not fit into memory get an error.
+
+        Raises StepTooLarge for a second shortage within a minute.
         """
         with self._memory.guard("step"):
             self._runner.apply(plan)

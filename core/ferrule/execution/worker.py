@@ -333,8 +333,10 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Samp
 
 
 def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
-    """Return how many requests may run at a time: as many as the option says. Where the option was not given, a model's
-    states get half of the cache's memory, or all of it if nothing else is cached.
+    """Return how many requests may run at a time: as many as the option says.
+
+    Where the option was not given, a model's states get half of the cache's memory, or all of it if nothing else is
+    cached.
     """
     scheduler, context = config.scheduler, loaded.context
     each = StateStore(loaded.model.state_specs(), 1, context.dtype, context.device).request_bytes

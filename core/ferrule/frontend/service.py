@@ -22,14 +22,14 @@ from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
-from ferrule.frontend.admission.validate import Checked, Rules, Seeds, check_prompt_cells, check_task, scoped
+from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.metrics import Loggers
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import Parsers
-from ferrule.frontend.output.reading import OutputReader, Reading
+from ferrule.frontend.output.reading import OutputReader, OutputReading
 from ferrule.frontend.stat_loggers import open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import offsets
@@ -53,7 +53,7 @@ class Planned(Struct, frozen=True):
     """
 
     prompt: Prepared
-    reading: Reading
+    reading: OutputReading
     request: EngineRequest
 
 
@@ -326,5 +326,5 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
 
 
-def _vocabulary(tokenizer: Tokenizer, rules: Rules, written: tuple[str, ...]) -> Vocabulary:
+def _vocabulary(tokenizer: Tokenizer, rules: AdmissionRules, written: tuple[str, ...]) -> Vocabulary:
     return read_vocabulary(tokenizer, rules.vocab_size, rules.eos_ids, special_ids(tokenizer, written))

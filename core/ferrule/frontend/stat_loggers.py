@@ -35,7 +35,9 @@ def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> li
 
 def open_followers(config: Resolved, plugins: Plugins, info: ModelInfo, folder: Path) -> Loggers | None:
     """Open loggers that show what the processes that share `folder` were told; None when one that shows something
-    cannot. Raises PluginError, ConfigError: see `_optional`.
+    cannot.
+
+    Raises PluginError, ConfigError: see `_optional`.
     """
     shown: list[str] = []
     for name in plugins.defaults("stat_logger"):

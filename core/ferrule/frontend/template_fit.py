@@ -68,9 +68,10 @@ async def warn_of_misfit(frontend: FrontendConfig, reader: PromptReader, parsers
 
 
 async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer | None) -> str | None:
-    """Return how the default template and the tool parser do not fit together; None where they fit. An answer with a
-    call is rendered as a part of the history, and what the model would have generated of it is parsed. Raises
-    OverloadedError and UnavailableError.
+    """Return how the default template and the tool parser do not fit together; None where they fit.
+
+    An answer with a call is rendered as a part of the history, and what the model would have generated of it is parsed.
+    Raises OverloadedError and UnavailableError.
     """
     asked = ChatPrompt(messages=(_QUESTION,), tools=(_TOOL,))
     closed = replace(asked, add_generation_prompt=False)
@@ -95,6 +96,7 @@ async def find_misfit(renderer: Renderer, parsers: Parsers, tokenizer: Tokenizer
 
 def generated(prompt: str, history: str, whole: str, end: str) -> tuple[str, ...]:
     """Return texts that a model may have generated for the last message of `whole`; the likeliest text comes first.
+
     `prompt` and `history` are the conversation before that message, with and without the beginning of an answer; `end`
     is the text after an answer. A template may begin an answer in another way than it shows an earlier one.
     """

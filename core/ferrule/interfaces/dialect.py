@@ -11,7 +11,7 @@ from pydantic import BaseModel
 
 
 def encode(content: Any) -> bytes:
-    """JSON: a pydantic model by its own rules, anything else as msgspec writes it."""
+    """Encode as JSON: a pydantic model by its own rules, anything else by msgspec."""
     if isinstance(content, BaseModel):
         return content.model_dump_json(by_alias=True).encode()
     return msgspec.json.encode(content)
@@ -19,7 +19,7 @@ def encode(content: Any) -> bytes:
 
 @dataclass(frozen=True, kw_only=True)
 class Failure:
-    """What a client is told about a request that failed. All of it is fit for clients."""
+    """A failed request as the client is told of it. Every field is fit for clients."""
 
     status: int  # of HTTP; within a stream it is only told
     kind: str  # the error's name in OpenAI's API, such as "BadRequestError"
@@ -30,7 +30,7 @@ class Failure:
 
 
 class Dialect:
-    """The dialect of OpenAI's API. A protocol that differs derives from it and says in what::
+    r"""The dialect of OpenAI's API. A protocol that differs derives from it and says in what::
 
         class LinesOfJson(Dialect):
             paths = ("/api/",)
@@ -41,7 +41,7 @@ class Dialect:
                 return {"error": failure.message}
 
             def event(self, content: Any) -> bytes:
-                return encode(content) + b"\\n"
+                return encode(content) + b"\n"
 
     The frame finds it by the path alone, before it looks at the key. So every error has its form, also those that no
     route has seen: 401, 403, 404, 405, 408, 413, 429, 503, and a body that is not JSON. Only what fails before there

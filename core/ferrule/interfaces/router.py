@@ -71,7 +71,7 @@ SCOPE_KEY = "ferrule"  # of the ASGI scope: the server's side of a request, a `F
 
 
 class Access(Enum):
-    """Who may call a route. PUBLIC is for the short list of probes only."""
+    """The callers that a route accepts. PUBLIC is for the short list of probes only."""
 
     PUBLIC = "public"
     KEY = "key"  # `--api-key`, when one is set
@@ -80,7 +80,7 @@ class Access(Enum):
 
 @dataclass(frozen=True)
 class Needs:
-    """The dependency that `needs` makes. It is read when the application is built; called, it does nothing."""
+    """The dependency that `needs` returns. It is read when the application is built; calling it does nothing."""
 
     access: Access
     room: bool = False
@@ -90,29 +90,29 @@ class Needs:
 
 
 def needs(access: Access, room: bool = False) -> params.Depends:
-    """For ``dependencies=[…]`` of a route, or of an APIRouter for all its routes; a route's own wins.
+    """Return a dependency for ``dependencies=[…]`` of a route or of an APIRouter; a route's own wins.
 
-    Without it a route is `Access.KEY`. With `room` it generates: while the queue is full, a call is answered 429 before
-    its body is looked at.
+    Without one, a route has `Access.KEY`. `room` marks a route that generates: while the queue is full, a call is
+    answered 429 before its body is looked at.
     """
     needed: params.Depends = Depends(Needs(access, room))
     return needed
 
 
 def needs_of(route: APIRoute | RouteContext) -> Needs:
-    """What a route needs: the last mark counts, as FastAPI puts those of the router before those of the route."""
+    """Return a route's needs. The last mark counts, as FastAPI puts those of the router before those of the route."""
     marks = [needed.dependency for needed in route.dependencies]
     return next((mark for mark in reversed(marks) if isinstance(mark, Needs)), Needs(Access.KEY))
 
 
 def access_of(route: APIRoute) -> Access:
-    """Who may call a route."""
+    """Return the access of a route."""
     return needs_of(route).access
 
 
 @dataclass(frozen=True)
 class RequestInfo:
-    """What the server knows of a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
+    """Facts about a request beyond what FastAPI gives to handlers. See `CurrentRequest`."""
 
     id: str  # ours, random; the client's own is in `headers`
     headers: Mapping[str, str]  # lower-case names
@@ -122,22 +122,21 @@ class RequestInfo:
 
     @property
     def unknown_fields(self) -> tuple[str, ...]:
-        """Body fields that no model declares, such as ``a.b[2].c``; printable. All are known to the handler, but not
-        to its dependencies."""
+        """Body fields that no model declares, such as ``a.b[2].c``; printable. Only the handler sees all of them."""
         return self.undeclared.places
 
 
 class Frame(Protocol):
-    """What the server puts into the ASGI scope under `SCOPE_KEY`."""
+    """The object that the server puts into the ASGI scope under `SCOPE_KEY`."""
 
     info: RequestInfo
 
     async def stream(self, reply: EventStream) -> None:
-        """Send all of it."""
+        """Send the whole stream."""
 
 
 async def request_info(request: Request) -> RequestInfo:
-    """The dependency behind `CurrentRequest`."""
+    """Return the request's info: the dependency behind `CurrentRequest`."""
     frame: Frame = request.scope[SCOPE_KEY]
     return frame.info
 
@@ -176,7 +175,7 @@ class EventStream(Response):
 
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:
-    """For ``responses=``: says that a 200 may also be an `EventStream` whose events are of this type."""
+    """Return a value for ``responses=`` that says a 200 may also be an `EventStream` with events of this type."""
     try:
         hash(event)
     except TypeError:  # some annotations cannot be keys
@@ -196,10 +195,10 @@ _event_schema_once = lru_cache(maxsize=32)(_event_schema)  # for several routes,
 
 @dataclass(frozen=True)
 class RouterContext:
-    """What a router may use. `service` is the only way to the engine, and it holds the admission gate.
+    """The means of a router. `service` is the only way to the engine, and includes the admission gate.
 
-    Routers are asked before the engine is ready: until then every use of `service` raises UnavailableError, so it is to
-    be used by handlers, not by `Router.router`.
+    It is for handlers, not for `Router.router`: until the engine is ready every use of `service` raises
+    UnavailableError.
     """
 
     config: RouterSettings
@@ -211,15 +210,15 @@ class RouterContext:
 class Router(ABC):
     @abstractmethod
     def router(self, ctx: RouterContext) -> APIRouter:
-        """The routes to serve. Two routers that claim one method and path stop start-up."""
+        """Return the routes to serve. Two routers that claim one method and path stop start-up."""
 
     def dialect(self, ctx: RouterContext) -> Dialect:
-        """How errors and streams of these routes look, and which headers carry the key."""
+        """Return the dialect of these routes: how errors and streams look, and which headers carry the key."""
         return OPENAI
 
     def absent(self, ctx: RouterContext) -> Mapping[str, str]:
-        """Paths that clients may try and nobody serves, each with a sentence that says what would be right.
+        """Return paths that clients may try and nobody serves, each with a sentence that says what would be right.
 
-        A path that ends in ``/`` stands for itself without it, and for all below.
+        A path that ends in ``/`` stands for itself without the slash, and for all paths below it.
         """
         return {}

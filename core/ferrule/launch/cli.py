@@ -58,7 +58,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _run(words: list[str]) -> int:
     # imported here, because `--version` and errors must not wait for it
-    from ferrule.config.help import Usage, topic
+    from ferrule.config.help import CommandUsage, topic
     from ferrule.config.parse import parse_command
     from ferrule.config.plugins import configured, selection_options
     from ferrule.config.unsupported import engine_sections
@@ -75,7 +75,7 @@ def _run(words: list[str]) -> int:
     if wanted:  # the options of the engine and the server, which several commands take
         parse_command(
             [first],
-            Usage("ferrule COMMAND", "Options of commands that run a model."),
+            CommandUsage("ferrule COMMAND", "Options of commands that run a model."),
             plugins,
             sections=engine_sections(),
         )

@@ -57,7 +57,7 @@ class Boot(msgspec.Struct, frozen=True, kw_only=True):
         return Board(Path(self.socket_path).with_name("board"), self.row)
 
 
-class Child:
+class ChildProcess:
     """A started process. Only its own recorded pid is ever signalled."""
 
     def __init__(self, spec: Boot) -> None:
@@ -118,11 +118,11 @@ def process_table(config: Resolved, plugins: Plugins, run_dir: Path, listen_fd: 
     ]
 
 
-def start_engine(spec: Boot) -> Child:
+def start_engine(spec: Boot) -> ChildProcess:
     """Start an engine with its lifeline."""
     alive = lifeline.hold(Path(spec.socket_path))
     try:
-        return Child(replace(spec, alive_fd=alive))
+        return ChildProcess(replace(spec, alive_fd=alive))
     finally:
         os.close(alive)
 

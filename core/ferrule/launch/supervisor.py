@@ -24,7 +24,7 @@ from ferrule.errors import ConfigError
 from ferrule.hooks import HookRunner
 from ferrule.launch.group import kill_group
 from ferrule.launch.prepare import reload_log
-from ferrule.launch.process import Child, private_dir, process_table, start_engine
+from ferrule.launch.process import ChildProcess, private_dir, process_table, start_engine
 from ferrule.launch.reload import Reloader, tell
 from ferrule.launch.resources import memory_limits
 from ferrule.launch.restarts import Restarts
@@ -87,8 +87,8 @@ class Supervisor:
         self._listener = listener
         self._hooks = hooks
         self._probe = probe
-        self._events: queue.SimpleQueue[tuple[Child | None, int]] = queue.SimpleQueue()
-        self._children: list[Child] = []  # in the order of the board's rows: the engine, the API processes
+        self._events: queue.SimpleQueue[tuple[ChildProcess | None, int]] = queue.SimpleQueue()
+        self._children: list[ChildProcess] = []  # in the order of the board's rows: the engine, the API processes
         self._pulses: dict[
             int, tuple[float, int]
         ] = {}  # row -> its last heartbeat, and the number of ticks since it changed
@@ -132,18 +132,18 @@ class Supervisor:
             self._first = engine
             self._add(0, start_engine(engine))
             for row, spec in enumerate(apis, 1):
-                self._add(row, Child(spec))
+                self._add(row, ChildProcess(spec))
         if self._probe is not None:
             from ferrule.launch.probe_server import ProbeServer  # imports the HTTP server, which few launchers need
 
             self._probes = ProbeServer(self._config, self._plugins, self._hooks, self._board, run_dir, self._probe)
             self._probes.start()
 
-    def _add(self, row: int, child: Child) -> None:
+    def _add(self, row: int, child: ChildProcess) -> None:
         self._children[row : row + 1] = [child]
         threading.Thread(target=self._wait, args=(child,), name=f"wait-{child.spec.name}", daemon=True).start()
 
-    def _wait(self, child: Child) -> None:
+    def _wait(self, child: ChildProcess) -> None:
         self._events.put((child, child.wait()))
 
     def _watch(self) -> None:
@@ -198,22 +198,22 @@ class Supervisor:
             if self._board.get(BEAT, row):  # a process that has a heartbeat handles the signal
                 child.terminate(signal.SIGHUP)
 
-    def _apis(self) -> list[Child]:
+    def _apis(self) -> list[ChildProcess]:
         """Return the API processes that run."""
         return [child for child in self._children[1:] if child.poll() is None]
 
-    def _fail(self, child: Child, status: int) -> None:
+    def _fail(self, child: ChildProcess, status: int) -> None:
         if self._status == 0:
             self._status = status if status in _SAID else 1
             self._log_end(child, status)
 
-    def _log_end(self, child: Child, status: int) -> None:
+    def _log_end(self, child: ChildProcess, status: int) -> None:
         if status not in _SAID:
             _logger.error("process ended unexpectedly name=%s pid=%d %s", child.spec.name, child.pid, how(status))
             if limits := memory_limits():
                 _logger.error("%s", limits)
 
-    def _api_ended(self, child: Child, status: int) -> bool:
+    def _api_ended(self, child: ChildProcess, status: int) -> bool:
         """Record that an API process has ended. Returns True if all others must stop."""
         expected = self._deadline is not None or (self._asked and _as_asked(status))
         if not expected:
@@ -222,7 +222,7 @@ class Supervisor:
 
     # ---------------------------------------------------------------------------------------- the engine
 
-    def _engine_ended(self, child: Child, status: int) -> None:
+    def _engine_ended(self, child: ChildProcess, status: int) -> None:
         """Plan the next start of the engine, or let the API processes send errors to their clients and exit."""
         pause = None if self._asked else self._restarts.pause(self._served_for())
         self._serving_since = None

@@ -26,8 +26,10 @@ from ferrule.interfaces.plugins import Plugins
 
 def described(what: str, place: Path, load_format: str, plugins: Plugins) -> Path:
     """Return a folder with a ``config.json`` for the model or tokenizer at `place`: `place` itself, unless its files
-    describe the model. A folder's own ``config.json`` takes precedence, unless `load_format` names the format that
-    describes. Raises CheckpointError for a file that no format describes, and what `WeightSource.describe` raises.
+    describe the model.
+
+    A folder's own ``config.json`` takes precedence, unless `load_format` names the format that describes. Raises
+    CheckpointError for a file that no format describes, and what `WeightSource.describe` raises.
     """
     if place.is_dir() and load_format == "auto" and (place / "config.json").is_file():
         return place

@@ -26,8 +26,10 @@ _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 def localise(config: Resolved, plugins: Plugins) -> Resolved:
     """Return the configuration with folders on this machine instead of the names in the model section; download what is
-    missing. Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has,
-    and PluginError when the hub cannot be used.
+    missing.
+
+    Raises CheckpointError, one readable block, when a name is neither a folder nor something that the hub has, and
+    PluginError when the hub cannot be used.
     """
     model = config.model
     code = ("*.py",) if model.trust_remote_code else ()
@@ -148,6 +150,7 @@ def _remote(
     config: Resolved, plugins: Plugins, what: str, name: str, revision: str | None
 ) -> tuple[ModelHub, Repository, str]:
     """Return the hub, the repository to ask it for, and the kind of the model, see `variants`; "" for the only kind.
+
     Raises CheckpointError for a name that the hub cannot have.
     """
     scheme, sign, _ = name.partition("://")  # of an address: the hub of that name is asked, if there is one

@@ -87,8 +87,10 @@ class WeightFiles:
 
     def beside(self, others: Sequence[str], model: str, names: Sequence[str]) -> tuple[str, ...]:
         """Return patterns of the weights and `others`, without files that a format reserves which is not the chosen
-        one. A pattern cannot leave out what another one matches: where a repository has such files, names take its
-        place. Weights that are read from the store where `model` is are not fetched.
+        one.
+
+        A pattern cannot leave out what another one matches: where a repository has such files, names take its place.
+        Weights that are read from the store where `model` is are not fetched.
         """
         wanted = () if model.startswith(self.streams_from) else self.patterns(names)
         form = self._first(without(names, self.ignored))

@@ -11,9 +11,7 @@ from pydantic import TypeAdapter
 
 @lru_cache(maxsize=256)
 def known_names(model: Any) -> frozenset[str]:
-    """Return all field names of a model or a union of models, at any depth, as candidates for the meaning of a misspelt
-    one.
-    """
+    """Return all field names of a model or a union of models, at any depth, as suggestions for a misspelt one."""
     return frozenset(_names(TypeAdapter(model).json_schema()))
 
 

@@ -18,9 +18,7 @@ _MAX_NAMED = 16  # fields that are named
 
 
 class Undeclared:
-    """A collection of the fields of one JSON value that no model declares. With `refuses`, models raise instead of
-    adding.
-    """
+    """A collection of the fields of one JSON value that no model declares. With `refuses`, models raise instead."""
 
     def __init__(self, refuses: bool = False) -> None:
         self.refuses = refuses
@@ -68,9 +66,7 @@ def telling(undeclared: Undeclared) -> Iterator[None]:
 
 
 def tell_undeclared(item: dict[str, Any], declared: frozenset[str]) -> None:
-    """Report the fields of an object that are not `declared`. Raises what makes pydantic refuse the object if so
-    configured.
-    """
+    """Report the fields of an object that are not `declared`. With `refuses`, raises what makes pydantic refuse it."""
     if item.keys() <= declared or (told := _telling.get()) is None:
         return
     unknown = [name for name in item if name not in declared]

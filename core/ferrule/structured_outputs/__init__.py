@@ -13,7 +13,7 @@ from ferrule.structured_outputs.params import (
     constraint_of,
     grammar_of,
 )
-from ferrule.structured_outputs.sources import MAX_CHOICES, MAX_NESTING, MAX_SOURCE_BYTES
+from ferrule.structured_outputs.sources import MAX_CHOICES, MAX_NESTING, MAX_SOURCE_BYTES, JsonSchema
 from ferrule.structured_outputs.tags import StructuralTag
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "Constraint",
     "ConstraintFields",
     "GuidedDecodingParams",
+    "JsonSchema",
     "StructuralTag",
     "StructuredOutputsParams",
     "constraint_of",

@@ -1,4 +1,4 @@
-"""What llama.cpp calls architectures, as our models: a table, and how metadata becomes a ``config.json``.
+"""The architectures of llama.cpp as our models: a table, and how metadata becomes a ``config.json``.
 
 Keys and names of tensors: https://github.com/ggml-org/llama.cpp/blob/master/gguf-py/gguf/constants.py
 
@@ -192,7 +192,7 @@ _WIDE_GEMMA = {"gemma2": 46, "gemma3": 62}
 
 
 def find(model: GgufModel) -> Architecture:
-    """Raises CheckpointError for an architecture that is not in the table."""
+    """Return the architecture of a file. Raises CheckpointError for one that is not in the table."""
     name = model.architecture
     if name not in ARCHITECTURES:
         raise CheckpointError(
@@ -204,7 +204,10 @@ def find(model: GgufModel) -> Architecture:
 
 
 def read_config(model: GgufModel) -> dict[str, Any]:
-    """What a ``config.json`` would say of the model. Raises CheckpointError for metadata that is missing or wrong."""
+    """Return the ``config.json`` that describes the model.
+
+    Raises CheckpointError for metadata that is missing or wrong.
+    """
     architecture = find(model)
     config: dict[str, Any] = {
         "model_type": model.architecture,
@@ -242,7 +245,7 @@ def _vocabulary(model: GgufModel) -> int:
 
 
 def _number(model: GgufModel, key: str) -> Any:
-    """A number or truth value, or None. Raises CheckpointError for a list that differs between layers."""
+    """Return a number or truth value, or None. Raises CheckpointError for a list that differs between layers."""
     value = model.own(key, (int, float, bool, list))
     if not isinstance(value, list):
         return value
@@ -254,7 +257,10 @@ def _number(model: GgufModel, key: str) -> Any:
 
 
 def _check_further(model: GgufModel, config: dict[str, Any]) -> None:
-    """Raises CheckpointError where no layers are left but those that predict further tokens."""
+    """Subtract the layers that predict further tokens from the number of layers.
+
+    Raises CheckpointError where no other layers are left.
+    """
     further = config.get(NEXT_LAYERS) or 0
     if type(further) is not int or not 0 <= further < config["num_hidden_layers"]:
         key = f"{model.architecture}.{KEYS[NEXT_LAYERS]}"
@@ -263,7 +269,10 @@ def _check_further(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def _check_numbers(model: GgufModel, config: dict[str, Any]) -> None:
-    """Raises CheckpointError where a number is missing without which no name or shape can be told."""
+    """Raise CheckpointError unless the numbers are present on which all names and shapes depend.
+
+    The number of heads of keys and values is filled in where a file leaves it out.
+    """
     counts = () if model.architecture in _STATES else ("num_attention_heads",)
     for name in ("hidden_size", "num_hidden_layers", *counts):
         value = config.get(name)
@@ -275,7 +284,7 @@ def _check_numbers(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def _biases(model: GgufModel, architecture: Architecture) -> dict[str, bool]:
-    """Which projections have biases, under all the names that families have for that."""
+    """Return which projections have biases, under all the names that model families have for that."""
 
     def has(*names: str) -> bool:
         return any(f"blk.0.{name}.bias" in model.tensors for name in names)
@@ -290,7 +299,7 @@ def _biases(model: GgufModel, architecture: Architecture) -> dict[str, bool]:
 
 
 def _dtype(model: GgufModel) -> str:
-    """That of most numbers; quantized ones are computed with in bfloat16."""
+    """Return the dtype in which most bytes of the file are; quantized ones are computed with in bfloat16."""
     counts: dict[str, int] = {}
     for info in model.tensors.values():
         counts[info.type.name] = counts.get(info.type.name, 0) + info.num_bytes
@@ -299,7 +308,7 @@ def _dtype(model: GgufModel) -> str:
 
 
 def _add_own(model: GgufModel, config: dict[str, Any]) -> None:
-    """What some architectures say in their own way, or do not say."""
+    """Add the values that some architectures state in their own way, or not at all."""
     has = model.tensors.__contains__
     config["use_qk_norm"] = config["qk_layernorm"] = has("blk.0.attn_q_norm.weight")
     match model.architecture:
@@ -332,13 +341,13 @@ def _add_own(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def _inner_size(model: GgufModel) -> int | None:
-    """The width of MLPs, of architectures whose files state four times the model's, whatever it is."""
+    """Return the width of MLPs by their tensor, where files state four times the model's width whatever it is."""
     down = model.tensors.get("blk.0.ffn_down.weight")
     return None if down is None else down.shape[-1]
 
 
 def _add_delta(model: GgufModel, config: dict[str, Any]) -> None:
-    """The width of values of the gated delta rule. Raises CheckpointError where its heads cannot be told."""
+    """Add the widths of the gated delta rule's heads. Raises CheckpointError where they cannot be told."""
     keys, values = (config.get(f"linear_num_{kind}_heads") or 0 for kind in ("key", "value"))
     if any(type(count) is not int or not 0 < count <= 1 << 16 for count in (keys, values)) or values % keys:
         raise CheckpointError(
@@ -352,7 +361,10 @@ def _add_delta(model: GgufModel, config: dict[str, Any]) -> None:
 
 
 def _add_latent(model: GgufModel, config: dict[str, Any]) -> None:
-    """DeepSeek's latent attention. The widths of whole heads are under other keys where keys are stored absorbed."""
+    """Add the sizes of DeepSeek's latent attention.
+
+    The widths of whole heads are under other keys where keys are stored absorbed.
+    """
     if model.own("expert_gating_func", int) == _SIGMOID:
         config["architectures"] = ["DeepseekV3ForCausalLM"]
     key = model.own("attention.key_length_mla", int) or model.own("attention.key_length", int, 0)
@@ -407,7 +419,7 @@ def _scaling(model: GgufModel, config: dict[str, Any]) -> dict[str, Any]:
 
 
 def _divisors(model: GgufModel, name: str) -> list[float]:
-    """The numbers of a small tensor of floats; none where it is not there. Raises CheckpointError for another type."""
+    """Return the numbers of a small float tensor; none where it is absent. Raises CheckpointError for another type."""
     info = model.tensors.get(name)
     if info is None:
         return []

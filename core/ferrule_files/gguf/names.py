@@ -1,6 +1,6 @@
-"""Which of our parameters the tensors of a GGUF file are. Its names are the same for all architectures, as ours are.
+"""The parameters that the tensors of a GGUF file become. File names are the same for all architectures, as ours are.
 
-Rows are what is moved, never numbers within one, so quantized tensors are moved as they are.
+Only rows are moved, never numbers within one, so quantized tensors are moved as they are.
 """
 
 from __future__ import annotations
@@ -74,12 +74,12 @@ _IGNORED = re.compile(r"rope_freqs|rope_factors_(long|short)|blk\.\d+\.(attn_rot
 
 @dataclass(frozen=True)
 class Target:
-    """A parameter, and the rows of the tensor that are its own. With `heads` their features come in pairs.
+    """A parameter, and the rows of a file's tensor that belong to it. With `heads`, features of a head come in pairs.
 
-    `expert` is the index of the one of a stack. `rows` and `columns` are which ones it has in which order, all as they
-    are where these are empty. `change`: what else is done to a tensor of floats: less_one, log (of what is below zero),
-    conv, flat; keys and values are halves of one of our matrices. by_group: of files that are written, queries, keys
-    and values come for each key head in turn.
+    `expert` is the index in a stack of experts. `rows` and `columns` list which ones the parameter has, in its order;
+    where they are empty, all stay as they are. `change` is what else is done to a tensor of floats: less_one, log (of
+    the negated values), conv, flat; keys and values are halves of one of our matrices. by_group is for files that are
+    written: queries, keys and values come for each key head in turn.
     """
 
     name: str
@@ -92,7 +92,7 @@ class Target:
     columns: tuple[int, ...] = ()
 
     def block(self, size: int) -> int:
-        """How many of so many columns stay together in their order: all, or what divides them."""
+        """Return how many of `size` columns stay together in their order: all, or a divisor."""
         order = self.columns
         breaks = (at for at in range(1, len(order)) if order[at] != order[at - 1] + 1)
         return gcd(size, *order[:1], *(each for at in breaks for each in (at, order[at])))
@@ -100,10 +100,10 @@ class Target:
 
 @dataclass(frozen=True)
 class ValueHeads:
-    """The value heads of the gated delta rule: our models have those of one key head together.
+    """The value heads of the gated delta rule. Our models keep the value heads of one key head together.
 
-    `tiled` files have the first of each key head, then the second of each; `first` is where values begin among
-    queries, keys and values.
+    Files that are `tiled` have the first value head of each key head, then the second of each; `first` is the row at
+    which values begin, behind queries and keys.
     """
 
     groups: int
@@ -119,7 +119,7 @@ class ValueHeads:
         return cls(groups, heads // groups, int(config["linear_value_head_dim"]), first, tiled)
 
     def check(self, info: TensorInfo, name: str) -> None:
-        """Raises CheckpointError for a tensor of another size, before any order is made of it."""
+        """Raise CheckpointError for a tensor of another size, before any order is made of it."""
         heads = self.groups * self.each
         values = heads * self.width
         sizes = {"attn_qkv": self.first + values, "ssm_conv1d": self.first + values, "attn_gate": values}
@@ -132,7 +132,10 @@ class ValueHeads:
             )
 
     def order(self, first: int = 0, width: int = 0) -> tuple[int, ...]:
-        """Which row each of ours is, where a head has `width`, and `first` rows are before them."""
+        """Return the file's row for each of ours, for heads of `width` rows behind `first` other rows.
+
+        An empty result means that the order is the same.
+        """
         if not self.tiled or self.each == 1:
             return ()
         width = width or self.width
@@ -141,7 +144,9 @@ class ValueHeads:
         return (*range(first), *rows)
 
     def half(self, index: int) -> tuple[int, ...]:
-        """Which rows are one of two numbers of each value head; a key head has all of one, then all of the other."""
+        """Return the rows of one of two numbers of each value head; a key head has all of one, then all of the
+        other.
+        """
         starts = (group * 2 * self.each + index * self.each for group in range(self.groups))
         return tuple(start + row for start in starts for row in range(self.each))
 
@@ -154,7 +159,10 @@ class Names:
     config: Mapping[str, Any]
 
     def targets(self, info: TensorInfo) -> list[Target]:
-        """What a tensor is; nothing for one that no model reads. Raises CheckpointError for one that is not known."""
+        """Return the parameters that a tensor becomes; none for a tensor that no model reads.
+
+        Raises CheckpointError for a tensor that is not known.
+        """
         if _IGNORED.match(info.name):
             return []
         outer, _, suffix = info.name.rpartition(".")
@@ -171,10 +179,10 @@ class Names:
     def sources(
         self, names: Collection[str], rename: Callable[[str], str], by_group: bool = False
     ) -> dict[str, tuple[Target, ...]]:
-        """The other way round: tensors of a file that has these parameters, and what each is made of.
+        """Return the tensors of a file that has these parameters, and what each is made of: the reverse of `targets`.
 
-        A parameter that two tensors could be is the first one's: the architecture's own name, or that of more models.
-        `rename` is what the model does to names of a checkpoint.
+        A parameter that two tensors could hold goes to the first: the architecture's own name, before one of more
+        models. `rename` is what the model does to names of a checkpoint.
         """
         most = len(names)  # a layer or an expert has one tensor or more
         layers, experts = (min(int(self.config.get(key) or 0), most) for key in ("num_hidden_layers", "num_experts"))
@@ -228,7 +236,7 @@ class Names:
             yield from self._usual(info, layer, name, suffix)
 
     def _delta(self, info: TensorInfo, layer: str, name: str, suffix: str) -> Iterator[Target]:
-        """The gated delta rule's, whose value heads may be in another order, see `ValueHeads`."""
+        """Yield the gated delta rule's parameters, whose value heads may be in another order, see `ValueHeads`."""
         at, heads = f"{layer}self_attn.", ValueHeads.of(self.config, self.architecture.tiled)
         heads.check(info, name)
         match name:
@@ -267,7 +275,7 @@ class Names:
         return info.shape[0] == 2 * int(self.config.get("intermediate_size") or 0) and len(info.shape) == 2
 
     def _projections(self, info: TensorInfo, layer: str, suffix: str) -> Iterator[Target]:
-        """Queries, keys and values of one tensor, one after the other. Raises CheckpointError for other sizes."""
+        """Yield queries, keys and values of one tensor, one after the other. Raises CheckpointError for other sizes."""
         heads = int(self.config["num_attention_heads"])
         width = int(self.config.get("head_dim") or self.config["hidden_size"] // heads)
         start = 0
@@ -284,5 +292,5 @@ class Names:
 
 
 def layer_has_two(config: Mapping[str, Any]) -> bool:
-    """Whether it is one of the Falcons whose two norms have the names of their order, not of what follows them."""
+    """Return whether the model is a Falcon whose two norms are named by their order, not by what follows them."""
     return bool(config.get("new_decoder_architecture")) and config.get("num_ln_in_parallel_attn") == 2

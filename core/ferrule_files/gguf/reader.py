@@ -36,7 +36,7 @@ _SHARD = re.compile(r"(.+)-(\d{5})-of-(\d{5})\.gguf")
 
 @dataclass(frozen=True)
 class BlockType:
-    """How numbers are stored: `size` of them in `num_bytes`."""
+    """A way to store numbers: `size` of them in `num_bytes`."""
 
     name: str
     size: int
@@ -123,7 +123,7 @@ class GgufModel:
         return found
 
     def get(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """A value of the metadata, or `default`. Raises CheckpointError for one of another type."""
+        """Return a value of the metadata, or `default`. Raises CheckpointError for a value of another type."""
         value = self.metadata.get(key)
         if value is None:
             return default
@@ -133,21 +133,22 @@ class GgufModel:
         return value
 
     def need(self, key: str, kind: type | tuple[type, ...]) -> Any:
-        """As `get`. Raises CheckpointError for a value that is missing."""
+        """Return a value of the metadata. Raises CheckpointError for one that is missing or of another type."""
         value = self.get(key, kind)
         if value is None:
             raise CheckpointError(f"{self.file} has no {key!r}, which is needed.")
         return value
 
     def own(self, key: str, kind: type | tuple[type, ...], default: Any = None) -> Any:
-        """As `get`, of a key that begins with the architecture's name."""
+        """Return the value of a key that begins with the architecture's name, as `get` does."""
         return self.get(f"{self.architecture}.{key}", kind, default)
 
 
 def find_files(place: Path, ignore: Sequence[str] = ()) -> list[Path]:
-    """The files of the model that a file, one shard of several, or a folder with one model holds; none in others.
+    """Return the files of the model that `place` holds: a file, one shard of several, or a folder with one model.
 
-    Raises CheckpointError for a folder with several models, and for a shard whose fellows are missing.
+    A folder without a model has none. Raises CheckpointError for a folder with several models, and for a shard whose
+    fellows are missing.
     """
     if not place.is_dir():
         return _shards(place)
@@ -239,7 +240,7 @@ class _Reader:
     def _placed(
         self, infos: Sequence[tuple[str, tuple[int, ...], BlockType, int]], start: int, alignment: int
     ) -> list[TensorInfo]:
-        """The tensors in the order of their data. Raises CheckpointError for bytes that are not theirs alone."""
+        """Return the tensors in the order of their data. Raises CheckpointError for data that is misplaced."""
         placed, border = [], 0
         for name, shape, kind, offset in sorted(infos, key=lambda info: info[3]):
             info = TensorInfo(name, shape, kind, self._file, start + offset)
@@ -318,7 +319,7 @@ class _Reader:
         return self._data[at : at + length].decode(errors="replace")
 
     def _texts(self, count: int) -> list[str]:
-        """As `_text`, so many times: a vocabulary has hundreds of thousands."""
+        """Read `count` strings as `_text` does, fast, because a vocabulary has hundreds of thousands."""
         found, data, at, end, length_at = [], self._data, self._at, self._end, _LENGTH.unpack_from
         for _ in range(count):
             start = at + _LENGTH.size
@@ -338,7 +339,9 @@ class _Reader:
         return found
 
     def _advance(self, size: int) -> int:
-        """Where so many bytes begin, which are there."""
+        """Return where the next `size` bytes begin, and move behind them. Raises CheckpointError at the header's
+        end.
+        """
         at = self._at
         if size > self._end - at:
             raise self._damaged("its header ends behind it")

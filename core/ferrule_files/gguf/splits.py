@@ -1,4 +1,6 @@
-"""How byte-level BPE cuts a text before it merges: llama.cpp's names for it, and the models' own expressions."""
+"""Expressions by which byte-level BPE cuts a text before it merges: llama.cpp's names, and the models' own
+expressions.
+"""
 
 from __future__ import annotations
 

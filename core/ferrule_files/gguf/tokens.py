@@ -1,4 +1,4 @@
-"""The tokenizer of a GGUF file as a ``tokenizer.json`` and a ``tokenizer_config.json`` would have it."""
+"""Converts the tokenizer of a GGUF file into a ``tokenizer.json`` and a ``tokenizer_config.json``."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class Vocabulary:
         return values
 
     def role(self, name: str) -> int | None:
-        """The id of a token with a role, such as bos."""
+        """Return the id of the token with a role, such as bos."""
         keys = [f"tokenizer.ggml.{name}_token_id"]
         if name == "seperator":
             keys.append("tokenizer.ggml.separator_token_id")
@@ -68,7 +68,7 @@ class Vocabulary:
         return ((index, token) for index, token in enumerate(self.tokens) if self.kinds[index] in kinds)
 
     def ends(self) -> list[int]:
-        """Ids that end a text or a turn."""
+        """Return the ids that end a text or a turn."""
         stated = [self.role(name) for name in _ENDS]
         known = [
             self.ids[token]
@@ -79,7 +79,7 @@ class Vocabulary:
 
 
 def read_tokenizer(vocabulary: Vocabulary) -> tuple[Json, Json]:
-    """``tokenizer.json`` and ``tokenizer_config.json``. Raises CheckpointError for a kind that is not read here."""
+    """Return ``tokenizer.json`` and ``tokenizer_config.json``. Raises CheckpointError for an unknown kind."""
     model = vocabulary.model
     kind = model.need("tokenizer.ggml.model", str)
     if kind not in _KINDS:
@@ -176,7 +176,7 @@ def _merging(ids: Mapping[str, int], merges: Sequence[Sequence[str]], **changes:
 
 
 def _spm(vocabulary: Vocabulary) -> Json:
-    """SentencePiece's BPE, whose merges are the pairs of tokens that make a token, the best score first."""
+    """Describe SentencePiece's BPE, whose merges are the pairs of tokens that make a token, the best score first."""
     prefix = vocabulary.flag("add_space_prefix", True)
     spaces = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     steps = [{"type": "Prepend", "prepend": SPACE}, spaces] if prefix else [spaces]
@@ -215,7 +215,7 @@ def _scored_merges(vocabulary: Vocabulary) -> list[tuple[str, str]]:
 
 
 def _unigram(vocabulary: Vocabulary) -> Json:
-    """SentencePiece's unigram model, with the normalization that the file has."""
+    """Describe SentencePiece's unigram model, with the normalization that the file has."""
     unknown = vocabulary.role("unknown")
     prefix = vocabulary.flag("add_space_prefix", True)
     space = {
@@ -235,7 +235,7 @@ def _unigram(vocabulary: Vocabulary) -> Json:
 
 
 def _cleaning(vocabulary: Vocabulary) -> list[Json]:
-    """What becomes of a text before its spaces are marked."""
+    """Return the normalization steps of a text before its spaces are marked."""
     steps: list[Json] = []
     mapping = vocabulary.model.get("tokenizer.ggml.precompiled_charsmap", list)
     if mapping:
@@ -253,7 +253,10 @@ def _cleaning(vocabulary: Vocabulary) -> list[Json]:
 
 
 def _word_piece(vocabulary: Vocabulary) -> Json:
-    """BERT's: a file has a mark before the first piece of a word, where the model's own has one before the others."""
+    """Describe BERT's WordPiece.
+
+    A file marks the first piece of each word, where the model's own vocabulary marks all others.
+    """
     special = {index for index, _ in vocabulary.of(UNKNOWN, CONTROL, USER)}
     ids: dict[str, int] = {}
     for index, token in enumerate(vocabulary.tokens):

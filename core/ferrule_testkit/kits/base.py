@@ -64,7 +64,8 @@ def _installed(path: tuple[str, ...]) -> Plugins:
 
 
 class Kit:
-    """`plugin` is the class under test. Other annotated attributes of a kit are settings, each with a default.
+    """A set of promises of one kind of plugin. `plugin` is the class under test. Other annotated attributes of a kit
+    are settings, each with a default.
 
     `name` is the name of its entry point, where a kit needs it and there is one. `plugin_options` are the values that
     `--plugin-config` would give to the plugin.

@@ -54,7 +54,8 @@ with open(report, "w") as out:
 
 @dataclass(frozen=True)
 class Ran:
-    """`modules` are the top-level modules that were imported; `kind` is the type of what `run` returned.
+    """The result of a run. `modules` are the top-level modules that were imported; `kind` is the type of what `run`
+    returned.
 
     Without a report, which an exception and a process that ends itself leave none of, `modules` is None.
     """

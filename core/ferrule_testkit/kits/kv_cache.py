@@ -53,7 +53,9 @@ class KVCacheKit(Kit):
 
 
 class _Model:
-    """`contents[group, block]` are the (scope, prefix) that each of the block's cells was computed from."""
+    """A model of the cache: `contents[group, block]` are the (scope, prefix) that each of the block's cells was
+    computed from.
+    """
 
     def __init__(self, manager: Any, groups: tuple[CacheGroup, ...], rng: random.Random, scopes: bool) -> None:
         self.groups, self.rng, self.scopes = groups, rng, scopes

@@ -166,8 +166,10 @@ class Runner:
         pools: bool = False,
     ) -> list[list[torch.Tensor]]:
         """Return the logits [vocab] after each chunk of each prompt. The first chunks share a step, then the second
-        ones, and so on. `media` is the item of a prompt, by its number. The result has vectors if the model does not
-        generate, or with `pools`; prompts that are not split are computed whole.
+        ones, and so on.
+
+        `media` is the item of a prompt, by its number. The result has vectors if the model does not generate, or with
+        `pools`; prompts that are not split are computed whole.
         """
         given = media or {}
         found: list[list[torch.Tensor]] = [[] for _ in prompts]

@@ -165,8 +165,9 @@ class ToolParserKit(Kit):
 
     def test_truncation_loses_nothing(self) -> None:
         """Keep all that came before the end of a truncated text, as content or as part of a call: no character of a
-        payload disappears. A tag that ends calls may also end a call where the tag stands in a value whose own end did
-        not come.
+        payload disappears.
+
+        A tag that ends calls may also end a call where the tag stands in a value whose own end did not come.
         """
         for sample in self._samples():
             calls = fold(self.make(), [_text(sample)]).calls

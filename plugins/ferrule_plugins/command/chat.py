@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.interfaces.command import Command
@@ -33,7 +33,7 @@ class ChatCommand(Command):
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Run the conversation. Returns 1 when the server does not answer a single message."""
-        usage = Usage("ferrule chat", self.summary)
+        usage = CommandUsage("ferrule chat", self.summary)
         parsed = parse_command(argv, usage, plugins, sections={"chat": ChatOptions})
         if parsed is None:
             return 0

@@ -10,7 +10,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from ferrule import __version__, env
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.parse import parse_command
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
@@ -52,7 +52,7 @@ class CollectEnv(Command):
     summary = "Print what a bug report needs to say about this machine."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        if parse_command(argv, Usage("ferrule collect-env", self.summary), plugins, sections={}) is None:
+        if parse_command(argv, CommandUsage("ferrule collect-env", self.summary), plugins, sections={}) is None:
             return 0
         sections = {
             "System": _system(),

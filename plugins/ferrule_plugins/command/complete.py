@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.interfaces.command import Command
@@ -28,7 +28,7 @@ class CompleteCommand(Command):
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Run the session. Returns 1 when the server did not answer."""
-        usage = Usage("ferrule complete", self.summary)
+        usage = CommandUsage("ferrule complete", self.summary)
         parsed = parse_command(argv, usage, plugins, sections={"complete": CompleteOptions})
         if parsed is None:
             return 0

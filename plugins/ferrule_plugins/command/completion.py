@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.frontend.text.builtin import builtin_templates
@@ -39,7 +39,7 @@ class CompletionCommand(Command):
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
         """Print the script of a shell, for `source <(ferrule completion bash)`. Returns 0."""
-        usage = Usage("ferrule completion", self.summary, "shell")
+        usage = CommandUsage("ferrule completion", self.summary, "shell")
         parsed = parse_command(argv, usage, plugins, sections={"completion": CompletionOptions})
         if parsed is not None:
             makers = {"bash": bash, "zsh": zsh, "fish": fish}

@@ -11,7 +11,7 @@ import msgspec
 
 from ferrule import env
 from ferrule.config import PluginConfig
-from ferrule.config.help import Usage, columns, terminal_width, topic
+from ferrule.config.help import CommandUsage, columns, terminal_width, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.plugins import configured
@@ -76,7 +76,7 @@ class PluginsCommand(Command):
         if action not in actions:
             raise ConfigError(f"ferrule plugins has no action {action!r}.{nearest(action, actions)}", _USAGE)
         run, section, positional = actions[action]
-        usage = Usage(f"ferrule plugins {action}", _summary(action), positional)
+        usage = CommandUsage(f"ferrule plugins {action}", _summary(action), positional)
         sections = {"action": section, "plugins": PluginConfig}
         words = plugin_new.arguments(argv[1:]) if action == "new" else argv[1:]
         parsed = parse_command(words, usage, plugins, sections=sections)

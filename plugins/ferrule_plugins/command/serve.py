@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.config import Config
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.config.places import placed
@@ -23,7 +23,7 @@ from ferrule.interfaces.plugins import Plugins
 
 _logger = log.get("launch")
 
-USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
+USAGE = CommandUsage("ferrule serve", "Serve a model over HTTP.", "model")
 EMBEDDED_NAME = "ferrule-tiny"
 _EMBEDDED_CACHE = 0.5  # GiB, for 100 requests of its longest: the default would take memory and time for nothing
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.errors import ConfigError, nearest
@@ -46,12 +46,12 @@ class TemplatesCommand(Command):
         not found.
         """
         if argv and argv[0] == "show":
-            usage = Usage("ferrule templates show", _SHOW, "name")
+            usage = CommandUsage("ferrule templates show", _SHOW, "name")
             parsed = parse_command(argv[1:], usage, plugins, sections={"show": ShowOptions})
             return 0 if parsed is None else _show(parsed.extra["show"])
         if argv and not argv[0].startswith("-"):
             raise ConfigError(f"ferrule templates has no action {argv[0]!r}.{nearest(argv[0], ['show'])}", _LIST)
-        parsed = parse_command(argv, Usage("ferrule templates", _LIST), plugins, sections={"list": ListOptions})
+        parsed = parse_command(argv, CommandUsage("ferrule templates", _LIST), plugins, sections={"list": ListOptions})
         return 0 if parsed is None else _list(parsed.extra["list"])
 
 

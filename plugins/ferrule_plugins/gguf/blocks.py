@@ -54,7 +54,7 @@ class Decoded:
     table: tuple[int, ...] = ()
 
     def widened(self) -> torch.Tensor:
-        """What they stand for, float32 [rows, k]."""
+        """Return the values of the numbers, float32 [rows, k]."""
         scales, numbers = self.scales.spread(), self.numbers
         if self.table:
             numbers = torch.tensor(self.table, dtype=torch.int8, device=numbers.device)[numbers.int()]
@@ -65,13 +65,13 @@ class Decoded:
 
 
 def map_file(file: Path) -> mmap.mmap:
-    """The bytes of a file, mapped: writes would be seen here alone, and nothing writes."""
+    """Map a file copy-on-write, so that its pages can become tensors; nothing writes to them."""
     with file.open("rb") as stream:
         return mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
 
 
 def stored(info: TensorInfo, data: mmap.mmap) -> torch.Tensor:
-    """The tensor in the file: floats in their shape, else bytes [..., bytes of a row]."""
+    """Return a tensor as the file has it: floats in their shape, else bytes [..., bytes of a row]."""
     if info.type.name in FLOATS:
         dtype = _FLOAT_TYPES[info.type.name]
         count = info.num_bytes // dtype.itemsize
@@ -81,7 +81,7 @@ def stored(info: TensorInfo, data: mmap.mmap) -> torch.Tensor:
 
 
 def decode(kind: str, rows: torch.Tensor) -> Decoded:
-    """Rows of blocks, uint8 [rows, bytes]."""
+    """Decode rows of blocks, uint8 [rows, bytes]."""
     if _compiled(rows):
         return Decoded(*kernels.read(_NUMBERS[kind], rows), TABLES.get(kind, ()))
     whole: Decoded | None = None
@@ -97,7 +97,7 @@ def decode(kind: str, rows: torch.Tensor) -> Decoded:
 
 
 def widen(kind: str, rows: torch.Tensor, dtype: torch.dtype, place: torch.Tensor | None = None) -> torch.Tensor:
-    """Rows of blocks as floats, [rows, k], in `place`, which is of that type, where there is one."""
+    """Return rows of blocks as floats [rows, k], written into `place`, a tensor of that type, if one is given."""
     block = TYPES[_NUMBERS[kind]]
     if place is None:
         place = torch.empty(len(rows), rows.shape[1] // block.num_bytes * block.size, dtype=dtype)
@@ -128,7 +128,7 @@ def _tensors(decoded: Decoded) -> list[torch.Tensor]:
 
 
 def _made(decoded: Decoded, make: Callable[[torch.Tensor], torch.Tensor]) -> Decoded:
-    """The same of other tensors."""
+    """Return a copy of `decoded` with `make` applied to each tensor."""
     levels = [Levels(make(own.floats), None if own.steps is None else make(own.steps)) for own in _levels(decoded)]
     return Decoded(make(decoded.numbers), levels[0], levels[1] if len(levels) > 1 else None, decoded.table)
 
@@ -143,33 +143,36 @@ _Parts = tuple[torch.Tensor, Levels] | tuple[torch.Tensor, Levels, Levels]  # of
 
 
 def _of_groups(floats: torch.Tensor, steps: torch.Tensor) -> Levels:
-    """A float for each block, times an integer of each group."""
+    """Return levels of one float for each block, times an integer for each group."""
     return Levels(floats, steps.to(torch.int8))
 
 
 def _half(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """A float of 16 bits of each block, float32 [blocks, 1]."""
+    """Read one float of 16 bits from each block, as float32 [blocks, 1]."""
     return blocks[:, at : at + 2].contiguous().view(torch.float16).float()
 
 
 def _nibbles(quants: torch.Tensor) -> torch.Tensor:
-    """Bytes [blocks, n] → [blocks, 2 n]: all low halves, then all high ones."""
+    """Split bytes [blocks, n] into [blocks, 2 n]: all low halves, then all high ones."""
     return torch.cat((quants & 15, quants >> 4), 1)
 
 
 def _fifth_bits(blocks: torch.Tensor, at: int) -> torch.Tensor:
-    """32 bits of each block as 16 or 0, int16 [blocks, 32]."""
+    """Return 32 bits of each block as 16 or 0, int16 [blocks, 32]."""
     return _bits(blocks[:, at : at + 4]).to(torch.int16) << 4
 
 
 def _bits(data: torch.Tensor) -> torch.Tensor:
-    """Bytes [blocks, n] → their bits, lowest first, [blocks, 8 n]."""
+    """Split bytes [blocks, n] into bits, lowest first, [blocks, 8 n]."""
     shifts = torch.arange(8, dtype=torch.uint8, device=data.device)
     return (data.unsqueeze(-1) >> shifts & 1).flatten(1)
 
 
 def _fields(data: torch.Tensor, bits: int) -> torch.Tensor:
-    """Fields of 2 or 4 bits in the k-quants' order: of each n bytes all lowest fields first. [blocks, parts, n]."""
+    """Split bytes into fields of 2 or 4 bits in the k-quants' order, [blocks, parts, n].
+
+    Of each n bytes all lowest fields come first.
+    """
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8, device=data.device)
     return data.unsqueeze(-2) >> shifts.unsqueeze(-1) & (1 << bits) - 1
 
@@ -199,7 +202,7 @@ def _iq4_nl(b: torch.Tensor) -> _Parts:
 
 
 def _iq4_xs(b: torch.Tensor) -> _Parts:
-    """Eight groups of 32, whose scales have 6 bits: four in `low`, two in `high`."""
+    """Decode eight groups of 32, whose scales have 6 bits: four in `low`, two in `high`."""
     high = b[:, 2:4].contiguous().view(torch.uint16).int()
     upper = high >> torch.arange(0, 16, 2, dtype=torch.int32) & 3
     lower = torch.stack((b[:, 4:8] & 15, b[:, 4:8] >> 4), -1).flatten(1).int()
@@ -219,7 +222,7 @@ def _q2_k(b: torch.Tensor) -> _Parts:
 
 
 def _q3_k(b: torch.Tensor) -> _Parts:
-    """The third bit is missing where it says 1, so to speak: without it a number is four less."""
+    """Decode numbers of three bits. The third bit is stored inverted: where it is 0, the number is four less."""
     low = _fields(b[:, 32:96].view(-1, 2, 32), 2).flatten(1).to(torch.int8)
     high = _bits(b[:, :32]).view(-1, 32, 8).transpose(1, 2).flatten(1).to(torch.int8)
     packed = b[:, 96:108]
@@ -229,7 +232,7 @@ def _q3_k(b: torch.Tensor) -> _Parts:
 
 
 def _six_bits(packed: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Eight scales and eight mins of 6 bits in 12 bytes, both [blocks, 8]."""
+    """Unpack eight scales and eight mins of 6 bits from 12 bytes, both [blocks, 8]."""
     a, b, c = torch.split(packed, 4, 1)
     scales = torch.cat((a & 63, c & 15 | a >> 6 << 4), 1)
     mins = torch.cat((b & 63, c >> 4 | b >> 6 << 4), 1)

@@ -17,7 +17,10 @@ _SAMPLING = {"temperature": "temp", "top_k": "top_k", "top_p": "top_p", "min_p":
 
 
 def describe(model: GgufModel) -> Mapping[str, bytes]:
-    """Names and contents of the files. Raises CheckpointError for what the file lacks or what is not known here."""
+    """Return the names and contents of the files that describe the model.
+
+    Raises CheckpointError for what the GGUF file lacks or what is not known here.
+    """
     config = read_config(model)
     if is_quantized(model):
         config["quantization_config"] = {"quant_method": "gguf", "types": _types(model, config)}
@@ -32,7 +35,7 @@ def describe(model: GgufModel) -> Mapping[str, bytes]:
 
 
 def _types(model: GgufModel, config: Mapping[str, Any]) -> dict[str, list[str]]:
-    """The layers of each type; that of a tied head is the embedding's."""
+    """Return the layers of each quantized type; a tied head has the embedding's type."""
     names = Names(find(model), config)
     found: dict[str, list[str]] = {}
     for info in model.tensors.values():
@@ -48,7 +51,7 @@ def _types(model: GgufModel, config: Mapping[str, Any]) -> dict[str, list[str]]:
 
 
 def _type(info: TensorInfo, target: Target) -> str:
-    """That of the file; of a k-quant, the block that is left of its own where columns come in another order."""
+    """Return the file's type, with the size of the blocks that are left of a k-quant's where columns are reordered."""
     size = info.type.size
     left = target.block(size) if size == _SUPER else size
     return info.type.name if left == size else f"{info.type.name}/{left}"

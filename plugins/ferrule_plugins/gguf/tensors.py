@@ -22,11 +22,11 @@ Pieces = Iterator[tuple[str, torch.Tensor]]
 
 @dataclass
 class Reader:
-    """Reads tensors for one model.
+    """A reader of one model's tensors.
 
     `quantized` has the names of layers that take quantized weights, those of merged projections included, and whether
-    they take the file's blocks as they are. Whatever else is quantized is widened to `dtype`; `widened` then has the
-    types. `parameters` gives those that the model has by now: what is widened is put into them.
+    they take the file's blocks as they are. All other quantized tensors are widened to `dtype`, and their types added
+    to `widened`. `parameters` returns the parameters that the model has by now, into which widened tensors are written.
     """
 
     names: Names
@@ -38,7 +38,7 @@ class Reader:
     _halves: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
 
     def read(self, model: GgufModel) -> Iterator[tuple[TensorInfo, str, torch.Tensor]]:
-        """Each parameter's tensor, and the file's that it is from."""
+        """Yield the tensor of each parameter with the parameter's name and the file's tensor that it is from."""
         data, since = {file: map_file(file) for file in model.files}, 0
         for info in model.tensors.values():
             whole = stored(info, data[info.file])
@@ -72,7 +72,7 @@ class Reader:
         yield from self._floats(target, wide.view(*rows.shape[:-1], -1))
 
     def _place(self, info: TensorInfo, target: Target) -> torch.Tensor | None:
-        """The parameter itself, where it is all of a tensor and on the CPU: a large table is not there twice."""
+        """Return the parameter to write into, if it is a whole tensor on the CPU: no large table is there twice."""
         place = self.parameters().get(target.name)
         if place is None or not takes(place) or place.dtype != self.dtype:
             return None
@@ -124,7 +124,7 @@ class Reader:
 
 
 def _rows(whole: torch.Tensor, target: Target) -> torch.Tensor:
-    """The target's share of a tensor [rows, …], or [experts, rows, …]."""
+    """Return the target's share of a tensor [rows, …], or [experts, rows, …]."""
     if target.expert >= 0:
         return whole[target.expert]
     if target.rows:
@@ -137,7 +137,7 @@ def _rows(whole: torch.Tensor, target: Target) -> torch.Tensor:
 
 
 def ordered(rows: torch.Tensor, columns: tuple[int, ...], group: int = 1) -> torch.Tensor:
-    """Columns in another order, where `rows` have one number for each `group` of them.
+    """Return rows with their columns in another order, where `rows` have one number for each `group` of columns.
 
     Raises CheckpointError where the order takes a group apart.
     """
@@ -150,8 +150,10 @@ def ordered(rows: torch.Tensor, columns: tuple[int, ...], group: int = 1) -> tor
 
 
 def layers_of(module: torch.nn.Module) -> dict[str, bool]:
-    """The layers of a model that take quantized weights, under the names of their projections, too, and whether they
-    take blocks as they are in the file."""
+    """Return the layers of a model that take quantized weights, and whether each takes blocks as they are in the file.
+
+    Layers are also listed under the names of their projections.
+    """
     found: dict[str, bool] = {}
     for path, part in module.named_modules():
         parent, own = path.rpartition(".")[0], _takes_blocks(part)
@@ -165,6 +167,6 @@ def layers_of(module: torch.nn.Module) -> dict[str, bool]:
 
 
 def _takes_blocks(part: torch.nn.Module | None) -> bool | None:
-    """None for a layer that takes no quantized weights."""
+    """Return whether a layer takes a file's blocks as they are; None for a layer without quantized weights."""
     names = set() if part is None else {name for name, _ in part.named_parameters(recurse=False)}
     return "blocks" in names if names & {"blocks", "numbers"} else None

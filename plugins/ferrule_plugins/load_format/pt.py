@@ -88,8 +88,9 @@ class PyTorchFiles(WeightSource):
 
 
 def read_file(file: Path, locations: Locations | None = None) -> dict[str, torch.Tensor]:
-    """Read the tensors of one file, on the CPU; `locations` learns where they were saved. Raises CheckpointError naming
-    the file, and the entry that is not a dense tensor.
+    """Read the tensors of one file, on the CPU; `locations` learns where they were saved.
+
+    Raises CheckpointError naming the file, and the entry that is not a dense tensor.
     """
     from ferrule_plugins.load_format import hqq_file
 
@@ -144,8 +145,9 @@ def _is_count(name: Any) -> bool:
 
 
 def is_mapped(file: Path) -> bool:
-    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot. Numbers of the
-    other byte order are turned in memory, which then differs from the file.
+    """Return whether a file can be mapped: files older than torch 1.6 are not zip archives, and cannot.
+
+    Numbers of the other byte order are turned in memory, which then differs from the file.
     """
     if not zipfile.is_zipfile(file):
         return False

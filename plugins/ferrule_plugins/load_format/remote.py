@@ -31,7 +31,9 @@ class RemoteWeights:
     @classmethod
     def of(cls, folder: Path | None, options: Mapping[str, Any]) -> RemoteWeights | None:
         """Return the weights of a model whose folder has none; None for a folder with weights, or one that came from no
-        store. Raises CheckpointError where the store has no weights either, or not all that an index names.
+        store.
+
+        Raises CheckpointError where the store has no weights either, or not all that an index names.
         """
         if folder is None or any(folder.glob("*.safetensors")):
             return None

@@ -128,7 +128,7 @@ class Mistral(ThinkingParser):
 
 
 class Gemma4(ThinkingParser):
-    """`gemma4`: Gemma 4, ``<|channel>thought\n…<channel|>`` and the answer; the channel is optional.
+    r"""`gemma4`: Gemma 4, ``<|channel>thought\n…<channel|>`` and the answer; the channel is optional.
 
     `enable_thinking` puts ``<|think|>`` into the system turn. Without it the template of some sizes ends the prompt
     with an empty channel. https://ai.google.dev/gemma/docs/core/prompt-formatting-gemma4, chat template of

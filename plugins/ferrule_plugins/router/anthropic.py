@@ -9,6 +9,7 @@ from fastapi import APIRouter
 
 from ferrule import log
 from ferrule.errors import RequestError
+from ferrule.forms import GrammarSpec, Json
 from ferrule.interfaces.dialect import Dialect, Failure, encode
 from ferrule.interfaces.router import (
     JSON,
@@ -24,7 +25,6 @@ from ferrule.interfaces.router import (
 from ferrule.interfaces.service import ChatPrompt, Generate
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import check_marks
-from ferrule.structured_outputs import ConstraintFields, grammar_of
 from ferrule_plugins.router.anthropic_answers import Message, MessageEvent, TokenCount
 from ferrule_plugins.router.anthropic_conversation import (
     choice_of,
@@ -94,7 +94,7 @@ class Messages(Dialect):
         return {"type": "error", "error": error, "request_id": failure.request_id or None}
 
     def event(self, content: dict[str, Any]) -> bytes:
-        return b"event: " + content["type"].encode() + b"\ndata: " + encode(content) + b"\n\n"
+        return b"event: %b\ndata: %b\n\n" % (content["type"].encode(), encode(content))
 
 
 class Anthropic(Router):
@@ -160,7 +160,7 @@ class _Handler:
         self._service.resolve(body.model)  # of two mistakes, an unknown model is reported
         messages, tools, choice = conversation(body), functions(body.tools), choice_of(body.tool_choice)
         check_tool_choice(tools, choice, self._config)
-        if choice not in (None, "auto", "none") and _format_of(body) is not None:
+        if choice not in (None, "auto", "none") and _grammar_of(body) is not None:
             raise RequestError(
                 "output_config.format cannot be combined with a tool_choice of any or tool: both say what the output "
                 "looks like.",
@@ -179,7 +179,7 @@ class _Handler:
         notes.known += check_marks(body)
         if isinstance(body.thinking, ThinkingOn) and not frontend.reasoning_parser:
             notes.known.append(("thinking.budget_tokens", "no reasoning parser runs here."))
-        others = {"thinking": _SWITCHES} if body.thinking is not None else {}
+        others: dict[str, tuple[str, ...]] = {"thinking": _SWITCHES} if body.thinking is not None else {}
         if "reasoning_effort" in switches:
             others["output_config.effort"] = ("reasoning_effort",)
         fields = TemplateFields(tools=tools)
@@ -200,12 +200,11 @@ class _Handler:
         own["max_tokens"] = body.max_tokens if body.max_tokens < longest else None  # None: what the context has left
         if isinstance(body.thinking, ThinkingOn) and self._config.frontend.reasoning_parser:
             own["thinking_token_budget"] = body.thinking.budget_tokens
-        form = _format_of(body)
         return Generate(
             prompts=(prompt,),
             params=SamplingParams(**{**service.sampling_defaults(), **own}),
             model=body.model,
-            grammar=None if form is None else grammar_of(form),
+            grammar=_grammar_of(body),
             tools=prompt.tools,
             tool_choice=choice_of(body.tool_choice),
             parallel_tool_calls=parallel_calls(body.tool_choice),
@@ -214,11 +213,11 @@ class _Handler:
         )
 
 
-def _format_of(body: CountBody) -> ConstraintFields | None:
+def _grammar_of(body: CountBody) -> GrammarSpec | None:
     """Return the form of the answer that a body demands."""
     if body.output_config is None or body.output_config.format is None:
         return None
-    return ConstraintFields.model_validate({"structured_outputs": {"json": body.output_config.format.schema_}})
+    return GrammarSpec(form=Json(body.output_config.format.schema_))
 
 
 def _switches(body: CountBody) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The form of an answer of the Messages route: `chunk` makes events of an output, and `whole` a message of an answer."""
+"""The form of an answer of the Messages route: `chunk` writes an output as events, `whole` an answer as a message."""
 
 from __future__ import annotations
 
@@ -19,8 +19,7 @@ class MessageForm:
     """The form of one request's answer. `chunk` is called with the outputs in their order: it knows the open block."""
 
     def __init__(self, message_id: str, model: str, many_calls: bool, extension: Extension | None) -> None:
-        self._head = {"id": message_id, "type": "message", "role": "assistant", "model": model}
-        self._extension: dict[str, Any] = {} if extension is None else {"ferrule": extension}
+        self._id, self._model, self._extension = message_id, model, extension
         self._many_calls = many_calls
         self._started = False
         self._number = -1  # of the last block
@@ -49,14 +48,19 @@ class MessageForm:
         return found
 
     def _message(self, content: list[ContentBlock], output: Output) -> Message:
-        return {
-            **self._head,
+        message: Message = {
+            "id": self._id,
+            "type": "message",
+            "role": "assistant",
+            "model": self._model,
             "content": content,
             "stop_reason": _stop_reason(output),
             "stop_sequence": _stop_sequence(output),
             "usage": _usage(output.usage),
-            **self._extension,
-        }  # type: ignore[return-value, typeddict-item]
+        }
+        if self._extension is not None:
+            message["ferrule"] = self._extension
+        return message
 
     def _shown(self, events: Iterable[Event]) -> Iterator[Event]:
         """Yield the events that are shown: no empty texts, and no second call where the request wants one."""
@@ -134,7 +138,7 @@ async def events(form: MessageForm, outputs: AsyncIterator[Output]) -> AsyncIter
 
 
 def _input(arguments: str) -> Any:
-    """Return arguments, whose end may be missing, as clients read them from a stream; as text where they are not JSON."""
+    """Return arguments, whose end may be missing, as clients read them from a stream; as text if they are not JSON."""
     if not arguments:
         return {}
     try:

@@ -21,6 +21,7 @@ from ferrule.schema import (
     not_here,
     problem,
 )
+from ferrule.structured_outputs import JsonSchema
 
 _MAX_BLOCKS = 16_384  # messages and blocks: more cannot be meant
 _MAX_TOOLS = 1024
@@ -233,7 +234,7 @@ class JsonFormat(Body):
     """The answer is JSON of a schema."""
 
     type: Annotated[Literal["json_schema"], Field(description="`json_schema`.")]
-    schema_: Annotated[dict[str, Any], Field(alias="schema", description="The JSON Schema.")]
+    schema_: Annotated[JsonSchema, Field(alias="schema", description="The JSON Schema.")]
 
 
 class OutputConfig(Body):

@@ -81,7 +81,7 @@ class Store:
 
 
 class Stores:
-    """This process's store, and those of its siblings to add up."""
+    """The store of this process, and those of its siblings to add up."""
 
     def __init__(self, folder: Path | None = None, number: int | None = 0) -> None:
         """Open this process's store. Without a number, this process only reads: its own store is not one of them."""

@@ -97,8 +97,9 @@ class Holding(FcfsPolicy):
 
 
 def holding(folder: Path, most: int) -> tuple[str, ...]:
-    """Return options that stop the engine once more than `most` rows have come to it, until a file `go` exists. As
-    eight may be in flight, all but eight of those rows get their results, and no row after them.
+    """Return options that stop the engine once more than `most` rows have come to it, until a file `go` exists.
+
+    As eight may be in flight, all but eight of those rows get their results, and no row after them.
     """
     (folder / "holding.py").write_text(_HOLDING.replace("MOST", str(most)))
     policy = ("--plugin", f"policy={folder / 'holding.py'}", "--scheduling-policy", "holding")

@@ -328,11 +328,3 @@ def test_wrong_bodies_say_what_would_be_right(http: httpx.Client) -> None:
     found = http.post("/v1/completions", content=body, headers={**KEY, "content-encoding": "gzip"})
     assert "uncompressed" in error(found, 400)
     assert "Authorization: Bearer" in error(http.post("/v1/completions", content=body), 401)
-
-
-def test_repeated_fields_are_in_the_log(http: httpx.Client, server: servers.Server) -> None:
-    body = b'{"prompt": "a", "max_tokens": 1, "max_tokens": 2, "metadata": {"x": 1, "x": 2}}'
-    found = http.post("/v1/completions", content=body, headers={**KEY, "content-type": "application/json"})
-    assert found.json()["usage"]["completion_tokens"] <= 2
-    assert server.says("repeats fields, the last of each counts")
-    assert server.says("max_tokens,x")

@@ -50,7 +50,9 @@ class Pair(NamedTuple):
 
 
 class Authority:
-    """Issues certificates for 127.0.0.1, with the extensions of RFC 5280 that clients demand from Python 3.13 on."""
+    """An authority that issues certificates for 127.0.0.1, with the extensions of RFC 5280 that clients demand from
+    Python 3.13 on.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

@@ -78,8 +78,10 @@ TWICE = f"{LEFT_OUT}|invocations"  # whose bodies are those of completions and c
 
 def run(server: servers.Server, folder: Path, examples: int, deep: bool = False, left_out: str = TWICE) -> int:
     """Return the number of cases, all of which must pass. `examples` are made for each operation, besides those at
-    borders. `deep`: with the hooks, and then without borders and without bodies that the schema forbids. `left_out`
-    matches the paths that are not called.
+    borders.
+
+    `deep`: with the hooks, and then without borders and without bodies that the schema forbids. `left_out` matches the
+    paths that are not called.
     """
     command = [sys.executable, "-m", "schemathesis.cli", "run", f"{server.url}/openapi.json"]
     options = ["--max-examples", str(examples), "--checks", ",".join(CHECKS[:-3] if deep else CHECKS)]

@@ -28,7 +28,7 @@ BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": Tru
 
 
 class UnixServer:
-    """`ferrule serve ARGS --uds PATH`."""
+    """A process of `ferrule serve ARGS --uds PATH`."""
 
     def __init__(self, path: Path, args: Sequence[str], log: Path, umask: int = 0o077) -> None:
         command = [sys.executable, "-m", "ferrule", "serve", *args, "--uds", str(path)]

@@ -463,7 +463,7 @@ def test_without_sleep_mode_it_says_how_to_get_it(llm: LLM) -> None:
 
 
 class Extension:
-    """Mixed into the worker by the tests."""
+    """An extension that the tests mix into the worker."""
 
     shift = 1
 

@@ -41,6 +41,7 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["torchao-int4", "gptq", "awq", "packed-zeros"])
 def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: Path) -> None:
     """Compare with a checkpoint of float32 weights that are the same numbers: token for token, logprobs to rounding.
+
     Scales, and what zero points make of them, are bfloat16 on a CPU: a part in 512 of a weight at most.
     """
     source, made = tiny_checkpoint("llama", tmp_path / "source"), tmp_path / "made"

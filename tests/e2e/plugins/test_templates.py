@@ -54,7 +54,7 @@ ANSWER = '[[thoughts]]It asks.[[/thoughts]]Look: [[call]]{"name": "now", "argume
 
 @dataclass(frozen=True)
 class Installed:
-    """`sources` has a folder for each kind; `site` is what pip installed from their wheels."""
+    """The installed packages. `sources` has a folder for each kind; `site` is what pip installed from their wheels."""
 
     sources: Path
     site: Path
@@ -113,8 +113,9 @@ def test_every_kind_has_a_template_and_no_other() -> None:
 
 @pytest.mark.parametrize("chosen", [MOST, ALL])
 def test_each_passes_its_conformance_kit(installed: Installed, chosen: str) -> None:
-    """Run one pytest for all, away from this repository; it imports the installed wheels. In `make test` without the
-    promises that take longest, which built-in plugins of each kind keep there.
+    """Run one pytest for all, away from this repository; it imports the installed wheels.
+
+    In `make test` without the promises that take longest, which built-in plugins of each kind keep there.
     """
     report = installed.site.parent / "report.xml"
     tests = [str(installed.sources / f"demo_{kind}" / "tests") for kind in KINDS]

@@ -18,7 +18,7 @@ from ferrule.types import CacheGroup, EngineRequest, FinishReason, RequestDelta,
 
 
 class Patched(DefaultScheduler):
-    """Swaps the cache manager, the pool or the queue for a subclass with a mistake."""
+    """A scheduler whose cache manager, pool or queue is a subclass with a mistake."""
 
     cache_cls: type[KVCacheManager] = KVCacheManager
     pool_cls: type[BlockPool] = BlockPool
@@ -121,7 +121,7 @@ class HashConfusesNoneWithEmpty(Patched):
 
 
 class _Rehashed(KVCacheManager):
-    """Replaces the hasher of each chain."""
+    """A manager that replaces the hasher of each chain."""
 
     def rehash(self, chain: HashChain) -> Callable[[bytes, Sequence[int]], bytes]:
         raise NotImplementedError

@@ -28,7 +28,7 @@ class OtherRequests(DefaultScheduler):
 
 
 class OtherGuesses(DefaultScheduler):
-    """Chooses guesses by a subclass with a mistake."""
+    """A scheduler that chooses guesses by a subclass with a mistake."""
 
     guesses_cls: type[Guesses] = Guesses
 
@@ -41,7 +41,7 @@ class OtherGuesses(DefaultScheduler):
 
 
 class RejectedTokenStaysCached(Patched):
-    """Publishes the block that the first wrong guess has filled, under the token that came instead."""
+    """A scheduler that publishes the block that the first wrong guess has filled, under the token that came instead."""
 
     def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
         self.cache.wrong = 0 < len(row.token_ids) <= chunk.drafts

@@ -251,7 +251,7 @@ async def test_a_route_class_may_handle_exceptions() -> None:
 
 
 async def test_a_dependency_sees_what_the_handler_raises() -> None:
-    """And may answer it otherwise."""
+    """Let a dependency answer a handler's exception otherwise."""
 
     async def changing() -> AsyncIterator[None]:
         try:

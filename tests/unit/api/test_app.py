@@ -683,7 +683,7 @@ async def test_query_parameters_are_the_handlers() -> None:
 
 
 class Wire:
-    """Raw ASGI: what was sent so far, and a client that can leave."""
+    """A raw ASGI exchange: what was sent so far, and a client that can leave."""
 
     def __init__(self, app: Any, path: str, body: Any) -> None:
         self.sent: list[dict[str, Any]] = []

@@ -18,7 +18,7 @@ PATIENCE = 60.0
 
 
 class Taken(asyncio.Protocol):
-    """Notes the turn of the event loop in which a connection was accepted."""
+    """A protocol that notes the turn of the event loop in which a connection was accepted."""
 
     made: list[asyncio.BaseTransport]
 

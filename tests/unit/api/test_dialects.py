@@ -15,7 +15,7 @@ from tests.unit.api.test_app import FakePlugins, Site, check_error
 
 
 class Short(Dialect):
-    """Errors are their status. Its stream says all there is of it."""
+    """A dialect whose errors are their status, and whose stream says all there is of an error."""
 
     paths = ("/short/",)
     media_type = "text/short"

@@ -13,7 +13,7 @@ from ferrule.errors import CheckpointError
 
 
 class Scaled(torch.nn.Module):
-    """Overflows in its second layer."""
+    """A layer that overflows."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return values * 1e30 * 1e30

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from ferrule.config.help import Usage, groups, render, topic
+from ferrule.config.help import CommandUsage, groups, render, topic
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.schema import Schema, Spec
@@ -14,7 +14,7 @@ from ferrule.config.unsupported import engine_sections
 from ferrule.plugin import Plugins
 
 _SCHEMA = Schema(engine_sections())
-_USAGE = Usage("ferrule serve", "Serve a model over HTTP.", "model")
+_USAGE = CommandUsage("ferrule serve", "Serve a model over HTTP.", "model")
 
 
 class _Plugins(Plugins):
@@ -126,7 +126,7 @@ class _Small:
 
 
 def test_a_small_command_shows_all_it_has(capsys: pytest.CaptureFixture[str]) -> None:
-    usage = Usage("ferrule chat", "Talk.")
+    usage = CommandUsage("ferrule chat", "Talk.")
     assert parse_command(["--help"], usage, _Plugins(), sections={"small": _Small}) is None
     assert capsys.readouterr().out == (
         "usage: ferrule chat [options]\n\nTalk.\n\n_Small: A few options.\n  -q, --quick TEXT        Ask one thing.\n"

@@ -244,7 +244,7 @@ def test_environment_is_below_the_command_line() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class _Secrets:
-    """Secrets."""
+    """A section with secrets."""
 
     pin: int = opt(0, "A number that nobody may see.", secret=True)
     tensor_size: int = opt(1, "With short names.", aliases=("-ts", "-t"))

@@ -451,7 +451,7 @@ def test_an_engine_that_stays_idle_checks_itself_once():
 
 
 class Lazy(DefaultScheduler):
-    """Never runs a request whose id begins with x, nor anything behind it."""
+    """A scheduler that never runs a request whose id begins with x, nor anything behind it."""
 
     def schedule(self, now):
         return None if any(id.startswith("x") for id in self._requests) else super().schedule(now)

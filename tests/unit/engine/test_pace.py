@@ -109,7 +109,7 @@ def request(id: str, prompt: int, arrival: float = 0.0, tokens: int = 200, **tar
 
 
 class Clock:
-    """Steps of a scheduler on a device, and the time."""
+    """A clock that runs steps of a scheduler on a device."""
 
     def __init__(self, scheduler: DefaultScheduler, device: Device = SLOW) -> None:
         self.scheduler, self.device, self.now = scheduler, device, 0.0

@@ -468,7 +468,7 @@ def test_chaos_budgets_are_within_the_limit_and_differ():
 
 
 class Reversing(FcfsPolicy):
-    """Last come first, from second 10 on."""
+    """A policy by which the last request is the first, from second 10 on."""
 
     refresh_seconds = 5.0
 

@@ -12,7 +12,7 @@ from ferrule.execution.worker import Worker
 
 
 class Runner:
-    """Refers to itself, as parts of a model may."""
+    """A runner that refers to itself, as parts of a model may."""
 
     def __init__(self) -> None:
         self.itself = self

@@ -594,7 +594,7 @@ def _with_templates(self: Any, folder: Path, options: dict[str, Any]) -> ByteTok
 
 
 class Infills(ByteTokenizer):
-    """Bytes, and the tokens of one way to fill in."""
+    """A tokenizer of bytes, and of the tokens of one way to fill in."""
 
     def __init__(self, marks: Sequence[str]) -> None:
         super().__init__()
@@ -819,7 +819,7 @@ async def test_an_exception_in_a_parser_ends_its_choice_only(folder: Path, caplo
 
 
 class Thinks(ReasoningParser):
-    """Text up to "|" is reasoning."""
+    """A parser by which text up to "|" is reasoning."""
 
     def __init__(self) -> None:
         self.over = False
@@ -836,7 +836,7 @@ class Thinks(ReasoningParser):
 
 
 class Calls(ToolParser):
-    """Text between "{" and "}" is a call of the first tool."""
+    """A parser by which text between "{" and "}" is a call of the first tool."""
 
     def __init__(self, tools: Sequence[dict[str, Any]]) -> None:
         super().__init__(tools)

@@ -221,7 +221,7 @@ def test_a_parameter_that_is_not_a_linear_layers_is_divided_too() -> None:
 
 
 class Whole(QuantizationMethod):
-    """Schemes that say nothing of divisions, or have outputs and inputs in `units`."""
+    """A method whose schemes say nothing of divisions, or have outputs and inputs in `units`."""
 
     def __init__(self, units: tuple[int, int] | None = None) -> None:
         super().__init__({})

@@ -149,7 +149,9 @@ def spin() -> None:
 
 
 class Counting(Grammar):
-    """Token n may follow n - 1; `script` says what goes wrong: "accept" raises, "fill" raises, "refuse" refuses."""
+    """A grammar in which token n may follow n - 1; `script` says what goes wrong: "accept" raises, "fill" raises,
+    "refuse" refuses.
+    """
 
     def __init__(self, script: str) -> None:
         self.script = script

@@ -68,7 +68,7 @@ class Best(Sampler):
 
 
 class Repeats(Speculator):
-    """Guesses the last token once more, without asking the device for it."""
+    """A speculator that guesses the last token once more, without asking the device for it."""
 
     def propose(self, rows: KnownRows) -> torch.Tensor:
         history = rows.history[: len(rows.slots)]  # which slots they are matters to the guess alone
@@ -201,7 +201,7 @@ def test_results_may_be_read_when_later_steps_have_begun() -> None:
 
 
 class Marks:
-    """Events; how often one was waited for."""
+    """A maker of events, which counts how often one was waited for."""
 
     def __init__(self) -> None:
         self.recorded = self.waited = 0

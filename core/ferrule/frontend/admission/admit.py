@@ -25,8 +25,8 @@ from ferrule.frontend.admission.processors import (
 )
 from ferrule.frontend.admission.tensors import embeds_item, read_embeds
 from ferrule.frontend.admission.validate import (
+    AdmissionRules,
     Checked,
-    Rules,
     check_beam,
     check_count,
     check_ids,
@@ -66,7 +66,7 @@ class Prepared(Struct, frozen=True):
         return max(len(self.read.ids), size // _TOKEN_BYTES)
 
 
-async def check_request(request: Generate, rules: Rules, remote: bool) -> Checked:
+async def check_request(request: Generate, rules: AdmissionRules, remote: bool) -> Checked:
     """Check everything in a request that needs no prompt. `remote`: the engine runs in another process. Raises
     RequestError.
     """
@@ -93,7 +93,7 @@ class PromptReader:
     it takes ids only.
     """
 
-    def __init__(self, rules: Rules, encoder: Encoder | None, renderer: Renderer) -> None:
+    def __init__(self, rules: AdmissionRules, encoder: Encoder | None, renderer: Renderer) -> None:
         self.rules = rules
         self.renderer = renderer
         self.max_characters = _CHARACTERS * rules.max_model_len
@@ -200,11 +200,11 @@ class PromptReader:
 
 def read_rules(
     config: Resolved, plugins: Plugins, client: EngineClient, tokenizer: Tokenizer | None, folder: Path
-) -> Rules:
+) -> AdmissionRules:
     """Return the rules that requests are checked against, from the configuration, the loaded model and its folder."""
     info = client.info
     defaults = sampling_defaults(config, folder)
-    rules = Rules(
+    rules = AdmissionRules(
         limits=config.limits,
         vocab_size=info.vocab_size,
         max_model_len=info.max_model_len,

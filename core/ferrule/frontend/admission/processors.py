@@ -16,7 +16,7 @@ from typing import Any
 from ferrule.config import Resolved
 from ferrule.config.chosen import allowed_processors
 from ferrule.errors import RequestError
-from ferrule.frontend.admission.validate import Rules
+from ferrule.frontend.admission.validate import AdmissionRules
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin.faults import failing_request
@@ -48,7 +48,7 @@ def _wraps_functions(plugins: Plugins, name: str) -> bool:
     return plugins.stated("logits_processor", name, "wraps_functions") is True
 
 
-def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
+def check_processors(processors: Sequence[Any], rules: AdmissionRules) -> Processors:
     """Return the processors that a client names within the server's pattern: a plugin, or the import path of a
     function.
 
@@ -64,7 +64,7 @@ def check_processors(processors: Sequence[Any], rules: Rules) -> Processors:
     return tuple(_named(entry, rules) for entry in processors)
 
 
-def check_functions(functions: Sequence[Callable[..., Any]], rules: Rules, remote: bool) -> Processors:
+def check_functions(functions: Sequence[Callable[..., Any]], rules: AdmissionRules, remote: bool) -> Processors:
     """Return the processors of `SamplingParams.logits_processors`.
 
     Raises RequestError, also for a function that a `remote` engine cannot import.
@@ -75,7 +75,7 @@ def check_functions(functions: Sequence[Callable[..., Any]], rules: Rules, remot
     )
 
 
-def _named(entry: Any, rules: Rules) -> tuple[str, dict[str, Any]]:
+def _named(entry: Any, rules: AdmissionRules) -> tuple[str, dict[str, Any]]:
     given = {"qualname": entry} if isinstance(entry, str) else entry
     name = given.get("qualname") if isinstance(given, Mapping) else None
     if isinstance(name, str) and re.fullmatch(rules.processor_pattern or "", name):
@@ -93,7 +93,7 @@ def _named(entry: Any, rules: Rules) -> tuple[str, dict[str, Any]]:
     raise RequestError("logits_processors names one that this server does not have.", _PARAM)
 
 
-def _function(shown: str, rules: Rules, **kwargs: Any) -> tuple[str, dict[str, Any]]:
+def _function(shown: str, rules: AdmissionRules, **kwargs: Any) -> tuple[str, dict[str, Any]]:
     if rules.function_processor is None:
         raise RequestError("logits_processors: the plugin that makes them of functions is not allowed.", _PARAM)
     name, trial = rules.function_processor

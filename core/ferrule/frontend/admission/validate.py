@@ -44,7 +44,7 @@ _NEUTRAL: dict[str, tuple[float, ...]] = {  # values, 0 and none apart, that lea
 }
 
 
-class Rules(Struct, frozen=True, kw_only=True):
+class AdmissionRules(Struct, frozen=True, kw_only=True):
     """The rules that requests are checked against. `context` is the most tokens, prompt and output, that model and
     cache hold.
     """
@@ -114,7 +114,7 @@ class Seeds:
 # ------------------------------------------------------------------------------------------- parameters
 
 
-def check_params(params: SamplingParams, rules: Rules) -> Checked:
+def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
     """Run all checks that need no prompt. Raises RequestError."""
     if not isinstance(params, SamplingParams):
         raise RequestError("sampling_params must be SamplingParams.", "sampling_params")
@@ -165,7 +165,7 @@ def check_params(params: SamplingParams, rules: Rules) -> Checked:
     )
 
 
-def check_beam(beam: Beam, request: Generate, checked: Checked, rules: Rules) -> Checked:
+def check_beam(beam: Beam, request: Generate, checked: Checked, rules: AdmissionRules) -> Checked:
     """Return `checked` for a beam search, which has one choice for each of the n answers. Raises RequestError.
 
     Parameters that shape probabilities cannot be combined with a beam search, unless they are the server's defaults.
@@ -200,7 +200,7 @@ def check_count(num_prompts: int, n: int, most: int) -> None:
         raise RequestError(f"{num_prompts} prompts with n = {n} are more than {most} answers.", "n")
 
 
-def check_output_cells(num_prompts: int, checked: Checked, rules: Rules, streamed: bool) -> None:
+def check_output_cells(num_prompts: int, checked: Checked, rules: AdmissionRules, streamed: bool) -> None:
     """Check the number of logprobs that are kept until an answer is whole; a stream keeps them only where answers are
     ranked.
 
@@ -243,7 +243,7 @@ def check_task(task: str, model: ModelInfo) -> None:
         raise RequestError(f"{model.architecture} is for {' and '.join(model.tasks)}, and not for {task}.", "model")
 
 
-def check_pooled(ids: tuple[int, ...], rules: Rules, param: str) -> None:
+def check_pooled(ids: tuple[int, ...], rules: AdmissionRules, param: str) -> None:
     """Raise RequestError for a prompt that is empty, or too long to compute one vector of it."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
@@ -268,7 +268,7 @@ def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
     return f"{caller.name}\0{salt or ''}"
 
 
-def check_ids(ids: Any, rules: Rules, param: str) -> tuple[int, ...]:
+def check_ids(ids: Any, rules: AdmissionRules, param: str) -> tuple[int, ...]:
     """Check token ids from a client, each of which must be within the model's vocabulary. Raises RequestError."""
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         raise RequestError(f"{param} must be a list of token ids.", param)
@@ -296,7 +296,9 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
 # ------------------------------------------------------------------------------------------- with the prompt
 
 
-def fit(checked: Checked, ids: tuple[int, ...], rules: Rules, param: str) -> tuple[tuple[int, ...], TokenSampling]:
+def fit(
+    checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str
+) -> tuple[tuple[int, ...], TokenSampling]:
     """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
@@ -343,14 +345,14 @@ def _within(value: int, name: str, low: int, high: int) -> int:
     return value
 
 
-def _ids(values: Any, name: str, rules: Rules, most: int) -> tuple[int, ...]:
+def _ids(values: Any, name: str, rules: AdmissionRules, most: int) -> tuple[int, ...]:
     found = check_ids(values, rules, name)
     if len(found) > most:
         raise RequestError(f"{name} may have at most {most} entries.", name)
     return found
 
 
-def _texts(values: Sequence[str], name: str, most: int, rules: Rules) -> tuple[str, ...]:
+def _texts(values: Sequence[str], name: str, most: int, rules: AdmissionRules) -> tuple[str, ...]:
     if len(values) > most:
         raise RequestError(f"{name} may have at most {most} entries.", name)
     for value in values:
@@ -362,7 +364,7 @@ def _texts(values: Sequence[str], name: str, most: int, rules: Rules) -> tuple[s
     return tuple(values)
 
 
-def _stop_strings(params: SamplingParams, rules: Rules) -> tuple[str, ...]:
+def _stop_strings(params: SamplingParams, rules: AdmissionRules) -> tuple[str, ...]:
     values = [params.stop] if isinstance(params.stop, str) else params.stop or ()
     strings = _texts(values, "stop", rules.limits.max_stop_strings, rules)
     if strings and not params.detokenize:
@@ -370,7 +372,7 @@ def _stop_strings(params: SamplingParams, rules: Rules) -> tuple[str, ...]:
     return strings
 
 
-def _check_ranking(param: str, rules: Rules) -> None:
+def _check_ranking(param: str, rules: AdmissionRules) -> None:
     if rules.logits_mode is not None:
         raise RequestError(
             f"{param} ranks answers by their log-probabilities, and this server computes logits in their place "
@@ -379,7 +381,7 @@ def _check_ranking(param: str, rules: Rules) -> None:
         )
 
 
-def _logprobs(value: int | None, name: str, rules: Rules) -> int | None:
+def _logprobs(value: int | None, name: str, rules: AdmissionRules) -> int | None:
     if value is None:
         return None
     if rules.max_logprobs >= 0:
@@ -388,18 +390,18 @@ def _logprobs(value: int | None, name: str, rules: Rules) -> int | None:
     return rules.vocab_size if count == -1 else count
 
 
-def _bias(values: Mapping[int, float], rules: Rules) -> tuple[tuple[int, float], ...]:
+def _bias(values: Mapping[int, float], rules: AdmissionRules) -> tuple[tuple[int, float], ...]:
     _ids(list(values), "logit_bias", rules, rules.vocab_size)
     return tuple((token, min(_BIAS, max(-_BIAS, bias))) for token, bias in values.items())
 
 
-def _allowed(values: Sequence[int] | None, rules: Rules) -> tuple[int, ...]:
+def _allowed(values: Sequence[int] | None, rules: AdmissionRules) -> tuple[int, ...]:
     if values is None:
         return ()
     return tuple(dict.fromkeys(_ids(values, "allowed_token_ids", rules, rules.vocab_size)))
 
 
-def _truncation(value: int | None, rules: Rules) -> int | None:
+def _truncation(value: int | None, rules: AdmissionRules) -> int | None:
     if value is None:
         return None
     if value == 0:

@@ -65,10 +65,12 @@ class Child:
 
 class ChildPool:
     """A pool of at most `size` children that run `task` ("module:function", of Ferrule's code), started when they are
-    needed. Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup`
-    makes, while a child starts, the msgpack body that the child gets before everything else, to prepare itself; when
-    the task answers with a PluginError, no more children are started, because each would fail alike. With `patient`,
-    work waits for a free child for as long as a child may take to start, rather than for its own deadline.
+    needed.
+
+    Owned by one event loop. `niceness` lowers the priority of children that work for distrusted input. `setup` makes,
+    while a child starts, the msgpack body that the child gets before everything else, to prepare itself; when the task
+    answers with a PluginError, no more children are started, because each would fail alike. With `patient`, work waits
+    for a free child for as long as a child may take to start, rather than for its own deadline.
     """
 
     def __init__(
@@ -98,10 +100,11 @@ class ChildPool:
         return frozenset(child.pid for child in {*self._idle, *self._busy, *self._dying} if child.alive)
 
     async def run(self, request: Any, seconds: float, what: str, param: str) -> Any:
-        """Return the task's result for `request` (made of plain values). Raises RequestError naming `param` when the
-        task refuses, takes longer than `seconds` or needs too much memory, OverloadedError when no child gets free or
-        starts in time, UnavailableError when none starts, and PluginError for what `setup` raised. Cancelling kills the
-        child.
+        """Return the task's result for `request` (made of plain values).
+
+        Raises RequestError naming `param` when the task refuses, takes longer than `seconds` or needs too much memory,
+        OverloadedError when no child gets free or starts in time, UnavailableError when none starts, and PluginError
+        for what `setup` raised. Cancelling kills the child.
         """
         body = pack(request, param)
         try:

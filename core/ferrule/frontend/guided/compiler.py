@@ -37,7 +37,8 @@ _MAX_COMPILED_BYTES = 8 << 20  # sent to the engine with each of a request's cho
 
 
 class GrammarCompiler:
-    """Owned by one event loop. `vocabulary` is called when the first constraint comes, in a thread; None without one.
+    """A compiler of constraints, owned by one event loop. `vocabulary` is called when the first constraint comes, in a
+    thread; None without one.
 
     `expect` is told a backend when its first constraint comes, while its child starts: the engine opens it meanwhile.
     """
@@ -65,6 +66,7 @@ class GrammarCompiler:
 
     async def compile(self, spec: GrammarSpec, param: str) -> CompiledGrammar:
         """Return the constraint, compiled now or before. Raises RequestError that names `param`, OverloadedError.
+
         Requests with the same constraint wait for one compilation, which continues when they leave.
         """
         spec = self._under_settings(spec)

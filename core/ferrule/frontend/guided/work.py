@@ -20,7 +20,7 @@ class Setup(Struct, frozen=True):
     vocabulary: Vocabulary
 
 
-class Work:
+class CompileTask:
     """A child's task, called with a `Setup` first, then with one constraint at a time."""
 
     def __init__(self) -> None:

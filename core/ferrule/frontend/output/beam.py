@@ -27,7 +27,7 @@ from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, RequestError, RequestFailed
 from ferrule.frontend.admission.validate import Checked
 from ferrule.frontend.output.choice import OutputStream
-from ferrule.frontend.output.reading import Reading
+from ferrule.frontend.output.reading import OutputReading
 from ferrule.frontend.text.detokenize import Detokenizer
 from ferrule.frontend.text.stops import StopMatcher
 from ferrule.interfaces.service import Output, Outputs
@@ -53,7 +53,7 @@ def search_beams(
     client: EngineClient,
     beam: Beam,
     requests: Sequence[EngineRequest],
-    readings: Sequence[Reading],
+    readings: Sequence[OutputReading],
     tasks: set[asyncio.Task[Any]],
 ) -> tuple[list[AsyncIterator[RequestDelta]], Callable[..., None]]:
     """Start a search for each prompt. Return a stream of deltas for each choice in `requests`, and a function that
@@ -90,7 +90,7 @@ class _Search:
     client: EngineClient
     beam: Beam
     request: EngineRequest
-    reading: Reading
+    reading: OutputReading
     prompt_logprobs: tuple[TokenLogprobs, ...] = ()
     cached: int | None = None
     preemptions: int = 0

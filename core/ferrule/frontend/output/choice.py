@@ -17,7 +17,7 @@ from ferrule import log
 from ferrule.errors import EngineDead, RequestFailed, UnavailableError
 from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
-from ferrule.frontend.output.reading import Reading
+from ferrule.frontend.output.reading import OutputReading
 from ferrule.interfaces.service import Output, Outputs, Usage, add_up
 from ferrule.types import FinishReason, RequestDelta, TokenLogprobs
 
@@ -32,7 +32,7 @@ class Choice:
     `param` is the field to blame where the engine finds a request invalid.
     """
 
-    def __init__(self, index: int, number: int, account: Account, reading: Reading, param: str | None) -> None:
+    def __init__(self, index: int, number: int, account: Account, reading: OutputReading, param: str | None) -> None:
         self.index = index
         self.id = account.id
         self.account = account

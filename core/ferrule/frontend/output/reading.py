@@ -26,7 +26,7 @@ _BUDGET = "thinking_token_budget"
 _STRICT = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}, "strict": True}}
 
 
-class Reading(Struct, frozen=True, kw_only=True):
+class OutputReading(Struct, frozen=True, kw_only=True):
     """The constraint of the choices of one prompt, and the way in which they are read. Each choice has a chain of its
     own, and copies of `detokenizer` and `stops`.
     """
@@ -51,7 +51,9 @@ class OutputReader:
         self._tokenizer = tokenizer
         self._special_ids = lru_cache(maxsize=8)(special_ids)
 
-    def reading(self, request: Generate, asked: Prompt | ChatPrompt, prompt: Prepared, checked: Checked) -> Reading:
+    def reading(
+        self, request: Generate, asked: Prompt | ChatPrompt, prompt: Prepared, checked: Checked
+    ) -> OutputReading:
         """Decide how the choices of one of the request's prompts, `asked`, are constrained and read.
 
         The text of a raw request is not parsed: its parsers only find the end of the thoughts, if the request demands
@@ -70,7 +72,7 @@ class OutputReader:
         first = ParseChain(self.parsers, None, context) if raw and demands else chains[0]
         thoughts = self.thought_limit(request, first)
         constraint, param = self.constraint(request, first, context)
-        return Reading(
+        return OutputReading(
             checked=checked,
             chains=chains,
             detokenizer=self._detokenizer(prompt, checked, chains[0]),

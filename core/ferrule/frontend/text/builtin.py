@@ -54,9 +54,10 @@ def read_header(text: str) -> dict[str, str]:
 
 
 def find_builtin(option: str) -> BuiltinTemplate | None:
-    """Return the template of a name, or of a file's name in vLLM's documents; None without one. Such file names are
-    ``[FOLDER/]tool_chat_template_NAME.jinja`` and ``[FOLDER/]template_NAME.jinja``: folder, beginning and ending are
-    left out. Any other name of a file names nothing here.
+    """Return the template of a name, or of a file's name in vLLM's documents; None without one.
+
+    Such file names are ``[FOLDER/]tool_chat_template_NAME.jinja`` and ``[FOLDER/]template_NAME.jinja``: folder,
+    beginning and ending are left out. Any other name of a file names nothing here.
     """
     templates = builtin_templates()
     name = _documented_name(option) or option

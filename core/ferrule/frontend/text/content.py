@@ -27,8 +27,9 @@ _RESULT = {"role": "tool", "tool_call_id": "a1b2c3d4e", "name": "get_time"}
 
 
 class Fit(Struct, frozen=True):
-    """`forms`: role → "string", "openai" (parts), "part" (one part), or "given" (text or parts, as they come). `user`
-    is always there, and stands for roles that are not. `null`: content beside calls may be none.
+    """A template's way of reading content. `forms`: role → "string", "openai" (parts), "part" (one part), or "given"
+    (text or parts, as they come). `user` is always in it, and stands for roles that are not. `null`: content beside
+    calls may be none.
     """
 
     forms: dict[str, str]
@@ -96,9 +97,10 @@ def shaped(content: Any, form: str) -> Any:
 
 
 def find_lost(run: Run, messages: Sequence[Mapping[str, Any]], text: str) -> list[str]:
-    """Return the parts of some messages, in the form that they were rendered in, that their `text` does not show. A
-    long content that stands in the text is shown. Uncertain contents are decided by a second run, in which contents and
-    the names of called functions are marks. Where the template fails on those, nothing is known.
+    """Return the parts of some messages, in the form that they were rendered in, that their `text` does not show.
+
+    A long content that stands in the text is shown. Uncertain contents are decided by a second run, in which contents
+    and the names of called functions are marks. Where the template fails on those, nothing is known.
     """
     unsure = _unsure(messages, text)
     shown = run([_marked(message, number) for number, message in enumerate(messages)]) if unsure else None

@@ -47,9 +47,11 @@ def open_detokenizer(
     kept: frozenset[int] = frozenset(),
     spaces_between_special_tokens: bool = True,
 ) -> Detokenizer:
-    """Open a detokenizer for the tokens after `prompt_ids`, whose own text is not returned. `kept`: special tokens that
-    are not skipped with the others. The prompt matters for one thing: where it has visible tokens, the output's first
-    token is not the first of the text and keeps the space that its tokenizer writes before words.
+    """Open a detokenizer for the tokens after `prompt_ids`, whose own text is not returned.
+
+    `kept`: special tokens that are not skipped with the others. The prompt matters for one thing: where it has visible
+    tokens, the output's first token is not the first of the text and keeps the space that its tokenizer writes before
+    words.
     """
     skipped = tokenizer.all_special_ids - kept if skip_special_tokens else frozenset[int]()
     first = all(token in skipped for token in prompt_ids)
@@ -71,8 +73,9 @@ def decode(
 
 
 def offsets(tokenizer: Tokenizer, ids: Sequence[int], text: str) -> list[int]:
-    """Return where the tokens of `text` begin in it, in characters. Special tokens around the text have no length. If
-    the tokenizer changes texts, the places after a change are approximate.
+    """Return where the tokens of `text` begin in it, in characters. Special tokens around the text have no length.
+
+    If the tokenizer changes texts, the places after a change are approximate.
     """
     inside = shown(tokenizer, ids, text)
     detokenizer, found, at = open_detokenizer(tokenizer, skip_special_tokens=False), [0] * inside.start, 0
@@ -142,8 +145,10 @@ def _continues(pending: bytes, piece: bytes) -> bool:
 
 class _Windows(Detokenizer):
     """A detokenizer for any tokenizer: it decodes a short window of tokens, and returns what is new and certain of its
-    text. The window begins with up to five tokens of context, whose text is dropped: they make the tokenizer write the
-    spaces that belong between tokens.
+    text.
+
+    The window begins with up to five tokens of context, whose text is dropped: they make the tokenizer write the spaces
+    that belong between tokens.
     """
 
     __slots__ = ("_after_special", "_given", "_ids", "_joined", "_num_context", "_skipped", "_tokenizer", "_unsettled")

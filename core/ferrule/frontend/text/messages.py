@@ -225,7 +225,9 @@ _DOCUMENTS: TypeAdapter[list[dict[str, Any]]] = TypeAdapter(Documents)
 
 def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str, Any]]:
     """Return messages with a role, content (a text, a list of text parts, or None) and tool calls whose arguments are
-    objects. Other keys pass through: templates read the keys that they know. Raises RequestError naming the message.
+    objects.
+
+    Other keys pass through: templates read the keys that they know. Raises RequestError naming the message.
     """
     found = checked(_CONVERSATION, messages, "messages")
     texts = _texts(found)

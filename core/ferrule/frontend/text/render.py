@@ -31,7 +31,9 @@ Templates = dict[str, str]
 
 def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
     """Return the templates that ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in
-    template, or a text. Without the option these are the tokenizer's own; there may be none. Raises ConfigError.
+    template, or a text.
+
+    Without the option these are the tokenizer's own; there may be none. Raises ConfigError.
     """
     named = {"default": own} if isinstance(own, str) else dict(own or {})
     if option is None:
@@ -93,7 +95,7 @@ class Rendered(msgspec.Struct, frozen=True):
 
 
 class Renderer:
-    """Renders in children: the server's templates in one pool, templates of requests in another that may be blocked.
+    """A renderer in children: the server's templates in one pool, templates of requests in another that may be blocked.
 
     A request that is trusted may name one of the server's instead.
     """

@@ -35,8 +35,9 @@ def _fallbacks(string: str) -> list[int]:
 
 class StopMatcher:
     """A matcher of stop strings in one choice's text. `matched` is the stop string that ended the text; feed nothing
-    after that. A shallow copy is a fork. Of several matches, the one that ends first counts, then the one that the
-    request names first.
+    after that. A shallow copy is a fork.
+
+    Of several matches, the one that ends first counts, then the one that the request names first.
     """
 
     __slots__ = ("_undecided", "_include", "_states", "_stops", "matched")

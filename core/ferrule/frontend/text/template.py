@@ -49,7 +49,7 @@ class RenderJob(Struct, frozen=True, kw_only=True):
 
 
 class Rendering(Struct, frozen=True):
-    """`lost`: what of the messages the text does not show, as ``messages[1].content``."""
+    """A rendered text. `lost`: what of the messages the text does not show, as ``messages[1].content``."""
 
     text: str
     lost: tuple[str, ...] = ()
@@ -66,8 +66,9 @@ class _TemplateRefusal(TemplateError):
 
 
 def work(request: Any) -> Any:
-    """Render a `RenderJob`, or describe the template of ``{"inspect": template}``: the entry point of the child. A
-    description has `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). A
+    """Render a `RenderJob`, or describe the template of ``{"inspect": template}``: the entry point of the child.
+
+    A description has `content` (the form of user messages), `reads` (names of variables) and `keys` (see `Compiled`). A
     job comes as JSON, which has all numbers and characters that messages may hold.
     """
     if "inspect" in request:
@@ -155,7 +156,9 @@ def _adapted(message: Mapping[str, Any], compiled: Compiled, fit: Fit) -> dict[s
 
 def _escaped(text: str, messages: Sequence[Any]) -> str:
     r"""Return the text with the messages' lone surrogates, which arguments of calls may hold, written as in JSON:
-    \ud800. Surrogates that the template writes itself stay, and make the text one that cannot be sent.
+    \ud800.
+
+    Surrogates that the template writes itself stay, and make the text one that cannot be sent.
     """
     lone = set(_LONE.findall(text))
     if lone and lone <= set(_LONE.findall(json.dumps(messages, ensure_ascii=False))):
@@ -240,7 +243,9 @@ def _raise_exception(message: Any = "") -> NoReturn:
 
 
 class _Generation(Extension):
-    """``{% generation %}`` marks what the model said, for training; here its body is rendered as it stands."""
+    """The tag ``{% generation %}``, which marks what the model said, for training; here its body is rendered as it
+    stands.
+    """
 
     tags = {"generation"}
 

@@ -16,7 +16,7 @@ class QuantizeCommand(Command):
     summary = "Write a float checkpoint with quantized weights, in a standard layout."
 
     def run(self, argv: Sequence[str], plugins: Plugins) -> int:
-        """Returns 0 when the folder is complete. Raises StartupError; nothing is changed then."""
+        """Write the quantized checkpoint and return 0. Raises StartupError; nothing is changed then."""
         from ferrule_quantize import options
 
         usage = Usage("ferrule quantize", self.summary, "model")

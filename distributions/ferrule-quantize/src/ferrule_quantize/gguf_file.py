@@ -1,4 +1,4 @@
-"""A float checkpoint as one GGUF file, with the types that llama.cpp's own quantizer gives each tensor."""
+"""Writes a float checkpoint as one GGUF file, with the types that llama.cpp's own quantizer gives each tensor."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Mix:
     finer: str
 
     def type_of(self, name: str, shape: Sequence[int], layers: int, tied: bool) -> str | None:
-        """None for what stays floats."""
+        """Return the type of a tensor; None for a tensor that stays floats."""
         block = _BLOCK.fullmatch(name)
         if len(shape) < 2 or (block and block[2].startswith(_ROUTER)):
             return None
@@ -122,7 +122,7 @@ class _Planned:
 
 
 def _plan(model: description.Written, mix: Mix, ignore: Sequence[re.Pattern[str]]) -> dict[str, _Planned]:
-    """The tensors of the file in their order."""
+    """Return the shape and type of each tensor of the file, in their order."""
     tied, layers = "output.weight" not in model.tensors, int(model.metadata[f"{model.name}.block_count"])
     found = {}
     for name, targets in model.tensors.items():
@@ -138,13 +138,13 @@ def _plan(model: description.Written, mix: Mix, ignore: Sequence[re.Pattern[str]
 
 
 def _is_finer(layer: int, layers: int) -> bool:
-    """The first and last eighth of all layers, and every third between them."""
+    """Return whether a layer is in the first or last eighth of all layers, or every third one between them."""
     eighth = layers // 8
     return layer < eighth or layer >= 7 * layers // 8 or (layer - eighth) % 3 == 2
 
 
 def _opened(file: Path, metadata: Mapping[str, Any], plan: Mapping[str, _Planned]) -> Any:
-    """A writer of the `gguf` package whose next bytes are those of tensors."""
+    """Return a writer of the `gguf` package whose next bytes are those of tensors."""
     import numpy as np
     from gguf import GGMLQuantizationType, GGUFValueType, GGUFWriter
 

@@ -1,4 +1,4 @@
-"""Which tensors of a float checkpoint are quantized: the linear layers of the decoder, by their names and shapes."""
+"""The choice of tensors to quantize in a float checkpoint: the decoder's linear layers, by their names and shapes."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ _TURNED = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel")  # weights are [inputs, ou
 
 @dataclass(frozen=True)
 class Chosen:
-    """What becomes of a checkpoint's tensors: `quantized` layers, and linear layers that are `ignored`, by name."""
+    """The choice for a checkpoint's tensors: `quantized` layers, and linear layers that are `ignored`, by name."""
 
     quantized: frozenset[str]
     ignored: tuple[str, ...]
 
     def layer(self, tensor: str) -> str | None:
-        """The layer whose weights the tensor is, if they are to be quantized."""
+        """Return the layer whose weights the tensor is, if they are to be quantized."""
         name = tensor.removesuffix(_WEIGHT)
         return name if name != tensor and name in self.quantized else None
 
 
 def check_float(config: Values) -> None:
-    """Raises ConfigError for a checkpoint that is quantized, or whose layout is not written; CheckpointError."""
+    """Raise ConfigError for a quantized checkpoint or an unsupported layout. Raises CheckpointError."""
     for key in ("quantization_config", "compression_config"):
         if config.get(key) or config.outer.get(key):
             raise ConfigError(f"{config.file}: the checkpoint is quantized already.", "Name the float checkpoint.")
@@ -53,7 +53,10 @@ class HasProblem(Protocol):
 
 
 def choose(tensors: Mapping[str, torch.Tensor], target: HasProblem, ignore: Sequence[str]) -> Chosen:
-    """By types and shapes alone. Raises ConfigError, and CheckpointError where nothing can be quantized."""
+    """Choose the layers to quantize by types and shapes alone.
+
+    Raises ConfigError, and CheckpointError where nothing can be quantized.
+    """
     patterns = [compiled(text) for text in ignore]
     quantized, ignored = [], ["lm_head"]
     for name, tensor in tensors.items():
@@ -75,7 +78,7 @@ def choose(tensors: Mapping[str, torch.Tensor], target: HasProblem, ignore: Sequ
 
 
 def compiled(text: str) -> re.Pattern[str]:
-    """An expression of --ignore. Raises ConfigError."""
+    """Compile an expression of --ignore. Raises ConfigError."""
     try:
         return re.compile(text)
     except re.error as error:

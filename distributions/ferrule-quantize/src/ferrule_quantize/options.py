@@ -34,7 +34,7 @@ _LIMITED = {  # options that mean nothing with other formats
 
 @dataclass(frozen=True, kw_only=True)
 class QuantizeConfig:
-    """What is written."""
+    """The file or folder to write, and its format."""
 
     to: str | None = opt(
         None,
@@ -90,18 +90,18 @@ class QuantizeConfig:
 
 
 def sections() -> Mapping[str, type]:
-    """Every section of the command."""
+    """Return every section of the command's options."""
     return {**commands.sections(_TAKEN, _SAID), "quantize": QuantizeConfig}
 
 
 def whole(config: Config) -> Config:
-    """The configuration with its own sections, on the CPU."""
+    """Return a complete configuration, for the CPU."""
     full = commands.whole(config, _TAKEN)
     return dataclasses.replace(full, device=dataclasses.replace(config.device, device="cpu"))
 
 
 def check(options: QuantizeConfig) -> None:
-    """Raises ConfigError for an option that the format does not have."""
+    """Raise ConfigError for an option that the format does not have."""
     for field in dataclasses.fields(options):
         formats = _LIMITED.get(field.name)
         if formats is not None and options.to not in formats and getattr(options, field.name) != field.default:

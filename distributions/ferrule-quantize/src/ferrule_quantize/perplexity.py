@@ -1,4 +1,4 @@
-"""How well a model predicts a text, before and after."""
+"""Measures how well a model predicts a text, before and after quantization."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ whether they want to walk, to cycle or to drive: the path along the water takes 
 
 
 def text_of(named: str) -> str | None:
-    """The text of --evaluate; None where nothing is measured. Raises ConfigError."""
+    """Return the text of --evaluate; None where nothing is measured. Raises ConfigError."""
     if named in ("none", "builtin"):
         return _TEXT if named == "builtin" else None
     file = Path(named).expanduser()
@@ -43,7 +43,10 @@ def text_of(named: str) -> str | None:
 
 
 def perplexity(folder: Path, text: str, tokenizer_of: Path | None = None) -> float:
-    """Of the text's tokens, each given those before it in a window. Raises StartupError, ConfigError."""
+    """Measure the perplexity of a text, each token given those before it in a window.
+
+    Raises StartupError, ConfigError.
+    """
     named = None if tokenizer_of is None else str(tokenizer_of)
     with LLM(str(folder), tokenizer=named, use_tqdm_on_load=False, device="cpu") as llm:
         tokenizer = llm.get_tokenizer()

@@ -79,14 +79,14 @@ def quantize(options: QuantizeConfig, config: Resolved, plugins: Plugins) -> int
 
 
 def _prompts(options: QuantizeConfig) -> Prompts | None:
-    """The calibration texts; None for a format without. Raises ConfigError."""
+    """Return the calibration texts; None for a format that needs none. Raises ConfigError."""
     if options.to not in CALIBRATED:
         return None
     return Prompts(options.calibration, options.calibration_samples, options.calibration_length)
 
 
 def _calibrated(options: QuantizeConfig, source: Path, model: Outline) -> Calibrated:
-    """Raises CheckpointError, ConfigError for a model that cannot be quantized with texts."""
+    """Prepare a calibrated run. Raises CheckpointError, ConfigError for a model that cannot be quantized with texts."""
     method = method_of(options.to or "", options.bits, options.group_size, options.desc_act)
     walk = Walk(model.model, model.context, model.architecture)
     check_model(method, walk.model, model.architecture)
@@ -127,7 +127,7 @@ def _form(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _results(tensors: Tensors, target: Target, chosen: Chosen) -> dict[str, torch.Tensor]:
-    """What these tensors are in the new files, in the same order."""
+    """Return the tensors that these become in the new files, in the same order."""
     found: dict[str, torch.Tensor] = {}
     for name, tensor in tensors.items():
         layer = chosen.layer(name)
@@ -139,7 +139,7 @@ def _results(tensors: Tensors, target: Target, chosen: Chosen) -> dict[str, torc
 
 
 def _check_place(out: Path, force: bool) -> None:
-    """Raises ConfigError where something is that may not be replaced."""
+    """Raise ConfigError where something exists that may not be replaced."""
     if not out.exists() and not out.is_symlink():
         return
     if out.is_symlink() or not _is_ours(out):

@@ -16,7 +16,7 @@ Sizes = Mapping[Path, dict[str, int]]
 
 
 def file_sizes(source: Path) -> Sizes:
-    """The files in their order, and the bytes of each one's tensors. Raises CheckpointError."""
+    """Return the files in their order, and the bytes of each one's tensors. Raises CheckpointError."""
     files = weight_files(source, ".safetensors", SINGLE)
     if not files:
         raise CheckpointError(f"{source} has no .safetensors file.", "Other formats cannot be quantized.")
@@ -26,11 +26,11 @@ def file_sizes(source: Path) -> Sizes:
 
 
 def open_source(source: Path) -> dict[str, torch.Tensor]:
-    """All tensors, mapped: they are not read until their numbers are needed. Raises CheckpointError."""
+    """Map all tensors, which are not read until their numbers are needed. Raises CheckpointError."""
     return {name: tensor for file, sizes in file_sizes(source).items() for name, tensor in read_tensors(file, sizes)}
 
 
 def check_finite(file: Path, name: str, tensor: torch.Tensor) -> None:
-    """Raises CheckpointError."""
+    """Raise CheckpointError for a tensor with numbers that are not finite."""
     if tensor.is_floating_point() and not torch.isfinite(tensor).all():
         raise CheckpointError(f"{file}: the tensor {name!r} has numbers that are not finite (NaN or infinity).")

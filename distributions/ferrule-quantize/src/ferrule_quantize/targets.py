@@ -29,10 +29,10 @@ class Target(ABC):
 
     @abstractmethod
     def restored(self, tensors: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        """The weights that `quantized` stands for, in float32."""
+        """Return the weights that `quantized` stands for, in float32."""
 
     def problem(self, outputs: int, inputs: int) -> str | None:
-        """Why a layer of this size cannot be quantized."""
+        """Return why a layer of this size cannot be quantized; None when it can."""
         return None
 
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
@@ -112,7 +112,7 @@ class Packed4(Target):
 
 
 def _scale(exact: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """In the type of the weights; never zero, also where all weights are."""
+    """Round a scale to the type of the weights; none becomes zero, even where all weights are."""
     rounded = exact.to(dtype)
     return torch.where(rounded == 0, torch.ones_like(rounded), rounded)
 
@@ -122,7 +122,7 @@ def _four_bits(values: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
 
 
 def _best_scale(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Scales [rows, groups, 1] of values [rows, groups, group], the meta device included."""
+    """Return scales [rows, groups, 1] of values [rows, groups, group], the meta device included."""
     rows, groups, width = values.shape
     if values.is_meta:  # whose operations take longer than those on numbers
         return values.new_empty((rows, groups, 1), dtype=dtype)
@@ -130,9 +130,9 @@ def _best_scale(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
 
 
 def _searched(values: torch.Tensor) -> torch.Tensor:
-    """Of several scales for each group, the one with the least squared error: cutting off outliers often is better.
+    """Return the scale of each group with the least squared error; cutting off outliers is often better.
 
-    Each candidate gives numbers, and these the scale that suits them best, which is taken.
+    Each candidate gives numbers, and the scale that suits these best is taken.
     """
     largest = values.abs().amax(-1, keepdim=True)
     best, most = largest / 7.5, torch.zeros_like(largest)

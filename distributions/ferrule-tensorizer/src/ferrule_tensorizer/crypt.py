@@ -27,7 +27,7 @@ _LEAST = 1024
 
 @dataclass(frozen=True)
 class Sealed:
-    """How a tensor was encrypted: chunks of `chunk` bytes, and the codes that belong to them."""
+    """The encryption of a tensor: chunks of `chunk` bytes, and the codes that belong to them."""
 
     chunk: int
     nonce: bytes
@@ -40,7 +40,7 @@ class Sealed:
 
 
 def read_key(file: Path) -> bytes:
-    """The key in a file, which has nothing else. Raises ConfigError, without what is in the file."""
+    """Return the key in a file, which has nothing else. Raises ConfigError, without what is in the file."""
     try:
         with file.open("rb") as stream:
             key = stream.read(KEY_BYTES + 1)
@@ -52,7 +52,7 @@ def read_key(file: Path) -> bytes:
 
 
 def parse(content: bytes, size: int) -> Sealed:
-    """How `size` bytes were encrypted. Raises ValueError."""
+    """Parse how `size` bytes were encrypted. Raises ValueError."""
     fields = Fields(content)
     found: list[Sealed] = []
     for _ in range(fields.number(2)):
@@ -71,7 +71,7 @@ def parse(content: bytes, size: int) -> Sealed:
 
 
 def decrypt(data: memoryview, sealed: Sealed, key: bytes) -> None:
-    """In place. Raises CheckpointError for another key, or data that was changed."""
+    """Decrypt in place. Raises CheckpointError for another key, or data that was changed."""
     from nacl.bindings import crypto_secretbox_open
     from nacl.exceptions import CryptoError
 
@@ -86,7 +86,9 @@ def decrypt(data: memoryview, sealed: Sealed, key: bytes) -> None:
 
 
 def encrypt(data: memoryview, nonce: bytes, key: bytes) -> tuple[bytes, list[bytes]]:
-    """What stands in front of the tensor, and its encrypted chunks. `nonce` is that of the first one."""
+    """Return the encryption's header, which stands in front of the tensor, and the encrypted chunks. `nonce` is that of
+    the first chunk.
+    """
     from nacl.bindings import crypto_secretbox
 
     parts = [data[start : start + CHUNK_BYTES] for start in range(0, len(data), CHUNK_BYTES)]

@@ -79,14 +79,16 @@ class Index:
 
 @dataclass(frozen=True)
 class TensorHeader:
-    """What stands in front of one tensor. `hashed` is the part of it that hashes are made of, theirs as zeros."""
+    """The header in front of one tensor. `hashed` is the part of the header that hashes are made of, with zeros for the
+    hashes.
+    """
 
     hashes: tuple[tuple[int, bytes], ...]
     hashed: bytes
     encryption: bytes
 
     def wrong_hash(self, data: memoryview) -> str | None:
-        """The name of a hash that the data does not have, or None. Raises ValueError where no hash is known."""
+        """Return the name of a hash that the data does not have, or None. Raises ValueError where no hash is known."""
         known = {CRC32: "CRC32", SHA256: "SHA256"}
         if not any(kind in known for kind, _ in self.hashes):
             raise ValueError("it has no hash to verify")
@@ -102,7 +104,7 @@ class TensorHeader:
 
 
 class Fields:
-    """Reads one value after the other of bytes that may end too early, which is a ValueError."""
+    """A reader of one value after the other of bytes that may end too early, which is a ValueError."""
 
     def __init__(self, content: bytes) -> None:
         self.content, self.position = content, 0
@@ -117,7 +119,7 @@ class Fields:
         return int.from_bytes(self.take(size), "little")
 
     def sized(self, size: int) -> bytes:
-        """Bytes whose length stands in front of them, in `size` bytes."""
+        """Return bytes whose length stands in front of them, in `size` bytes."""
         return self.take(self.number(size))
 
     def shape(self, long: bool) -> tuple[int, ...]:
@@ -129,7 +131,9 @@ class Fields:
 
 
 def read_index(file: Path) -> Index:
-    """What tensors a file has, without their data. Raises CheckpointError that names the file and what is wrong."""
+    """Read which tensors a file has, without their data. Raises CheckpointError that names the file and what is
+    wrong.
+    """
     try:
         size = file.stat().st_size
         with file.open("rb") as stream:
@@ -193,7 +197,9 @@ def _name(raw: bytes) -> str:
 
 
 def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
-    """In the order of their places, which are within [start, size) and do not overlap. Raises ValueError."""
+    """Return the entries in the order of their places, which are within [start, size) and do not overlap. Raises
+    ValueError.
+    """
     names: set[str] = set()
     ordered = sorted(entries, key=lambda entry: (entry.header, entry.data))
     for entry in ordered:
@@ -209,8 +215,9 @@ def _checked(entries: list[Entry], start: int, size: int) -> tuple[Entry, ...]:
 
 
 def tensor_header(content: bytes, entry: Entry, encrypted: bool) -> TensorHeader:
-    """What `content`, all bytes between the entry's header and data, says. Raises ValueError where it says other things
-    than the index."""
+    """Parse `content`, all bytes between the entry's header and data. Raises ValueError where it contradicts the
+    index.
+    """
     fields = Fields(content)
     length, _, kind = fields.number(8), fields.number(2), fields.number(1)
     name, stated = fields.sized(2).decode("utf-8", "backslashreplace"), fields.sized(1).decode("utf-8", "replace")

@@ -21,7 +21,9 @@ _READ_BYTES = 8 << 20  # of one thread at a time
 
 @dataclass(frozen=True)
 class Reading:
-    """How a file is read: `readers` threads, hashes compared or not, the key of an encrypted one, and which tensors."""
+    """The settings of reading a file: `readers` threads, hashes compared or not, the key of an encrypted one, and which
+    tensors.
+    """
 
     readers: int = 1
     verify: bool = False
@@ -30,7 +32,7 @@ class Reading:
 
 
 def read_tensors(file: Path, how: Reading) -> Iterator[tuple[Entry, torch.Tensor]]:
-    """Every tensor, in the order of the file. Raises CheckpointError that names the file and the tensor."""
+    """Yield every tensor, in the order of the file. Raises CheckpointError that names the file and the tensor."""
     index = read_index(file)
     if index.encrypted and how.key is None:
         keyfile = '--model-loader-extra-config \'{"encryption_keyfile": "FILE"}\' names the file with its key.'

@@ -23,12 +23,12 @@ _STATED = {dtype: stated for stated, (dtype, _) in TYPES.items()}
 
 
 def supported(tensor: torch.Tensor) -> bool:
-    """Whether the format has the tensor's type."""
+    """Return whether the format has the tensor's type."""
     return str(tensor.dtype).removeprefix("torch.") in _STATED
 
 
 def write(file: Path, tensors: Mapping[str, torch.Tensor], key: bytes | None = None) -> None:
-    """One file of tensors that are `supported`. Raises OSError."""
+    """Write one file of tensors that are `supported`. Raises OSError."""
     write_each(file, tensors.items(), tensors, key)
 
 
@@ -38,7 +38,9 @@ def write_each(
     forms: Mapping[str, torch.Tensor],
     key: bytes | None = None,
 ) -> None:
-    """As `write`, one tensor after the other. `forms` are all of them, by name; they may be on the meta device."""
+    """Write like `write`, one tensor after the other. `forms` are all of them, by name; they may be on the meta
+    device.
+    """
     length = sum(len(_entry(name, tensor, 0, 0)) for name, tensor in forms.items())
     flags = ENCRYPTED.to_bytes(32, "little") if key else bytes(32)
     version = _ENCRYPTED if key else _PLAIN

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Sequence
 
-from ferrule.config.help import Usage, topic
+from ferrule.config.help import CommandUsage, topic
 from ferrule.config.parse import Parsed, parse_command
 from ferrule.config.unsupported import engine_sections
 from ferrule.errors import ConfigError, nearest
@@ -46,8 +46,8 @@ class BenchCommand(Command):
         return benches[name](argv[1:], plugins)
 
 
-def _usage(name: str, positional: str | None = None) -> Usage:
-    return Usage(f"ferrule bench {name}", _SUMMARIES[name], positional)
+def _usage(name: str, positional: str | None = None) -> CommandUsage:
+    return CommandUsage(f"ferrule bench {name}", _SUMMARIES[name], positional)
 
 
 def _told(parsed: Parsed | None) -> Parsed | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import opt
 from ferrule.config.parse import parse_command
 from ferrule.config.places import placed
@@ -54,7 +54,7 @@ class ModelsCommand(Command):
         Raises StartupError for a model that is not found.
         """
         sections = {**commands.sections(_TAKEN, _SAID), "show": ModelsOptions}
-        usage = Usage("ferrule models", _ABOUT, "model")
+        usage = CommandUsage("ferrule models", _ABOUT, "model")
         parsed = parse_command(argv, usage, plugins, sections=sections, server=False)
         if parsed is None:
             return 0

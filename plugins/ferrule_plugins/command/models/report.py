@@ -11,7 +11,7 @@ import msgspec
 import torch
 from torch import nn
 
-from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.choose import ModelChoice, PluginChooser
 from ferrule.assembly.limits import cache_bytes
 from ferrule.assembly.memory import count_parameters
 from ferrule.assembly.model import outline
@@ -95,7 +95,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     family = find_family(values, (named, config.model.model))
     if family is not None:
         report.family, report.flags, report.template = family.title, family.flags, family.template
-    chooser = Chooser(plugins)
+    chooser = PluginChooser(plugins)
     try:
         # For a repository on a hub, only the configuration was fetched.
         choice, model = outline(config, chooser, compare=is_path(named))
@@ -112,7 +112,7 @@ def describe(config: Resolved, plugins: Plugins, named: str) -> Report:
     return report
 
 
-def _measure(report: Report, config: Resolved, plugins: Plugins, choice: Choice, model: Model) -> None:
+def _measure(report: Report, config: Resolved, plugins: Plugins, choice: ModelChoice, model: Model) -> None:
     module = model if isinstance(model, nn.Module) else nn.Module()
     parameters = list({id(each): each for each in module.parameters()}.values())
     report.parameters = count_parameters(model)
@@ -183,7 +183,7 @@ def _saved(module: nn.Module, method: QuantizationMethod) -> int:
     return saved
 
 
-def _free(choice: Choice) -> int:
+def _free(choice: ModelChoice) -> int:
     if "cuda" in choice.device.caps.features:
         return int(torch.cuda.mem_get_info()[0])
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

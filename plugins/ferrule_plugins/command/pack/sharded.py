@@ -16,7 +16,7 @@ import torch
 from torch import nn
 
 from ferrule import __version__
-from ferrule.assembly.choose import Choice, Chooser
+from ferrule.assembly.choose import ModelChoice, PluginChooser
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.model import build, fill
 from ferrule.checkpoint import Values
@@ -54,7 +54,7 @@ class State:
     """The state of the workers, and the choice of the model that it was loaded by."""
 
     items: Sequence[Item]
-    choice: Choice
+    choice: ModelChoice
 
     def bytes(self, ranks: int) -> int:
         """Return the number of bytes of all ranks together."""
@@ -68,7 +68,7 @@ class State:
 
 def state_of(config: Resolved, plugins: Plugins, ranks: int) -> State:
     """Load the model as `ferrule serve` does, without packing it for kernels. Raises StartupError."""
-    chooser = Chooser(plugins)
+    chooser = PluginChooser(plugins)
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
@@ -161,7 +161,7 @@ def _stacked(modules: Mapping[str, nn.Module], path: str, experts: Experts, name
                 yield Item(f"{name}.{worker}_{own}", parameters, found, stacked=True)
 
 
-def _scales(modules: Mapping[str, nn.Module], names: WorkerNames, choice: Choice) -> Iterator[Item]:
+def _scales(modules: Mapping[str, nn.Module], names: WorkerNames, choice: ModelChoice) -> Iterator[Item]:
     """Yield the scales of each layer's cache: the checkpoint's, else one."""
     found = choice.cache_scales.found
     for path, module in modules.items():

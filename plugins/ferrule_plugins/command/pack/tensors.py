@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from ferrule import __version__
-from ferrule.assembly.choose import Chooser
+from ferrule.assembly.choose import PluginChooser
 from ferrule.assembly.model import outline
 from ferrule.config import Resolved
 from ferrule.errors import ConfigError
@@ -44,7 +44,7 @@ def write_tensors(
 
     Tensors have the names that a load format gives them. Raises StartupError, OSError.
     """
-    writer, chooser = writer_of(name, plugins), Chooser(plugins)
+    writer, chooser = writer_of(name, plugins), PluginChooser(plugins)
     choice, model = outline(config, chooser)
     source = chooser.weight_format(config)()
     if isinstance(source, (Gguf, Dummy)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrule.config.help import Usage
+from ferrule.config.help import CommandUsage
 from ferrule.config.parse import parse_command
 from ferrule.config.places import placed
 from ferrule.interfaces.command import Command
@@ -21,7 +21,7 @@ class RunBatch(Command):
         """
         from ferrule_plugins.command.run_batch import options
 
-        usage = Usage("ferrule run-batch", self.summary, "model")
+        usage = CommandUsage("ferrule run-batch", self.summary, "model")
         parsed = parse_command(argv, usage, plugins, sections=options.sections(), server=False)
         if parsed is None:
             return 0

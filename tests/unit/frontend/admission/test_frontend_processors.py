@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.admission.processors import check_functions, check_processors
-from ferrule.frontend.admission.validate import Rules
+from ferrule.frontend.admission.validate import AdmissionRules
 from ferrule_plugins.logits_processor.python_function import PythonFunction
 
 HERE = __name__
@@ -37,8 +37,8 @@ def tried(plugin: Callable[..., Any], arguments: Mapping[str, Any]) -> None:
     plugin(**arguments)
 
 
-def rules(pattern: str | None, with_functions: bool = True) -> Rules:
-    return Rules(
+def rules(pattern: str | None, with_functions: bool = True) -> AdmissionRules:
+    return AdmissionRules(
         limits=LimitsConfig(),
         vocab_size=8,
         max_model_len=8,

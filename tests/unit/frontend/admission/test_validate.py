@@ -17,8 +17,8 @@ from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import RequestError
 from ferrule.frontend.admission.admit import check_request
 from ferrule.frontend.admission.validate import (
+    AdmissionRules,
     Checked,
-    Rules,
     Seeds,
     check_beam,
     check_ids,
@@ -35,7 +35,7 @@ from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsPa
 from ferrule.types import CacheGroup
 
 VOCAB = 1000
-RULES = Rules(
+RULES = AdmissionRules(
     limits=LimitsConfig(
         max_n=8,
         max_stop_strings=4,
@@ -221,7 +221,7 @@ def test_values_are_resolved() -> None:
 
 
 def test_logprobs_without_a_cap() -> None:
-    free = Rules(**{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"max_logprobs": -1})
+    free = AdmissionRules(**{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"max_logprobs": -1})
     assert check_params(SamplingParams(logprobs=-1), free).base.logprobs == VOCAB
     assert check_params(SamplingParams(logprobs=500), free).base.logprobs == 500
     with pytest.raises(RequestError):
@@ -242,7 +242,9 @@ def test_what_is_ranked_by_logprobs_is_refused_where_they_are_logits() -> None:
 
 
 def test_without_a_tokenizer_text_options_are_refused() -> None:
-    blind = Rules(**{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"has_tokenizer": False})
+    blind = AdmissionRules(
+        **{name: getattr(RULES, name) for name in RULES.__struct_fields__} | {"has_tokenizer": False}
+    )
     for name, value in (("stop", "x"), ("bad_words", ["x"])):
         with pytest.raises(RequestError, match="without a tokenizer"):
             check_params(SamplingParams(**{name: value}), blind)

@@ -91,7 +91,7 @@ def test_what_kits_prove_is_listed_for_a_kind_a_plugin_or_all(capsys):
     assert PluginsCommand().run(["check", "--list", "policy"], discover()) == 0
     of_kind = capsys.readouterr().out
     assert of_kind.startswith("policy: PolicyKit\n  A policy is pure, ")
-    assert "\n  - keys can be compared\n      Every key is a tuple of finite numbers, " in of_kind
+    assert "\n  - keys can be compared\n      Return every key as a tuple of finite numbers, " in of_kind
     assert "\n  All settings: plugin_options, steps.\n" in of_kind
     assert PluginsCommand().run(["check", "--list", "policy:fcfs"], discover()) == 0
     assert capsys.readouterr().out == of_kind

@@ -569,9 +569,9 @@ def parsed(*argv: str) -> Any:
 
 
 def options_usage() -> Any:
-    from ferrule.config.help import Usage
+    from ferrule.config.help import CommandUsage
 
-    return Usage("ferrule run-batch", "", "model")
+    return CommandUsage("ferrule run-batch", "", "model")
 
 
 def test_documented_options_and_their_defaults() -> None:

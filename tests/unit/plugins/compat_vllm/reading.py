@@ -30,7 +30,7 @@ def plugins_of(folder: Path, kind: str, name: str, text: str, adapter: str = ADA
 
 
 class Characters(ByteTokenizer):
-    """Its vocabulary spells ASCII as itself."""
+    """A tokenizer whose vocabulary spells ASCII as itself."""
 
     def token(self, token_id: int) -> str | None:
         return chr(token_id) if token_id < 128 else super().token(token_id)

@@ -191,7 +191,7 @@ class Mine({base}):
 
 
 class Thinking(Characters):
-    """`{` and `}` are the tokens of thinking."""
+    """A tokenizer in which `{` and `}` are the tokens of thinking."""
 
     def token(self, token_id: int) -> str | None:
         return {1: "<think>", 2: "</think>"}.get(token_id) or super().token(token_id)

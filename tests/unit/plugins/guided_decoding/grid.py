@@ -6,7 +6,9 @@ from typing import Any, NamedTuple
 
 
 class Row(NamedTuple):
-    """`others` are valid instances with properties or items that the schema does not describe."""
+    """A schema with instances. `others` are valid instances with properties or items that the schema does not
+    describe.
+    """
 
     schema: dict[str, Any] | bool
     valid: list[Any]

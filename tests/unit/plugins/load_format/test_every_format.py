@@ -124,7 +124,7 @@ def test_an_unknown_option_is_named(name: str, folder: Path) -> None:
 
 
 class Clock:
-    """Seconds that pass by one each time somebody looks."""
+    """A clock whose seconds pass by one each time somebody looks."""
 
     def __init__(self) -> None:
         self.seconds = 0.0

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ferrule.assembly.choose import Chooser
+from ferrule.assembly.choose import PluginChooser
 from ferrule.assembly.model import check_model, outline
 from ferrule.checkpoint import read
 from ferrule.config import Config, ModelConfig
@@ -48,7 +48,7 @@ def written(name: str, folder: Path) -> dict[str, Any]:
 def unread(folder: Path, values: dict[str, Any], plugins: Plugins, **model: Any) -> str:
     (folder / "config.json").write_text(json.dumps(values))
     config = resolve(Config(model=ModelConfig(model=str(folder), dtype="float32", **model)))
-    choice, _ = outline(config, Chooser(plugins), compare=False)
+    choice, _ = outline(config, PluginChooser(plugins), compare=False)
     return choice.unread
 
 

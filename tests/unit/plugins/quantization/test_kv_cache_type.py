@@ -65,8 +65,9 @@ def test_names_of_types(attention: type[TorchSDPA]) -> None:
 
 
 def scaled(folder: Path, scales: dict[str, torch.Tensor], heads: torch.Tensor | None = None) -> Path:
-    """Write the same model with keys and values 4096 times as large, so that 8 bits do not hold them. With `heads`
-    those of each key head are larger by a separate factor.
+    """Write the same model with keys and values 4096 times as large, so that 8 bits do not hold them.
+
+    With `heads` those of each key head are larger by a separate factor.
     """
     shutil.copytree(path(), folder)
     weights, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())

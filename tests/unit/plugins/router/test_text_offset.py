@@ -24,7 +24,9 @@ LOST = "\ufffd"  # which a text may have, too
 
 
 class Cuts(ByteTokenizer):
-    """Tokens are any bytes: a text is cut anywhere, which `random` decides. Id 0 is ``<s>``, put in front of texts."""
+    """A tokenizer whose tokens are any bytes: a text is cut anywhere, which `random` decides. Id 0 is ``<s>``, put in
+    front of texts.
+    """
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""`ferrule quantize --to gptq` and `--to awq`: weights that are chosen by what a few texts put into each layer.
+"""`ferrule quantize --to gptq` and `--to awq`: weights chosen by the inputs that a few texts give to each layer.
 
-One decoder layer after the other is loaded, run with the calibration texts, quantized, run again as it is now, and
-written. What is kept throughout is the hidden state of each token of these texts.
+One decoder layer after the other is loaded, run with the calibration texts, quantized, run again with its new weights,
+and written. Only the hidden state of each token of these texts is kept throughout.
 """

@@ -1,11 +1,11 @@
 """AWQ (Lin et al. 2023, https://arxiv.org/abs/2306.00978).
 
 Before weights are rounded, those of each input of a linear layer are multiplied by a factor, and the input is divided
-by it where it comes from: in the norm, or in the linear layer before. Large inputs lose less in this way. The factors
-are the mean sizes of the inputs to a power from 0 to 1, the one with the least error of the outputs.
+by the same factor where it is computed: in the norm, or in the linear layer before. Large inputs lose less in this way.
+The factors are the mean sizes of the inputs to a power from 0 to 1, the one with the least error of the outputs.
 
-Where inputs come from is seen when the layer runs: a norm feeds the linear layers that are given its result. That
-nothing else has used it is checked: with the factors, the layer's result must be what it was.
+The sources of inputs are found by running the layer: a norm feeds the linear layers that are given its result. A check
+makes sure that nothing else has used that result: with the factors, the layer's result must be what it was.
 """
 
 from __future__ import annotations
@@ -32,10 +32,11 @@ _OTHERS = "--to gptq needs no factors."
 
 @dataclass(frozen=True)
 class Fold:
-    """The linear layers at `paths` have the same inputs.
+    """A group of linear layers, at `paths`, that have the same inputs.
 
-    `divide` takes factors, has the source of the inputs divide by them, and returns those by which it does exactly.
-    Neighbouring inputs of so many groups of `times * width` have one factor for each of `width`: they are copies.
+    `divide` has the source of the inputs divide by the given factors, and returns the factors that this division has
+    exactly. Inputs are in groups of `times * width` neighbours, `times` copies of `width` inputs: the copies of an
+    input have one factor.
     """
 
     paths: tuple[str, ...]
@@ -44,13 +45,13 @@ class Fold:
     width: int = 1
 
     def shared(self, sizes: torch.Tensor) -> torch.Tensor:
-        """The mean of inputs that have one factor."""
+        """Return the mean size of the inputs that share a factor, for each input."""
         parts = sizes.view(-1, self.times, self.width)
         return parts.mean(1, keepdim=True).expand_as(parts).flatten()
 
 
 def quantize(weight: torch.Tensor, inputs: Inputs, group: int) -> Numbers:
-    """Of weights [outputs, inputs], float32: numbers and zero points of 4 bits, in ranges that may cut off weights."""
+    """Quantize float32 weights [outputs, inputs] to 4 bits with zero points, in ranges that may cut off weights."""
     grouped = weight.reshape(len(weight), -1, group).transpose(0, 1)  # [groups, outputs, group]
     at = torch.arange(weight.shape[1]).view(-1, group)
     products = inputs.products[at.unsqueeze(2), at.unsqueeze(1)] / max(1, inputs.count)  # [groups, group, group]
@@ -68,13 +69,13 @@ def quantize(weight: torch.Tensor, inputs: Inputs, group: int) -> Numbers:
 
 
 def rounded(weight: torch.Tensor, group: int) -> torch.Tensor:
-    """What the weights become without factors, and without cutting any off."""
+    """Return the weights after rounding without factors, and without cutting any off."""
     grouped = weight.reshape(len(weight), -1, group)
     return _restored(grouped, *_range(grouped, 1.0)).flatten(1)
 
 
 def _range(values: torch.Tensor, share: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and zero points [...] of groups [..., group] whose numbers reach so much of the range of the weights."""
+    """Return scales and zero points [...] of groups [..., group], for numbers that cover `share` of their range."""
     low, high = values.amin(-1).clamp(max=0) * share, values.amax(-1).clamp(min=0) * share
     scale = float16((high - low) / _LARGEST)
     return scale, (-low / scale).round().clamp(0, _LARGEST)
@@ -89,7 +90,7 @@ def _restored(values: torch.Tensor, scale: torch.Tensor, zero: torch.Tensor) -> 
 
 
 def search(layers: Sequence[Linear], inputs: Sequence[Inputs], group: int, fold: Fold) -> torch.Tensor:
-    """The factors [inputs] with which the outputs of layers with the same inputs change least; ones may be best."""
+    """Return the factors [inputs] that change the outputs of layers with the same inputs least; all may be one."""
     sizes = fold.shared(inputs[0].sizes / max(1, inputs[0].count)).clamp(min=_SMALLEST)
     best, least = torch.ones_like(sizes), float("inf")
     for step in range(_STEPS):
@@ -117,9 +118,10 @@ def apply(layers: Iterable[Linear], inputs: Iterable[Inputs], fold: Fold, factor
 
 
 def folds(layer: nn.Module, run: Callable[[], object], dtypes: Mapping[str, torch.dtype]) -> list[Fold]:
-    """Of a layer's linear layers. `run` runs the layer; `dtypes` are those of parameters in the checkpoint.
+    """Return the folds for a layer's linear layers.
 
-    Raises ConfigError where no norm feeds any of them.
+    `run` runs the layer; `dtypes` are those of parameters in the checkpoint. Raises ConfigError where no norm feeds any
+    of the linear layers.
     """
     found = []
     for path, fed in _fed_by_norms(layer, run).items():
@@ -132,7 +134,7 @@ def folds(layer: nn.Module, run: Callable[[], object], dtypes: Mapping[str, torc
 
 
 def check_same(before: torch.Tensor, after: torch.Tensor) -> None:
-    """Raises ConfigError where factors have changed the layer's result [tokens, hidden]."""
+    """Raise ConfigError where factors have changed the layer's result [tokens, hidden]."""
     if not float((after - before).norm()) <= _CLOSE * float(before.norm()):
         raise ConfigError(
             "AWQ's factors change what a layer computes: its norms feed more than linear layers.", _OTHERS
@@ -140,7 +142,7 @@ def check_same(before: torch.Tensor, after: torch.Tensor) -> None:
 
 
 def _fed_by_norms(layer: nn.Module, run: Callable[[], object]) -> dict[str, list[str]]:
-    """Paths of the norms with weights, and those of the linear layers that are given their results."""
+    """Return, for the path of each norm with weights, the paths of the linear layers that are given its results."""
     results: dict[int, tuple[str, torch.Tensor]] = {}  # the tensor is kept, so that no other has its id
     fed: dict[str, list[str]] = {}
 
@@ -167,7 +169,7 @@ def _fed_by_norms(layer: nn.Module, run: Callable[[], object]) -> dict[str, list
 
 def _norm_divider(norm: RMSNorm | LayerNorm, dtype: torch.dtype) -> Callable[[torch.Tensor], torch.Tensor]:
     def divide(factors: torch.Tensor) -> torch.Tensor:
-        """The factors that are left when the norm's weight is one that the checkpoint's type has."""
+        """Divide the norm's weight, rounded to the checkpoint's type, and return the factors by which it is divided."""
         if norm.weight is None:
             raise RuntimeError("a norm without weights cannot divide")
         old = norm.weight.detach() + norm.offset
@@ -185,7 +187,7 @@ def _norm_divider(norm: RMSNorm | LayerNorm, dtype: torch.dtype) -> Callable[[to
 
 
 def _pair(path: str, module: nn.Module) -> Fold | None:
-    """A linear layer whose inputs are outputs of another one, times what does not depend on that one."""
+    """Return a fold for a linear layer whose inputs are another one's outputs, times values independent of it."""
     before = f"{path}." if path else ""
     if isinstance(module, GatedMLP) and type(module).gated is GatedMLP.gated:
         both = module.gate_up_proj
@@ -195,7 +197,7 @@ def _pair(path: str, module: nn.Module) -> Fold | None:
 
 
 def _values_pair(before: str, module: Attention) -> Fold | None:
-    """Of the output projection: its inputs are sums of values, or these times a gate."""
+    """Return a fold for the output projection, whose inputs are sums of values, or such sums times a gate."""
     kind, spec = type(module), module.spec
     known = kind.forward in (Attention.forward, GatedAttention.forward) and kind.attend is Attention.attend
     if not known or kind.prepare is not Attention.prepare or spec.qkv_clip:

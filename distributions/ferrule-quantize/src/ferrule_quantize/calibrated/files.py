@@ -1,4 +1,4 @@
-"""Files whose tensors come in any order: the headers are written first, then each tensor where it belongs."""
+"""Writes files whose tensors come in any order: the headers first, then each tensor at its place."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ Forms = Mapping[str, Mapping[str, torch.Tensor]]
 
 
 class Files:
-    """safetensors files of a folder; `forms` are their tensors by file name, on the meta device.
+    """The safetensors files of a folder; `forms` are their tensors by file name, on the meta device.
 
-    Raises ConfigError where they have no room, OSError.
+    Raises ConfigError where the files have no room, OSError.
     """
 
     def __init__(self, folder: Path, forms: Forms) -> None:

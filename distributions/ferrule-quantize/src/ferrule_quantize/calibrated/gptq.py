@@ -1,8 +1,8 @@
 """GPTQ (Frantar et al. 2022, https://arxiv.org/abs/2210.17323).
 
-Inputs are rounded one after the other; the weights of those that follow are changed so that they make up for the error,
-as far as the calibration texts tell how inputs go together. Numbers are symmetric: zero is in the middle. A group's
-scale is chosen when its first input is reached, of its weights as they are by then.
+Inputs are rounded one after the other; the weights of the inputs that follow are changed to make up for the error, as
+far as the calibration texts tell how inputs go together. Numbers are symmetric: zero is in the middle. A group's scale
+is chosen when its first input is reached, from the weights as they are by then.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _SHARES = (1.0, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)  # of a group's larg
 
 
 def quantize(weight: torch.Tensor, inputs: Inputs, bits: int, group: int, ordered: bool) -> Numbers:
-    """Of weights [outputs, inputs], float32. With `ordered`, the inputs of the largest size are rounded first.
+    """Quantize float32 weights [outputs, inputs]. With `ordered`, the inputs of the largest size are rounded first.
 
     Raises CheckpointError for inputs that are not finite.
     """
@@ -42,7 +42,7 @@ def quantize(weight: torch.Tensor, inputs: Inputs, bits: int, group: int, ordere
 
 
 def rounded(weight: torch.Tensor, sizes: torch.Tensor, bits: int, group: int) -> Numbers:
-    """Each weight to its nearest number. `sizes` [inputs] are the mean squares of the inputs."""
+    """Round each weight to its nearest number. `sizes` [inputs] are the mean squares of the inputs."""
     grouped, half = weight.reshape(len(weight), -1, group), 1 << (bits - 1)
     scales = torch.stack(
         [scale_of(grouped[:, at], sizes[at * group : (at + 1) * group], bits) for at in range(grouped.shape[1])], dim=1
@@ -53,7 +53,7 @@ def rounded(weight: torch.Tensor, sizes: torch.Tensor, bits: int, group: int) ->
 
 
 def scale_of(values: torch.Tensor, sizes: torch.Tensor, bits: int) -> torch.Tensor:
-    """[outputs] of one group's weights [outputs, inputs]: of several, the one with the least error of the outputs.
+    """Return the scales [outputs] with the least error of the outputs, for one group's weights [outputs, inputs].
 
     The inputs are taken to be independent here.
     """
@@ -72,7 +72,7 @@ def scale_of(values: torch.Tensor, sizes: torch.Tensor, bits: int) -> torch.Tens
 def _compensated(
     weight: torch.Tensor, products: torch.Tensor, bits: int, group: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Numbers [outputs, inputs] and scales [outputs, groups], in the order in which the inputs are."""
+    """Return numbers [outputs, inputs] and scales [outputs, groups], in the order of the inputs."""
     (outputs, size), half = weight.shape, 1 << (bits - 1)
     sizes, inverse, left = products.diagonal().clone(), _inverse_root(products), weight.clone()
     numbers = torch.empty((size, outputs), dtype=torch.int16)
@@ -95,7 +95,7 @@ def _compensated(
 
 
 def _inverse_root(products: torch.Tensor) -> torch.Tensor:
-    """The upper triangular U with Uᵀ U = the inverse of the products; they are damped until there is one.
+    """Return the upper triangular U with Uᵀ U = the inverse of the products, which are damped until there is one.
 
     Inputs that are always zero are taken to be independent of the others: their weights are rounded.
     """

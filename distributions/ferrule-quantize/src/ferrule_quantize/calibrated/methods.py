@@ -1,4 +1,4 @@
-"""What is done to the linear layers of one decoder layer whose inputs are known: GPTQ or AWQ."""
+"""The methods that quantize the linear layers of one decoder layer whose inputs are known: GPTQ and AWQ."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Method(ABC):
     layout: Layout
 
     def problem(self, model: nn.Module) -> str | None:
-        """Why a model cannot be quantized in this way."""
+        """Return why a model cannot be quantized by this method; None when it can."""
         return None
 
     def prepare(
@@ -40,11 +40,11 @@ class Method(ABC):
 
     @abstractmethod
     def plain(self, weight: torch.Tensor, inputs: Inputs) -> torch.Tensor:
-        """The weights that rounding alone gives: what the method is compared with."""
+        """Return the weights that rounding alone gives, with which the method is compared."""
 
     @abstractmethod
     def quantized(self, weight: torch.Tensor, inputs: Inputs) -> Numbers:
-        """Raises CheckpointError."""
+        """Quantize the weights of a layer with these inputs. Raises CheckpointError."""
 
 
 class Gptq(Method):
@@ -94,14 +94,14 @@ def method_of(name: str, bits: int, group: int, ordered: bool) -> Method:
 
 
 def check_inputs(inputs: Mapping[str, Inputs]) -> None:
-    """Raises CheckpointError for what cannot be calibrated with."""
+    """Raise CheckpointError for inputs that are not finite."""
     for path, own in inputs.items():
         if not bool(torch.isfinite(own.products).all()):
             raise CheckpointError(f"The inputs of {path} are not finite with the calibration texts.")
 
 
 def check_model(method: Method, model: nn.Module, architecture: str) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError for a model that the method cannot quantize."""
     reason = method.problem(model)
     if reason is not None:
         raise ConfigError(f"{architecture} cannot be quantized: {reason}.", "--to gptq quantizes each expert.")

@@ -42,7 +42,7 @@ class Numbers:
 
 
 def float16(scales: torch.Tensor) -> torch.Tensor:
-    """What float16 keeps of scales; never zero, also where all weights are. Raises CheckpointError."""
+    """Round scales to float16; none becomes zero, even where all weights are. Raises CheckpointError."""
     kept = scales.half().float()
     if not torch.isfinite(kept).all():
         raise CheckpointError("The weights are too large: float16 has no scale for them.")
@@ -50,7 +50,7 @@ def float16(scales: torch.Tensor) -> torch.Tensor:
 
 
 class Layout(ABC):
-    """How a layer's numbers are written. `per` numbers fill whole words of 32 bits."""
+    """A layout in which a layer's numbers are written. `per` numbers fill whole words of 32 bits."""
 
     bits: int
     group: int
@@ -60,21 +60,21 @@ class Layout(ABC):
         return per_words(self.bits)[0]
 
     def problem(self, outputs: int, inputs: int) -> str | None:
-        """Why a layer of this size cannot be quantized."""
+        """Return why a layer of this size cannot be quantized; None when it can."""
         if inputs % self.group or inputs % self.per:
             return f"{inputs} inputs are not a whole number of groups of {self.group}, or of words"
         return f"{outputs} outputs do not fill words of {self.per} numbers" if outputs % self.per else None
 
     @abstractmethod
     def forms(self, outputs: int, inputs: int) -> dict[str, torch.Tensor]:
-        """Types and shapes of a layer's tensors, on the meta device, by suffixes of its name."""
+        """Return a layer's tensors on the meta device, with types and shapes, by suffixes of its name."""
 
     @abstractmethod
     def tensors(self, numbers: Numbers) -> dict[str, torch.Tensor]: ...
 
     @abstractmethod
     def config(self, ignored: Sequence[str]) -> dict[str, Any]:
-        """The `quantization_config`, for a checkpoint in which layers of these names stay floats."""
+        """Return the `quantization_config` of a checkpoint in which the `ignored` layers stay floats."""
 
 
 class GptqLayout(Layout):
@@ -148,7 +148,10 @@ class AwqLayout(Layout):
 
 
 def packed(numbers: torch.Tensor, bits: int) -> torch.Tensor:
-    """[rows, numbers] as words of 32 bits [rows, words], lowest bits first; a number may reach into the next word."""
+    """Pack numbers [rows, numbers] into words of 32 bits [rows, words], lowest bits first.
+
+    A number may reach into the next word.
+    """
     per, across = per_words(bits)
     parts = numbers.to(torch.int64).reshape(len(numbers), -1, per)
     words = torch.zeros((*parts.shape[:2], across), dtype=torch.int64)
@@ -166,7 +169,7 @@ def _form(shape: tuple[int, ...], dtype: torch.dtype = torch.int32) -> torch.Ten
 
 
 def output_error(change: torch.Tensor, products: torch.Tensor) -> float:
-    """The sum of squares by which outputs change, where weights [outputs, inputs] change by so much.
+    """Return the sum of squares by which outputs change when the weights change by `change` [outputs, inputs].
 
     `products` is the sum of x xᵀ over the inputs x.
     """

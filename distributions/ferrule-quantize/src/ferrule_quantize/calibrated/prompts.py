@@ -27,7 +27,7 @@ class Prompts:
     """A source of texts: `named` is a file, or "builtin". Opened early, so that a fault is found before long work."""
 
     def __init__(self, named: str, most: int, length: int | None = None) -> None:
-        """Of `most` texts with `length` tokens, or what is usual and the model takes.
+        """Prepare at most `most` texts of `length` tokens; None: the usual length, if the model takes that many.
 
         Raises ConfigError for a file that cannot be read or is empty.
         """
@@ -46,7 +46,7 @@ class Prompts:
             self._text = self._read(path)
 
     def samples(self, config: Resolved, plugins: Plugins, longest: int) -> list[list[int]]:
-        """Ids of at most `most` texts of at most `length` tokens each. Raises StartupError.
+        """Return the ids of at most `most` texts of at most `length` tokens each. Raises StartupError.
 
         `longest`: tokens that the model takes.
         """
@@ -68,7 +68,7 @@ class Prompts:
         return found
 
     def _windows(self, tokenizer: Tokenizer) -> list[list[int]]:
-        """A long text in windows, each with the token that begins a text, if there is one."""
+        """Cut a long text into windows, each with the token that begins a text, if there is one."""
         ids = tokenizer.encode(self._text)
         begin = ids[:1] if ids and ids[0] == tokenizer.bos_token_id else []
         width, ids = self.length - len(begin), ids[len(begin) :]
@@ -107,7 +107,7 @@ class Prompts:
 
 
 def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The numbers of a file's lines and the objects on them. Raises ConfigError with the line's number."""
+    """Yield the numbers of a file's lines and the objects on them. Raises ConfigError with the line's number."""
     number = 0
     try:
         with file.open(encoding="utf-8") as stream:
@@ -126,7 +126,7 @@ def _rows(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _builtin() -> str:
-    """Python's own documentation of its language, which comes with it: prose and code in English."""
+    """Return the documentation of the Python language that comes with Python: prose and code in English."""
     try:
         from pydoc_data.topics import topics
     except ImportError:

@@ -1,4 +1,4 @@
-"""One run: the decoder layers in their order, each loaded, observed, quantized, run as it is now, and written."""
+"""One run: each decoder layer in turn is loaded, observed, quantized, run with its new weights, and written."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Calibrated:
     """A checkpoint that is quantized with texts. Everything that can be refused early is refused when it is made."""
 
     def __init__(self, source: Path, walk: Walk, method: Method, ignore: Sequence[str] = ()) -> None:
-        """Raises CheckpointError, ConfigError."""
+        """Choose the layers to quantize. Raises CheckpointError, ConfigError."""
         self.source, self.walk, self.method = source, walk, method
         self._sizes = file_sizes(source)
         self._file = {name: file for file, sizes in self._sizes.items() for name in sizes}
@@ -73,7 +73,7 @@ class Calibrated:
         self._forms = {file.name: self._forms_of(found, sizes) for file, sizes in self._sizes.items()}
 
     def _check_whole(self, index: int) -> None:
-        """Raises ConfigError where the checkpoint has no tensors of their own for parameters of a layer."""
+        """Raise ConfigError where parameters of a layer have no tensors of their own in the checkpoint."""
         layer, found = self.walk.model.layers[index], {(part.path, part.own) for part in self._parts[index].values()}
         needed = {tuple(name.rpartition(".")[::2]) for name, _ in layer.named_parameters()}
         if missing := sorted(needed - found):
@@ -122,7 +122,7 @@ class Calibrated:
         states: list[torch.Tensor],
         report: Report,
     ) -> dict[str, torch.Tensor]:
-        """What the layer's tensors become; `states` are then those behind it."""
+        """Quantize a layer and return its new tensors; `states` are replaced by the hidden states behind the layer."""
         parts, walk, method = self._parts[index], self.walk, self.method
         inputs = walk.observe(layer, index, states, linear_paths(layer))
         check_inputs(inputs)
@@ -154,7 +154,7 @@ class Calibrated:
         return results
 
     def _forms_of(self, found: Mapping[str, torch.Tensor], names: Any) -> dict[str, torch.Tensor]:
-        """The tensors of a file of the new checkpoint, on the meta device."""
+        """Return the tensors of a file of the new checkpoint, on the meta device."""
         forms: dict[str, torch.Tensor] = {}
         for name in names:
             layer = name.removesuffix(_WEIGHT)
@@ -166,7 +166,7 @@ class Calibrated:
         return forms
 
     def _read(self, names: Any) -> Iterator[tuple[str, torch.Tensor]]:
-        """These tensors of the checkpoint, mapped."""
+        """Yield the named tensors of the checkpoint, mapped."""
         wanted = set(names)
         for file, sizes in self._sizes.items():
             yield from read_tensors(file, {name: size for name, size in sizes.items() if name in wanted})
@@ -177,14 +177,14 @@ def _weight(layer: nn.Module, path: str) -> torch.Tensor:
 
 
 def _lost(weight: torch.Tensor, restored: torch.Tensor, inputs: Inputs) -> float:
-    """The relative squared error of the outputs."""
+    """Return the relative squared error of the outputs."""
     whole = output_error(weight, inputs.products)
     return output_error(restored - weight, inputs.products) / whole if whole > 0 else 0.0
 
 
 @contextmanager
 def _told(total: int) -> Iterator[Any]:
-    """Progress by layers: a bar on a terminal, otherwise a log line for each layer."""
+    """Show progress by layers: a bar on a terminal, otherwise a log line for each layer."""
     from tqdm import tqdm
 
     if not sys.stderr.isatty():

@@ -1,4 +1,4 @@
-"""A model of which one decoder layer at a time is in memory, and what its linear layers are given."""
+"""Walks through a model with one decoder layer at a time in memory, and records the inputs of its linear layers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Part:
-    """Where a checkpoint's tensor is in a layer: rows of `own`, a parameter of the module at `path`."""
+    """The place of a checkpoint's tensor in a layer: rows of `own`, a parameter of the module at `path`."""
 
     path: str
     own: str
@@ -66,7 +66,9 @@ class Part:
 
 
 class Inputs:
-    """What a linear layer was given: the sum of x xᵀ [inputs, inputs] and of |x| [inputs], and how many x."""
+    """Statistics of a linear layer's inputs x: the sum of x xᵀ [inputs, inputs], that of |x| [inputs], and the
+    count.
+    """
 
     def __init__(self, size: int) -> None:
         self.products = torch.zeros(size, size)
@@ -101,20 +103,20 @@ class Walk:
         return len(self.model.layers)
 
     def index_of(self, name: str) -> int | None:
-        """The layer that a checkpoint's tensor belongs to, None for one outside of the layers."""
+        """Return the index of the layer that a checkpoint's tensor belongs to; None for one outside the layers."""
         words = self.model.naming.rename(name).split(".")
         found = int(words[1]) if words[0] == "layers" and len(words) > 2 and words[1].isdigit() else None
         return found if found is not None and found < self.num_layers else None
 
     def parts(self, index: int, names: Iterable[str]) -> dict[str, Part]:
-        """The parts of layer `index` by these names of the checkpoint; tensors that are not loaded have none."""
+        """Return the parts of layer `index` by these names of the checkpoint; tensors that are not loaded have none."""
         layer, prefix = self.model.layers[index], f"layers.{index}."
         places = dict(_places(layer))
         renamed = {name: self.model.naming.rename(name).removeprefix(prefix) for name in names}
         return {name: places[own] for name, own in renamed.items() if own in places}
 
     def embedded(self, tensors: Mapping[str, torch.Tensor], samples: Sequence[Sequence[int]]) -> list[torch.Tensor]:
-        """The hidden states [tokens, hidden] of each text before the first layer, from mapped tensors."""
+        """Return the hidden states [tokens, hidden] of each text before the first layer, from mapped tensors."""
         model, own = self.model, {self.model.naming.rename(name): tensor for name, tensor in tensors.items()}
         for name, parameter in model.named_parameters():
             if name.startswith(("layers.", *_OUTER)):
@@ -128,7 +130,7 @@ class Walk:
 
     @contextmanager
     def layer(self, index: int, tensors: Mapping[str, torch.Tensor]) -> Iterator[nn.Module]:
-        """Layer `index` with these tensors of the checkpoint. Raises CheckpointError."""
+        """Load layer `index` from these tensors of the checkpoint. Raises CheckpointError."""
         model = self.model
         with building(self._context):
             layer = model.make_layer(index)
@@ -139,7 +141,7 @@ class Walk:
         yield layer
 
     def run(self, layer: nn.Module, index: int, state: torch.Tensor) -> torch.Tensor:
-        """[tokens, hidden] of one text → the same behind the layer."""
+        """Run a layer on the hidden states [tokens, hidden] of one text, and return those behind the layer."""
         text = Text(len(state))
         with torch.no_grad():
             rotation: Rotation | None = self.model.rotations(text, torch.float32)[index]
@@ -149,7 +151,7 @@ class Walk:
     def observe(
         self, layer: nn.Module, index: int, states: Iterable[torch.Tensor], paths: Iterable[str]
     ) -> dict[str, Inputs]:
-        """What the linear layers at `paths` are given."""
+        """Run a layer on all texts, and return the inputs of its linear layers at `paths`."""
         found = {path: Inputs(layer.get_submodule(path).in_features) for path in paths}  # type: ignore[arg-type]
         hooks = [
             layer.get_submodule(path).register_forward_pre_hook(lambda _, args, own=own: own.add(args[0]))
@@ -165,7 +167,7 @@ class Walk:
 
 
 def _reason(model: Model) -> str | None:
-    """Why the layers of a model cannot be run one by one."""
+    """Return why the layers of a model cannot be run one by one; None when they can."""
     if not isinstance(model, Decoder):
         return "it does not run as one of Ferrule's own decoders"
     kind = type(model)
@@ -181,7 +183,7 @@ def _reason(model: Model) -> str | None:
 
 
 def _places(layer: nn.Module) -> Iterator[tuple[str, Part]]:
-    """Names under which tensors are looked up in a layer, and where these are."""
+    """Yield the names under which tensors are looked up in a layer, and the place of each."""
     for path, module in layer.named_modules():
         projections = module.projections if isinstance(module, Linear) else {}
         before, start = path.rpartition(".")[0], 0
@@ -196,6 +198,6 @@ def _places(layer: nn.Module) -> Iterator[tuple[str, Part]]:
 
 
 def _order(module: MergedLinear) -> torch.Tensor:
-    """The row of the parameter in which each row of one tensor for all projections is."""
+    """Return, for each row of one tensor with all projections, the row of the parameter that holds it."""
     with torch.device("cpu"):
         return module.in_order(torch.arange(module.out_features), 0).argsort()

@@ -1,7 +1,8 @@
-"""What a GGUF file says of a model, from its ``config.json``: the reverse of `ferrule_files.gguf.architectures`.
+"""The description of a model in a GGUF file, made from a ``config.json``: the reverse of
+`ferrule_files.gguf.architectures`.
 
-Whatever is stated is read back, and the model that readers would build is compared with the checkpoint's own: what a
-file cannot say is refused, not lost.
+The description is read back, and the model that readers would build is compared with the checkpoint's own: a model that
+a file cannot describe is refused, so that nothing is lost.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class Written:
     added: Mapping[str, torch.Tensor] = field(default_factory=dict)
 
     def joined(self, name: str) -> torch.Tensor:
-        """A tensor of the file."""
+        """Return a tensor of the file, joined from the checkpoint's."""
         targets = self.tensors[name]
         parts = [self._part(target) for target in targets]
         return torch.stack(parts) if targets[0].expert >= 0 else parts[0]
@@ -73,7 +74,7 @@ class Written:
 
 
 def describe(config: Values, tensors: Mapping[str, torch.Tensor], build: Build) -> Written:
-    """`tensors` are the checkpoint's; `build` makes a model of a configuration, on the meta device.
+    """Describe the checkpoint with these `tensors`; `build` makes a model of a configuration, on the meta device.
 
     Raises CheckpointError for what a file cannot say.
     """
@@ -106,7 +107,7 @@ def describe(config: Values, tensors: Mapping[str, torch.Tensor], build: Build) 
 
 
 def _settled(config: Values, model: Decoder) -> Values:
-    """With the names and defaults of the architecture."""
+    """Return the configuration completed with the names and defaults of the architecture."""
     found: Any = completed(config, {"num_local_experts": "num_experts", **model.config_names}, model.config_defaults)
     if found.get("new_decoder_architecture") and found.get("num_ln_in_parallel_attn") is None:  # Falcon's
         found["num_ln_in_parallel_attn"] = 2
@@ -126,7 +127,7 @@ def _architecture(config: Values) -> tuple[str, Form]:
 def _check_names(
     name: str, spec: DecoderSpec, own: Mapping[str, torch.Tensor], sources: Mapping[str, tuple[Target, ...]]
 ) -> None:
-    """Raises CheckpointError for tensors without a name, of layers that are not there, or with heads cut apart."""
+    """Raise CheckpointError for tensors without a name, for missing layers, and for heads that are cut apart."""
     left = own.keys() - {target.name for targets in sources.values() for target in targets}
     if left:
         raise CheckpointError(f"The tensor {min(left)!r} has no name in GGUF files of the architecture {name!r}.")
@@ -140,7 +141,7 @@ def _check_names(
 
 
 def _keys(name: str, form: Form, config: Values, spec: DecoderSpec) -> dict[str, Any]:
-    """Without the architecture's name in front. Raises CheckpointError for what no key can state."""
+    """Return the keys without the architecture's name in front. Raises CheckpointError for what no key can state."""
     limit = int(config.get("max_position_embeddings") or 0)
     window = max(spec.windows, default=0)
     if window >= limit:
@@ -175,7 +176,10 @@ def _keys(name: str, form: Form, config: Values, spec: DecoderSpec) -> dict[str,
 
 
 def _add_rotation(name: str, keys: dict[str, Any], model: Decoder) -> dict[str, torch.Tensor]:
-    """Keys of the rotation, and what it needs of tensors. Raises CheckpointError for kinds that no file states."""
+    """Add the keys of the rotation, and return the tensors that it needs.
+
+    Raises CheckpointError for kinds that no file states.
+    """
     if model.rope is None:
         return {}
     rope = model.rope.config
@@ -211,7 +215,7 @@ def _factors(rope: RopeConfig, key: str) -> torch.Tensor:
 
 
 def _llama3_divisors(rope: RopeConfig) -> torch.Tensor:
-    """What the angles of each pair of features are divided by, float32 [dim / 2]."""
+    """Return the divisors of the angles of each pair of features, float32 [dim / 2]."""
     low, high = _number(rope, "low_freq_factor"), _number(rope, "high_freq_factor")
     frequencies = rope.theta ** -(torch.arange(0, rope.dim, 2, dtype=torch.float64) / rope.dim)
     turns = rope.original * frequencies / (2 * math.pi)
@@ -225,7 +229,7 @@ def _llama3_divisors(rope: RopeConfig) -> torch.Tensor:
 def _model(
     metadata: Mapping[str, Any], tensors: Mapping[str, tuple[Target, ...]], own: Mapping[str, torch.Tensor]
 ) -> GgufModel:
-    """The file before it is written; of its tensors, only names and shapes are true."""
+    """Return the file as a model before it is written; of its tensors, only names and shapes are true."""
     found = {}
     for name, targets in tensors.items():
         shape = tuple(own[targets[0].name].shape)
@@ -235,7 +239,7 @@ def _model(
 
 
 def _read_back(model: GgufModel) -> Values:
-    """The configuration that readers find in the file."""
+    """Return the configuration that readers find in the file."""
     with tempfile.TemporaryDirectory() as place:
         (Path(place) / "config.json").write_bytes(msgspec.json.encode(read_config(model)))
         return read(place)

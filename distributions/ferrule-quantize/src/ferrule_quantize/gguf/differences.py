@@ -1,4 +1,4 @@
-"""Whether two models compute the same: their numbers, their rotations and their parts, without their weights."""
+"""Finds out whether two models compute the same by their numbers, rotations and parts, without their weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Difference = tuple[str, Any, Any]
 
 
 def differences(taken: Any, stated: Decoder, *, rotation: bool = True) -> Iterator[Difference]:
-    """What differs: its name, and both values. Without `rotation` frequencies are not compared."""
+    """Yield the name and both values of each difference. Without `rotation` frequencies are not compared."""
     if type(taken) is not type(stated):
         yield "architectures", type(taken).__name__, type(stated).__name__
         return
@@ -95,7 +95,7 @@ def _of_parts(taken: Decoder, stated: Decoder) -> Iterator[Difference]:
 
 
 def _numbers(taken: Any, stated: Any) -> Iterator[tuple[str, tuple[Any, Any]]]:
-    """Numbers and flags that a part has itself, such as the scale of a residual."""
+    """Yield the name and both values of numbers and flags that a part has itself, such as the scale of a residual."""
     for key, value in vars(stated).items():
         if not key.startswith("_") and isinstance(value, (int, float)) and hasattr(taken, key):
             yield key, (getattr(taken, key), value)

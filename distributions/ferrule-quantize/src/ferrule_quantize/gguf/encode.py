@@ -1,7 +1,7 @@
-"""Floats as blocks of quantized numbers: the reverse of `ferrule_plugins.gguf.blocks`.
+"""Encodes floats as blocks of quantized numbers: the reverse of `ferrule_plugins.gguf.blocks`.
 
-The `gguf` package makes the simple types. Those of k-quants are made here, of two levels of scales, and chosen as
-ggml does: of several candidates the one with the least weighted squared error.
+The `gguf` package makes the simple types. The k-quants, with two levels of scales, are made here, and chosen as ggml
+does: of several candidates the one with the least weighted squared error.
 https://github.com/ggml-org/ggml/blob/master/src/ggml-quants.c
 """
 
@@ -21,7 +21,7 @@ _FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 
 
 def encode(kind: str, rows: torch.Tensor) -> np.ndarray:
-    """Rows [..., k] as bytes [..., bytes of a row], or as numbers where the type is one of floats."""
+    """Encode rows [..., k] as bytes [..., bytes of a row], or as numbers where the type is one of floats."""
     if kind in _FLOATS:
         exact = rows.to(_FLOATS[kind]).contiguous()
         return exact.view(torch.uint8).numpy() if kind == "BF16" else exact.numpy()
@@ -41,13 +41,13 @@ def _reciprocal(values: torch.Tensor) -> torch.Tensor:
 
 
 def _half(values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Floats [blocks, 1] as bytes of 16 bits, and what these stand for."""
+    """Return floats [blocks, 1] as the bytes of float16, and the rounded values."""
     rounded = values.clamp(-65504, 65504).to(torch.float16)
     return rounded.view(torch.uint8), rounded.float()
 
 
 def _affine(values: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Scales and minima [..., 1], none below zero: values are near number * scale - minimum."""
+    """Return scales and minima [..., 1], none below zero: values are near number * scale - minimum."""
     weights = values.square().mean(-1, keepdim=True).sqrt() + values.abs()
     low = values.amin(-1, keepdim=True).clamp(max=0)
     reach = values.amax(-1, keepdim=True) - low
@@ -72,7 +72,7 @@ def _affine(values: torch.Tensor, largest: int) -> tuple[torch.Tensor, torch.Ten
 
 
 def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
-    """Eight groups of 32, whose scales and minima have 6 bits, beside two floats of 16."""
+    """Encode eight groups of 32, whose scales and minima have 6 bits, beside two floats of 16."""
     cells = blocks.view(-1, 8, 32)
     scales, minima = (each.squeeze(-1) for each in _affine(cells, 15))
     data_scale, step = _half(scales.amax(1, keepdim=True) / 63)
@@ -95,7 +95,7 @@ def _q4_k(blocks: torch.Tensor) -> torch.Tensor:
 
 
 def _symmetric(values: torch.Tensor, largest: int) -> torch.Tensor:
-    """Scales [..., 1]: values are near number * scale, with numbers from -largest to largest - 1."""
+    """Return scales [..., 1]: values are near number * scale, with numbers from -largest to largest - 1."""
     weights = values.square()
     place = values.abs().argmax(-1, keepdim=True)
     outermost = values.gather(-1, place)

@@ -1,4 +1,4 @@
-"""How files of each architecture are written: how a checkpoint's tensors become a file's, and which windows it implies.
+"""The forms of each architecture's files: how a checkpoint's tensors become a file's, and which windows readers assume.
 
 What a reader of llama.cpp expects of each: https://github.com/ggml-org/llama.cpp/tree/master/src/models
 """
@@ -29,7 +29,7 @@ class Form:
     windowed: bool = False
 
     def windows(self, window: int, layers: int) -> tuple[int, ...]:
-        """The window of each layer as readers take it, 0 for none."""
+        """Return the window of each layer as readers assume it, 0 for none."""
         if not self.period:
             return (window if self.windowed else 0,) * layers
         return tuple(window if (index + 1) % self.period else 0 for index in range(layers))
@@ -74,7 +74,7 @@ _HALVES = ("gate_proj", "up_proj")
 
 
 def by_our_names(tensors: Mapping[str, torch.Tensor], naming: Naming, form: Form) -> dict[str, torch.Tensor]:
-    """A checkpoint's tensors under our names: views, so that nothing is read."""
+    """Return a checkpoint's tensors under our names, as views, so that nothing is read."""
     ignored = re.compile("|".join((r"rotary_emb\.inv_freq$", *naming.ignored)))
     transposed = [re.compile(pattern) for pattern in naming.transposed]
     found: dict[str, torch.Tensor] = {}

@@ -1,7 +1,7 @@
-"""What a GGUF file says of a tokenizer, from a ``tokenizer.json``: the reverse of `ferrule_files.gguf.tokens`.
+"""The description of a tokenizer in a GGUF file, made from a ``tokenizer.json``: the reverse of
+`ferrule_files.gguf.tokens`.
 
-The result is read back, and must give the same ids: a name for how texts are cut says little of what else they go
-through.
+The result is read back, and must give the same ids: the name of a way to cut texts says little about other steps.
 """
 
 from __future__ import annotations
@@ -72,7 +72,10 @@ def describe(folder: Path, size: int, tokenizers: TokenizerSource) -> dict[str, 
 
 
 def _tokens(file: Path, content: Json, size: int) -> dict[str, Any]:
-    """Tokens and their types, in the order of ids. Raises CheckpointError for ids that the embedding does not have."""
+    """Return tokens and their types, in the order of ids.
+
+    Raises CheckpointError for ids that the embedding does not have.
+    """
     tokens = [f"[PAD{index}]" for index in range(size)]
     kinds = [_UNUSED] * size
     added = {entry["content"]: entry for entry in content.get("added_tokens") or ()}
@@ -94,13 +97,16 @@ def _tokens(file: Path, content: Json, size: int) -> dict[str, Any]:
 
 
 def _vocabulary(content: Json) -> Mapping[str, int]:
-    """Tokens and their ids; a unigram model has them in order, with scores."""
+    """Return tokens and their ids; a unigram model lists its tokens in order, with scores."""
     stated = content["model"]["vocab"]
     return stated if isinstance(stated, dict) else {entry[0]: index for index, entry in enumerate(stated)}
 
 
 def _ends(folder: Path, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Ids with roles, and which of them are put around each text. Raises CheckpointError for more than these."""
+    """Return the ids of tokens with roles, and which of these are put around each text.
+
+    Raises CheckpointError where further tokens are put around texts.
+    """
     roles = {role: getattr(tokenizer, "special_tokens", {}).get(name) for name, role in _ROLES.items()}
     found: dict[str, Any] = {
         f"{role}_token_id": tokenizer.encode(token, add_special_tokens=False)[0]
@@ -122,7 +128,7 @@ def _merges(content: Json) -> list[Sequence[str]]:
 
 
 def _bpe(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """Byte-level BPE, or SentencePiece's. Raises CheckpointError for a way of cutting texts that has no name."""
+    """Describe byte-level BPE, or SentencePiece's. Raises CheckpointError where texts are cut in an unnamed way."""
     if content["model"].get("byte_fallback"):
         return _spm(content, found)
     cuts, composed = _cuts(content.get("pre_tokenizer")), (content.get("normalizer") or {}).get("type") == "NFC"
@@ -135,7 +141,7 @@ def _bpe(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _cuts(stated: Any) -> tuple[str, ...] | None:
-    """The expressions by which texts are cut, one after the other; None where that is not all."""
+    """Return the expressions by which texts are cut, one after the other; None where other steps cut them, too."""
     found: list[str] = []
     for step in _steps(stated, "pretokenizers"):
         match step:
@@ -155,7 +161,7 @@ def _steps(stated: Any, several: str) -> Sequence[Any]:
 
 
 def _spm(content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """SentencePiece's BPE: the earlier the merge that makes a token, the better its score."""
+    """Describe SentencePiece's BPE: the earlier the merge that makes a token, the better its score."""
     scores: dict[str, float] = {}
     for rank, (left, right) in enumerate(_merges(content)):
         scores.setdefault(left + right, -float(rank))
@@ -164,13 +170,13 @@ def _spm(content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _prefix(content: Json) -> bool:
-    """Whether a space is put before each text."""
+    """Return whether a space is put before each text."""
     steps = [*_steps(content.get("normalizer"), "normalizers"), *_steps(content.get("pre_tokenizer"), "pretokenizers")]
     return any(step.get("type") == "Prepend" or step.get("prepend_scheme", "never") != "never" for step in steps)
 
 
 def _unigram(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """SentencePiece's unigram model, with what becomes of a text before. `_compare` finds what else is done to it."""
+    """Describe SentencePiece's unigram model and the steps before it. `_compare` finds steps that are left out."""
     unknown = content["model"].get("unk_id")
     if not isinstance(unknown, int):
         raise CheckpointError(f"{file}: a unigram model without an unknown token is not written.", _LEFT_OUT)
@@ -192,7 +198,10 @@ def _unigram(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, A
 
 
 def _word_piece(file: Path, content: Json, found: Mapping[str, Any]) -> dict[str, Any]:
-    """BERT's: a file has a mark before the first piece of a word, where the model's own has one before the others."""
+    """Describe BERT's WordPiece.
+
+    A file marks the first piece of each word, where the model's own vocabulary marks all others.
+    """
     tokens = [
         token
         if kind != NORMAL

@@ -31,7 +31,7 @@ class ExampleBackend(GrammarBackend):
 
 
 class Choice(Grammar):
-    """`accepted` are the tokens so far, those that stop included."""
+    """A grammar of fixed texts. `accepted` are the tokens so far, those that stop included."""
 
     def __init__(self, vocabulary: Vocabulary, texts: list[bytes], accepted: list[int]) -> None:
         self._vocabulary, self._texts, self._accepted = vocabulary, texts, accepted

@@ -12,7 +12,9 @@ from ferrule.interfaces.stats import RequestStats
 
 
 class ExampleHooks(Hooks):
-    """Override what you want to hear. Nobody is told what you do not override, so it costs nothing."""
+    """An example of hooks: override the events that you want. The server does not call the others, so they cost
+    nothing.
+    """
 
     def __init__(self) -> None:
         self._answers: Counter | None = None

@@ -13,7 +13,7 @@ MOST = 4096  # ids in a request
 
 
 class ExampleProcessor(LogitsProcessor):
-    """`ids` are the token ids that the answer begins with."""
+    """A processor that makes the answer begin with `ids`, a list of token ids."""
 
     conformance: ClassVar[dict[str, Any]] = {
         "arguments": ({"ids": [3, 5]}, {"ids": [0]}),

@@ -21,7 +21,7 @@ class GatedLayer(DecoderLayer):
 
 
 class Example(Decoder):
-    """`Decoder` is Llama. A model overrides what is special about it: numbers, parts, names."""
+    """A model that overrides what is special about it: numbers, parts, names. `Decoder` is Llama."""
 
     conformance = "ferrule_example.conformance:SETTINGS"
 

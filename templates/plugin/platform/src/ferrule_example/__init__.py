@@ -21,7 +21,9 @@ class ExampleMemory(DeviceMemory):
 
 
 class ExampleExecution(Execution):
-    """Torch computes everything but RMS norms: each part of `Kernels`, and each kernel in it, is optional."""
+    """An execution in which torch computes everything but RMS norms: each part of `Kernels`, and each kernel in it, is
+    optional.
+    """
 
     def kernels(self) -> Kernels:
         return Kernels((LayerKernels(dtypes=(torch.float32,), rms_norm=ExampleNorm),))

@@ -6,7 +6,7 @@ from ferrule_parsing import ThinkingParser
 
 
 class ExampleReasoningParser(ThinkingParser):
-    """`ThinkingParser` does the work. `begins_inside = True` is for models whose prompt opens the block."""
+    """A parser whose work `ThinkingParser` does. `begins_inside = True` is for models whose prompt opens the block."""
 
     open_tag = "[[thoughts]]"
     close_tag = "[[/thoughts]]"

@@ -14,7 +14,7 @@ LONGEST = 8  # tokens of one kind in a row
 
 
 class ExampleSampler(Sampler):
-    """Bans what would go on with the loop, and leaves drawing to the default sampler."""
+    """A sampler that bans what would continue a loop, and leaves drawing to the default sampler."""
 
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(plugins)

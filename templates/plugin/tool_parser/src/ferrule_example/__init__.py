@@ -6,7 +6,7 @@ from ferrule_parsing import TaggedJsonParser
 
 
 class ExampleToolParser(TaggedJsonParser):
-    """`TaggedJsonParser` does the work: a call starts when its name is there, arguments follow while they come."""
+    """A parser of tagged JSON: a call starts when its name is there, arguments follow while they come."""
 
     open_tag = "[[call]]"
     close_tag = "[[/call]]"

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 class Rehearsal(LogitsProcessor):
-    """`ids` are the tokens to say, one after the other; beyond them the model is free."""
+    """A processor that makes the model say `ids`, one after the other; beyond them the model is free."""
 
     conformance = "acme_protocol.conformance:REHEARSAL"
 

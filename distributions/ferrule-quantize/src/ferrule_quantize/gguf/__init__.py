@@ -1,0 +1,1 @@
+"""GGUF files as llama.cpp reads them: their description, their tokenizer and their blocks."""

@@ -9,13 +9,14 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from ferrule.config import Config, Resolved
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import Option, opt, option_of
 from ferrule.config.parse import config_sections, parse_command
 from ferrule.config.places import placed
 from ferrule.env import before_libraries
 from ferrule.interfaces.plugins import Plugins
 
-__all__ = ["Taken", "Usage", "opt", "parse_command", "prepared", "sections", "whole"]
+__all__ = ["Taken", "CommandUsage", "opt", "parse_command", "prepared", "sections", "whole"]
 
 Taken = Mapping[str, Sequence[str]]  # names of fields, by section of `Config`
 

@@ -53,6 +53,13 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
         )
     },
+    ("router", "anthropic"): {
+        "calls": (
+            ("POST", "/v1/messages", {**CHAT, "model": "fake", "max_tokens": 4}),
+            ("POST", "/v1/messages", {**CHAT, "model": "fake", "max_tokens": 4, "stream": True}),
+            ("POST", "/v1/messages/count_tokens", {**CHAT, "model": "fake"}),
+        )
+    },
     ("router", "tokenize"): {
         "calls": (("POST", "/tokenize", {"prompt": "hello"}), ("POST", "/detokenize", {"tokens": [72, 105]}))
     },

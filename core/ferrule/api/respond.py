@@ -104,8 +104,11 @@ class Responder:
     def describe(self, error: BaseException) -> Failure:
         """Return what the client is told for the exception that is being handled. The first exception counts."""
         if self._failure is None:
-            self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=self.info.id)
+            self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=self._id())
         return self._failure
+
+    def _id(self) -> str:
+        return self.info.id if self.dialect.id_header else ""
 
     async def failure(self, failure: Failure) -> None:
         """Send an error."""

@@ -26,7 +26,7 @@ class Failure:
     message: str
     param: str | None = None  # the field at fault
     headers: tuple[tuple[str, str], ...] = ()  # sent by the frame, when the status line has not gone out yet
-    request_id: str = ""  # `RequestInfo.id` of the request that failed; empty where the server has none yet
+    request_id: str = ""  # as in the dialect's `id_header`; empty without that header, and before there is a request
 
 
 class Dialect:

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from pydantic import TypeAdapter
@@ -214,7 +215,9 @@ class RouterKit(Kit):
                 answer = site.call(method, path, body)
                 self._fine(answer, f"{method} {path} while generation fails")
                 failed = answer.headers.get("content-type", "") == site.dialect.media_type and site.service.requests
-                last = site.dialect.event(site.dialect.error(failure_of(error, lambda doing: None)))
+                told = failure_of(error, lambda doing: None)
+                told = replace(told, request_id=answer.headers.get(site.dialect.id_header, ""))
+                last = site.dialect.event(site.dialect.error(told))
                 promise(not failed or answer.body.endswith(last), f"{method} {path} ends a failed stream as if whole")
                 promise(site.service.open == 0, f"{method} {path} leaves a request running")
 

@@ -238,7 +238,7 @@ class JsonFormat(Body):
 
 
 class OutputConfig(Body):
-    """How the answer is to look, and how much thought it may take."""
+    """The form of an answer, and the effort of its thoughts."""
 
     effort: Annotated[
         Literal["low", "medium", "high", "xhigh", "max"] | None,

@@ -39,12 +39,13 @@ def test_the_list_of_routes_is_frozen() -> None:
     assert lines == GOLDEN.read_text().splitlines()
 
 
-def sent(key: str) -> dict[str, dict[str, str]]:
-    """Return ways to send a key that are not the right one."""
+def sent(key: str, path: str) -> dict[str, dict[str, str]]:
+    """Return ways to send a key that are not the right one for a path."""
+    other = "x-acme-key" if path.startswith("/v1/messages") else "x-api-key"
     return {
         "another scheme": {"authorization": f"Basic {key}"},
         "no scheme": {"authorization": key},
-        "another header": {"x-api-key": key},
+        "another header": {other: key},
         "azure": {"api-key": key},
         "a cookie": {"cookie": f"authorization=Bearer {key}; api_key={key}"},
         "two in one": {"authorization": f"Bearer {key} {key}"},
@@ -84,12 +85,13 @@ async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> N
                 continue
             right = admin if admin and access is Access.ADMIN else "the-user-key"
             wrong = "the-user-key" if right == admin else admin or "nobody's"
-            tries = [{}, {"authorization": f"Bearer {wrong}"}, *sent(right).values()]
+            tries = [{}, {"authorization": f"Bearer {wrong}"}, *sent(right, path).values()]
             for headers in tries:
                 answer = await http.request(method, path, headers=headers)
                 assert answer.status_code == 401, (what, headers, answer.text)
                 assert answer.headers["www-authenticate"] == "Bearer"
-                assert method == "HEAD" or "Authorization: Bearer" in answer.json()["error"]["message"]
+                header = "x-api-key: KEY" if path.startswith("/v1/messages") else "Authorization: Bearer KEY"
+                assert method == "HEAD" or header in answer.json()["error"]["message"]
             for query in ({"api_key": right}, {"key": right}, {"authorization": f"Bearer {right}"}):
                 assert (await http.request(method, path, params=query)).status_code == 401, (what, query)
             for key in {right, "a-second-key"} if right == "the-user-key" else {right}:

@@ -73,6 +73,13 @@ def check_error(response: httpx.Response, status: int, param: str | None = None)
     return str(error["message"])
 
 
+def check_anthropic(response: httpx.Response, status: int) -> None:
+    """Check that an error has Anthropic's shape."""
+    assert response.status_code == status, response.text
+    found = response.json()
+    assert (set(found), set(found["error"])) == ({"type", "error", "request_id"}, {"type", "message"})
+
+
 # ------------------------------------------------------------------------------------------------ routing
 
 
@@ -284,12 +291,15 @@ async def test_every_route_but_the_public_list_needs_the_key() -> None:
         if (method, path) in PUBLIC:
             assert free.status_code == 200
             continue
-        check_error(free, 401)
+        anthropic = path.startswith("/v1/messages")
+        check = check_anthropic if anthropic else check_error
+        check(free, 401)
         assert free.headers["www-authenticate"] == "Bearer"
         for header in ("Bearer wrong", "Bearer ", "secret", "Basic secret", "Bearer secre", "Bearer secret2"):
-            check_error(await site.http.request(method, target, headers={"authorization": header}), 401)
-        check_error(await site.http.request(method, target, params={"api_key": "secret"}), 401)
-        check_error(await site.http.request(method, target, headers={"x-api-key": "secret"}), 401)
+            check(await site.http.request(method, target, headers={"authorization": header}), 401)
+        check(await site.http.request(method, target, params={"api_key": "secret"}), 401)
+        by_header = await site.http.request(method, target, headers={"x-api-key": "secret"})
+        assert (by_header.status_code == 401) is not anthropic
         for key in ("secret", "other"):
             known = await site.http.request(method, target, headers={"authorization": f"bearer {key}"})
             assert known.status_code != 401

@@ -16,7 +16,7 @@ from typing import NoReturn
 
 from ferrule import log
 
-__all__ = ["Progress", "waiting"]
+__all__ = ["StartProgress", "waiting"]
 
 _FIRST = 10.0  # seconds until the first line; the next come after twice, four times … as long
 _LONGEST = 300.0  # seconds between two lines

@@ -15,7 +15,7 @@ from ferrule.config.places import placed
 from ferrule.env import before_libraries
 from ferrule.interfaces.plugins import Plugins
 
-__all__ = ["Taken", "Usage", "opt", "parse_command", "prepared", "sections", "whole"]
+__all__ = ["Taken", "CommandUsage", "opt", "parse_command", "prepared", "sections", "whole"]
 
 Taken = Mapping[str, Sequence[str]]  # names of fields, by section of `Config`
 

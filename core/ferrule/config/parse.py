@@ -101,7 +101,7 @@ def parse_kwargs(
 
 def parse_command(
     argv: Sequence[str],
-    usage: helptext.Usage,
+    usage: helptext.CommandUsage,
     plugins: Plugins,
     *,
     sections: Mapping[str, type] | None = None,

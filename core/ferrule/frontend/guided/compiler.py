@@ -27,7 +27,7 @@ from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.plugins import Plugins
 from ferrule.types import CompiledGrammar
 
-_TASK = "ferrule.frontend.guided.work:Work"
+_TASK = "ferrule.frontend.guided.work:CompileTask"
 _MEMORY_BYTES = 1 << 30  # that a child may write
 _SECONDS = 5.0  # for one constraint
 _CHILDREN = 2  # of each backend

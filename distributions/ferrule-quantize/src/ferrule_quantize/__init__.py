@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_files.commands import Usage, parse_command, prepared
+from ferrule_files.commands import CommandUsage, parse_command, prepared
 
-_USAGE = "Usage: ferrule quantize MODEL --to FORMAT -o FOLDER [options]"
+_USAGE = "CommandUsage: ferrule quantize MODEL --to FORMAT -o FOLDER [options]"
 
 
 class QuantizeCommand(Command):
@@ -19,7 +19,7 @@ class QuantizeCommand(Command):
         """Write the quantized checkpoint and return 0. Raises StartupError; nothing is changed then."""
         from ferrule_quantize import options
 
-        usage = Usage("ferrule quantize", self.summary, "model")
+        usage = CommandUsage("ferrule quantize", self.summary, "model")
         parsed = parse_command(argv, usage, plugins, sections=options.sections(), server=False)
         if parsed is None:
             return 0

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ferrule.errors import ConfigError
 from ferrule.interfaces.command import Command
 from ferrule.interfaces.plugins import Plugins
-from ferrule_files.commands import Usage, parse_command, prepared
+from ferrule_files.commands import CommandUsage, parse_command, prepared
 
-_USAGE = "Usage: ferrule pack MODEL [OUT] [-q METHOD] [--dtype TYPE] [options]"
+_USAGE = "CommandUsage: ferrule pack MODEL [OUT] [-q METHOD] [--dtype TYPE] [options]"
 
 
 class PackCommand(Command):
@@ -19,7 +19,7 @@ class PackCommand(Command):
         """Write the folder. Returns 0. Raises StartupError; then there is no folder, or the former one."""
         from ferrule_plugins.command.pack import options
 
-        usage = Usage("ferrule pack", self.summary, "model")
+        usage = CommandUsage("ferrule pack", self.summary, "model")
         parsed = parse_command(_named(argv), usage, plugins, sections=options.sections(), server=False)
         if parsed is None:
             return 0

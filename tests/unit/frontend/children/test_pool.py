@@ -207,7 +207,7 @@ async def test_a_setup_that_a_plugin_refuses_starts_one_child_only(monkeypatch: 
     async def setup() -> bytes:
         return msgspec.msgpack.encode(Setup(discover(), "missing", Vocabulary((b"a",), 1, (0,))))
 
-    pool = ChildPool("ferrule.frontend.guided.work:Work", size=1, memory_bytes=1 << 30, setup=setup)
+    pool = ChildPool("ferrule.frontend.guided.work:CompileTask", size=1, memory_bytes=1 << 30, setup=setup)
     works = (pool.run({}, 60.0, "The constraint", "x") for _ in range(3))
     errors = await asyncio.gather(*works, return_exceptions=True)
     assert [type(error) for error in errors] == [PluginError] * 3

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from ferrule.config import Config, Resolved
+from ferrule.config.help import CommandUsage
 from ferrule.config.option import Option, opt, option_of
 from ferrule.config.parse import config_sections, parse_command
 from ferrule.config.places import placed

@@ -15,6 +15,7 @@ from typing import Any
 
 import uvicorn
 from starlette.types import ASGIApp
+from uvicorn.lifespan.on import LifespanOn
 
 from ferrule import log
 from ferrule.api import access_log, tls
@@ -162,6 +163,16 @@ class HttpServer(uvicorn.Server):
         self._at_once = SHARED if config.frontend.api_server_count > 1 else AT_ONCE
         limit = {"ssl_handshake_timeout": config.limits.header_timeout}
         self._tls: dict[str, Any] = {"ssl": front.context, **limit} if front.context else {}
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve, and end the lifespans of routers, which uvicorn leaves open where it is stopped early or in haste."""
+        try:
+            await super().serve(sockets)
+        finally:
+            lifespan = getattr(self, "lifespan", None)
+            if isinstance(lifespan, LifespanOn) and not lifespan.shutdown_event.is_set():
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(lifespan.shutdown(), _SHORT_FLUSH)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await self.lifespan.startup()

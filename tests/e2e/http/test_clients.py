@@ -125,7 +125,8 @@ def test_the_page_prints_what_it_says(
 
 
 def test_every_client_has_a_program() -> None:
-    assert {name.rpartition("-")[0] for name, _, _ in programs()} == {"openai", "litellm", "langchain-openai"}
+    names = {name.rpartition("-")[0] for name, _, _ in programs()}
+    assert names == {"openai", "anthropic", "litellm", "langchain-openai"}
     assert len(programs()) >= 5
 
 

@@ -131,7 +131,6 @@ def test_asleep_they_stay_where_they_are(host: Host) -> None:
     HostWeights(8 * MIB, host.map, CPU).move(model)
     before = [tensor.clone() for tensor in model.parameters()]
     copy = HostCopy(device_tensors(model, CPU))
-    assert copy.nbytes == 8 * MIB + 4096
     assert [bool(tensor.untyped_storage().nbytes()) for tensor in model.parameters()] == [
         False,
         True,

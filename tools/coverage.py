@@ -121,15 +121,13 @@ def main(arguments: list[str]) -> int:
     os.environ["SLIPCOVER_EXCLUDE_LINES"] = "\n".join(_NOT_COUNTED)
     collector = _Collector()
     status = int(pytest.main(arguments, plugins=[collector]))
-    if status:
-        return status
     if collector.found is None:
         print("No lines were counted: the tests have to run in processes of their own (-n 2).")
-        return 1
+        return status or 1
     for package, percentage in percentages(collector.found):
         print(f"{package}: {percentage:.1f} % of lines, at least {FLOORS[package]}")
-        status |= percentage < FLOORS[package]
-    return int(status)
+        status = status or int(percentage < FLOORS[package])
+    return status
 
 
 if __name__ == "__main__":

@@ -85,7 +85,7 @@ class PathTable:
         return path[len(self.root) :] if self.root and path.startswith(self.root + "/") else path
 
     def methods(self, path: str) -> Mapping[str, Entry]:
-        """Return what a raw path offers, by method; empty when there is no such path."""
+        """Return the routes of a raw path by method, or nothing when no route has this path."""
         if (found := self._exact.get(path)) is not None:
             return found
         plain = decoded(path)

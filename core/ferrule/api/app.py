@@ -1,19 +1,13 @@
-"""The HTTP application: FastAPI inside three ASGI layers that enforce what must not depend on a route.
-
-The order is `Limits` → `CallerCheck` → `BodyReader` → FastAPI. `ferrule.interfaces.router` says what a route may rely
-on.
-"""
+"""The HTTP application: FastAPI inside the `Edge`. `ferrule.interfaces.router` says what a route may rely on."""
 
 from __future__ import annotations
 
 from starlette.types import ASGIApp
 
-from ferrule.api.auth import Keys
-from ferrule.api.body import BodyReader
 from ferrule.api.budget import Budget
 from ferrule.api.caller import CallerCheck
+from ferrule.api.edge import Edge
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.api.limits import Limits
 from ferrule.api.middleware import surround
 from ferrule.api.reload import Reloads
 from ferrule.api.routes import assemble
@@ -34,13 +28,11 @@ def build_app(
     """Build the application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
     context = RouterContext(RouterSettings.of(config, plugins), plugins, lifecycle.service, lambda: lifecycle.load)
     app, table = assemble(config, plugins, context)
-    hooks = hooks or HookRunner()
-    keys = Keys(config, lifecycle.board)
-    budget = Budget(Buffers(lifecycle.board, config.limits.max_buffered_bytes), lambda: len(keys.callers) > 1)
-    checked = CallerCheck(BodyReader(app, lifecycle), config, table, keys, hooks)
-    limits = Limits(checked, config, lifecycle, table, budget)
+    callers = CallerCheck(config, hooks, lifecycle.board)
+    budget = Budget(Buffers(lifecycle.board, config.limits.max_buffered_bytes), callers.keys)
+    edge = Edge(app, config, lifecycle, table, callers, budget)
     if reloads is not None:
-        reloads.add("keys", keys.take)
-        reloads.add("limits of bodies", limits.take)
+        reloads.add("keys", callers.take)
+        reloads.add("limits of bodies", edge.take)
     lifecycle.dialect = table.dialect_of
-    return surround(limits, config.frontend, table.dialect_of)
+    return surround(edge, config.frontend, table.dialect_of)

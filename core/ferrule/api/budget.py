@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -41,15 +41,15 @@ class Claim:
 class Budget:
     """The memory budget of one process.
 
-    While `several_keys` returns True, one API key gets at most half of the budget. A wait for room is given up after
+    While there are several API `keys`, one gets at most half of the budget. A wait for room is given up after
     `patience` seconds.
     """
 
-    def __init__(self, buffers: Buffers, several_keys: Callable[[], bool] = bool, patience: float = 10.0) -> None:
+    def __init__(self, buffers: Buffers, keys: Sized = (), patience: float = 10.0) -> None:
         self.buffers = buffers
         self._patience = patience
-        self._several = several_keys
-        self._keys: Counter[str] = Counter()
+        self._all_keys = keys
+        self._keys: Counter[str] = Counter()  # bytes that each key has
         self._claims: set[Claim] = set()
         self._turn = asyncio.Lock()  # of large bodies, first come, first served
 
@@ -104,19 +104,16 @@ class Budget:
     @property
     def most(self) -> int:
         """The number of bytes that a large body may reserve."""
-        return min(self._limit(True), self._key_limit)
+        return min(int(self.buffers.limit * _LARGE_PART), self._key_limit)
 
     @property
     def _key_limit(self) -> int:
-        return self.buffers.limit // 2 if self._several() else self.buffers.limit
-
-    def _limit(self, turn: bool) -> int:
-        return int(self.buffers.limit * _LARGE_PART) if turn else self.buffers.limit
+        return self.buffers.limit // 2 if len(self._all_keys) > 1 else self.buffers.limit
 
     def _room(self, claim: Claim, num_bytes: int, turn: bool) -> bool:
         if self._keys[claim.key] + num_bytes > self._key_limit:
             return False
-        return self.buffers.used + num_bytes <= self._limit(turn)
+        return self.buffers.used + num_bytes <= self.buffers.limit * (_LARGE_PART if turn else 1)
 
     async def _wait(self, claim: Claim, num_bytes: int, turn: bool) -> None:
         while not self._room(claim, num_bytes, turn):
@@ -139,6 +136,6 @@ class Budget:
                 claim.end(TooSlowError("The body came too slowly while the server was short of memory."))
 
     def _refusal(self, claim: Claim, num_bytes: int) -> FerruleError:
-        if self._several() and self._keys[claim.key] + num_bytes > self._key_limit:
+        if len(self._all_keys) > 1 and self._keys[claim.key] + num_bytes > self._key_limit:
             return OverloadedError("The key's other requests take all of its memory.", retry_after=1)
         return UnavailableError("The server is short of memory for requests.", retry_after=1)

@@ -1,4 +1,4 @@
-"""The OpenAPI document: FastAPI's document, completed with what the layers do around every route."""
+"""The OpenAPI document: FastAPI's document, completed with what the edge does around every route."""
 
 from __future__ import annotations
 

@@ -1,20 +1,31 @@
-"""Reads a request's body: limits of size and time, content type, strict JSON."""
+"""Reads a request's body, under limits of size and time, as strict JSON, and hands the value to FastAPI, which would
+decode it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
 from typing import Any
 
+from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
+from starlette.requests import Request
+from starlette.responses import Response
+
 from ferrule.api.budget import LARGE, Budget, Claim
-from ferrule.api.json_body import JsonScan, decode, decode_large, scan_whole
+from ferrule.api.json_body import JsonScan, decode, decode_large
 from ferrule.api.lifecycle import ClientGone, Exchange
 from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError, TooLargeError, TooSlowError
+from ferrule.interfaces.router import SCOPE_KEY, Frame
+from ferrule.schema.undeclared import telling
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]
+Handler = Callable[[Request], Coroutine[Any, Any, Response]]
+
+DECODED = "ferrule.decoded"  # key of the ASGI scope: the value of the request's JSON body
 
 _SKIP_SECONDS = 1.0
 _PIECE = 1 << 16  # bytes scanned without giving other requests a turn
@@ -38,9 +49,10 @@ class Intake:
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         self._handed_over = asyncio.Event()  # the handler that reads the body has all of it
         self._told = False  # that handler was told that this is all
+        self._whole = b""  # a body that was read here, and not yet by the handler
 
-    async def json(self) -> tuple[bytes, Any]:
-        """Read the whole body, and return it with the value that it holds.
+    async def json(self) -> Any:
+        """Read the whole body, and return the value that it holds. `receive` then gives the body to the handler.
 
         Raises RequestError, ClientGone, UnavailableError.
         """
@@ -48,8 +60,8 @@ class Intake:
         first = await self._next()
         if self.done and len(first) <= _PIECE:
             await self._budget.grow(self._claim, 2 * len(first))
-            scan = scan_whole(first, self._limits.max_json_depth, self._limits.max_json_values)
-            return first, decode(first, scan)
+            self._whole = first
+            return decode(first, self._limits.max_json_depth, self._limits.max_json_values)
         self._claim.reading = True
         try:
             body, scan = await self._read(first)
@@ -60,16 +72,19 @@ class Intake:
             await self._budget.grow(self._claim, more)
         value = await decode_large(body, scan)
         self._budget.resize(self._claim, len(body) + scan.num_bytes)
-        return bytes(body), value
+        self._whole = bytes(body)
+        return value
 
     async def receive(self) -> Message:
-        """Serve as ASGI's `receive` for handlers that read the body themselves.
+        """Serve as ASGI's `receive`.
 
         Messages bring the body under the limits, and then the client's departure, which may take its time.
         """
         if self._told:
             return await self._disconnect()
-        piece = b"" if self.done else await self._next()
+        piece, self._whole = self._whole, b""
+        if not self.done:
+            piece = await self._next()
         self._count(self.received)
         if self.done:
             self._told = True
@@ -168,3 +183,38 @@ class Intake:
                     num_bytes -= len(await self._next())
         except (TimeoutError, TooSlowError, ClientGone):
             return
+
+
+class _Decoded(Request):
+    """A request whose body is not decoded a second time."""
+
+    async def json(self) -> Any:
+        return self.scope[DECODED] if DECODED in self.scope else await super().json()
+
+
+class _Handing:
+    """A replacement for `APIRoute.get_route_handler` whose handlers receive requests with decoded bodies."""
+
+    def __init__(self, make: Callable[[], Handler]) -> None:
+        self._make = make
+
+    def __call__(self) -> Handler:
+        handler = self._make()
+
+        async def handle(request: Request) -> Response:
+            frame: Frame = request.scope[SCOPE_KEY]
+            with telling(frame.info.undeclared):
+                return await handler(_Decoded(request.scope, request.receive))
+
+        return handle
+
+
+def hand_decoded(router: APIRouter) -> None:
+    """Have all routes of a router find their bodies already decoded.
+
+    A router that several applications include is changed once.
+    """
+    for context in iter_route_contexts(router.routes):
+        route = context.original_route
+        if isinstance(route, APIRoute) and not isinstance(route.get_route_handler, _Handing):
+            route.get_route_handler = _Handing(route.get_route_handler)  # type: ignore[method-assign]

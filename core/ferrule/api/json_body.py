@@ -141,42 +141,43 @@ def _exceeds(text: bytes) -> bool:
     return False
 
 
-def scan_whole(body: bytes, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> JsonScan:
-    """Scan a complete body; the common small one costs a few microseconds."""
-    scan = JsonScan(max_depth, max_values)
-    if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
-        scan.feed(body)
-    return scan
-
-
 _decoder: msgspec.json.Decoder[Any] = msgspec.json.Decoder()
 _UNFIT = object()
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def decode(body: bytes | bytearray, scan: JsonScan) -> Any:
-    """Return the value of a scanned body. Raises RequestError, whose message never repeats a value from the body."""
-    with _refusing(body):
-        value = _decoder.decode(body)
-    return _checked(value, body, scan)
+def decode(body: bytes | bytearray, max_depth: int, max_values: int = LimitsConfig.max_json_values) -> Any:
+    """Return the value of a whole body. Raises RequestError, whose message never repeats a value from the body.
+
+    A scan is needed only where the body is large, or may be deep or have a large integer: else its cost is none.
+    """
+    scan = None
+    if len(body) > 1 << 16 or body.count(b"[") + body.count(b"{") > max_depth or _LONG_INT.search(body):
+        scan = JsonScan(max_depth, max_values)
+        scan.feed(bytes(body))
+    with _refusing(body, scan):
+        return _decoder.decode(body)
 
 
 async def decode_large(body: bytes | bytearray, scan: JsonScan) -> Any:
-    """Return the value of a body as `decode` does, giving other tasks their turns while a large one is decoded."""
-    if len(body) <= _SMALL:
-        return decode(body, scan)
+    """Return the value of a scanned body as `decode` does, giving other tasks their turns while a large one is
+    decoded.
+    """
     turns = decode_in_turns(body)
-    with _refusing(body):
+    with _refusing(body, scan):
+        if len(body) <= _SMALL:
+            return _decoder.decode(body)
         while True:
             try:
                 next(turns)
             except StopIteration as end:
-                return _checked(end.value, body, scan)
+                return end.value
             await asyncio.sleep(0)
 
 
 @contextmanager
-def _refusing(body: bytes | bytearray) -> Iterator[None]:
+def _refusing(body: bytes | bytearray, scan: JsonScan | None) -> Iterator[None]:
+    """Raise RequestError for what is wrong with a body that is decoded in the block."""
     try:
         yield
     except UnicodeDecodeError:
@@ -187,12 +188,8 @@ def _refusing(body: bytes | bytearray) -> Iterator[None]:
         raise RequestError(_syntax(body)) from None
     except RecursionError:
         raise RequestError("The body is nested too deeply.") from None
-
-
-def _checked(value: Any, body: bytes | bytearray, scan: JsonScan) -> Any:
-    if scan.has_long_int:
+    if scan is not None and scan.has_long_int:
         raise _unfit(body)
-    return value
 
 
 def _unfit(body: bytes | bytearray) -> RequestError:

@@ -48,7 +48,7 @@ class Exchange:
         self.gone = asyncio.Event()  # set when the client has left
         self.works = False  # the call brings a body
         self.answered = False  # the last byte of the answer was sent
-        self._cause: FerruleError | None = None
+        self.cause: FerruleError | None = None  # why the work was ended
         self._task: asyncio.Task[Any] | None = None
 
     def stop(self, cause: FerruleError) -> None:
@@ -60,8 +60,8 @@ class Exchange:
             self.gone.set()
             if self.answered:
                 return
-        if self._cause is None:
-            self._cause = cause
+        if self.cause is None:
+            self.cause = cause
             if self._task is not None:
                 self._task.cancel()
 
@@ -69,26 +69,19 @@ class Exchange:
         """Wait until the client has left."""
         await self.gone.wait()
 
-    def forget(self) -> None:
-        """Drop the cause at the end of the exchange, which breaks a reference cycle.
-
-        A raised cause has a traceback, whose frames refer to this object.
-        """
-        self._cause = None
-
     async def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Await `work`, or raise the cause of the exchange's stop once the work has unwound."""
-        if self._cause is not None:
+        if self.cause is not None:
             work.close()
-            raise self._cause
+            raise self.cause
         task, outer = asyncio.create_task(work), self._task
         self._task = task
         try:
             return await task
         except asyncio.CancelledError:
-            if self._cause is None:
+            if self.cause is None:
                 raise
-            raise self._cause from None
+            raise self.cause from None
         finally:
             self._task = outer
             del task  # it has the exception, whose traceback has this frame
@@ -145,7 +138,7 @@ class Lifecycle:
         try:
             yield exchange
         finally:
-            exchange.forget()
+            exchange.cause = None  # its traceback has frames that refer to the exchange, which would be a cycle
             self.board.add(LOAD, -exchange.works)
             self._open.discard(exchange)
             if not self._open:
@@ -154,11 +147,6 @@ class Lifecycle:
     @property
     def num_open(self) -> int:
         return len(self._open)
-
-    def work(self, exchange: Exchange) -> None:
-        """Count an exchange that brings work as load until it ends."""
-        exchange.works = True
-        self.board.add(LOAD, 1)
 
     @property
     def load(self) -> int:
@@ -185,10 +173,16 @@ class Lifecycle:
         """Wait until no exchange is open."""
         await self._quiet.wait()
 
-    def admit(self, work: bool) -> None:
-        """Raise UnavailableError unless a call may go on. While draining, calls that bring no work still may."""
-        if self.state != READY and (work or self.state != DRAINING or not self.live.attached):
+    def admit(self, exchange: Exchange, works: bool) -> None:
+        """Raise UnavailableError unless a call may go on; one that `works` counts as load until it ends.
+
+        While draining, calls that bring no work still may go on.
+        """
+        if self.state != READY and (works or self.state != DRAINING or not self.live.attached):
             raise UnavailableError(self.detail, retry_after=5)
+        if works and not exchange.works:
+            exchange.works = True
+            self.board.add(LOAD, 1)
 
 
 class LiveService:

@@ -36,15 +36,6 @@ def host_of(values: list[bytes]) -> str:
     return found["name"].lower().rstrip(".")
 
 
-def is_host(values: list[bytes]) -> bool:
-    """Return whether `host_of` accepts these headers."""
-    try:
-        host_of(values)
-    except RequestError:
-        return False
-    return True
-
-
 class Hosts:
     """Host names under which a server without keys answers: addresses, names that no outsider can own, and `told`."""
 

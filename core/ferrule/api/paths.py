@@ -1,7 +1,7 @@
-"""The table of what each path offers, for the layers around the application. FastAPI itself routes the call.
+"""The table of what each path offers, for the edge around the application. FastAPI itself routes the call.
 
 Paths are compared byte for byte as they arrive; escapes are only for values of parameters. A path that would match
-another route once decoded is treated as absent, so that the layers and FastAPI never disagree.
+another route once decoded is treated as absent, so that the edge and FastAPI never disagree.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ ADMIN_IS_OFF = "Routes for administration are off; FERRULE_SERVER_DEV_MODE=1 swi
 class Entry:
     """One method of one path. `body` is the type of its JSON body; None when FastAPI reads no JSON for the route.
 
-    `log_fault` logs the exception that is being handled as a fault of the router. `room`: it needs room in the queue.
+    `path` is the route's template. `log_fault` logs the exception that is being handled as a fault of the router.
+    `room`: it needs room in the queue.
     """
 
     route: RouteContext
+    path: str
     method: str
     access: Access
     body: Any = None
@@ -41,10 +43,17 @@ class Entry:
     room: bool = False
     dialect: Dialect = OPENAI
 
-    @property
-    def path(self) -> str:
-        """The template."""
-        return self.route.path or ""
+
+@dataclass(frozen=True)
+class Found:
+    """The table's knowledge about a call: the routes of its path by method, and the one that serves it, if any does."""
+
+    path: str  # as it came, without the server's root
+    plain: str  # the same without escapes; empty where that would not be printable text
+    methods: Mapping[str, Entry]
+    entry: Entry | None
+    dialect: Dialect  # of the answer, whether there is such a route or not
+    access: Access  # that a caller needs, be it to be told what the path offers
 
 
 class PathTable:
@@ -79,18 +88,23 @@ class PathTable:
         self._hidden = frozenset() if admin else frozenset({Access.ADMIN})
         self._exact = {path: self._matching(path) for _, path in claimed if "{" not in path}
 
-    def path_of(self, raw: bytes) -> str:
-        """Return the path as it came, without the server's root."""
-        path = raw.partition(b"?")[0].decode("latin-1")
-        return path[len(self.root) :] if self.root and path.startswith(self.root + "/") else path
+    def find(self, raw: bytes, method: str = "") -> Found:
+        """Return what the table has for a method of a raw path. HEAD is served as GET.
 
-    def methods(self, path: str) -> Mapping[str, Entry]:
-        """Return the routes of a raw path by method, or nothing when no route has this path."""
-        if (found := self._exact.get(path)) is not None:
-            return found
-        plain = decoded(path)
-        found = self._matching(path)
-        return found if plain is not None and (plain == path or self._matching(plain) == found) else {}
+        A path whose escaped and plain forms lead to different routes has none.
+        """
+        path = raw.partition(b"?")[0].decode("latin-1")
+        if self.root and path.startswith(self.root + "/"):
+            path = path[len(self.root) :]
+        methods, plain = self._exact.get(path), path
+        if methods is None:
+            plain, methods = unescaped(path) or "", self._matching(path)
+            if plain != path and self._matching(plain) != methods:
+                methods = {}
+        entry = methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
+        first = entry or next(iter(methods.values()), None)
+        dialect = _covering(self._dialects, path[:_SHOWN]) or OPENAI if first is None else first.dialect
+        return Found(path, plain, methods, entry, dialect, access_of(methods) if entry is None else entry.access)
 
     def _matching(self, path: str) -> dict[str, Entry]:
         """Return the first entry of each method whose expression matches: the one that FastAPI would choose."""
@@ -102,25 +116,17 @@ class PathTable:
                 found.setdefault(entry.method, entry)
         return {method: entry for method, entry in found.items() if entry.access not in self._hidden}
 
-    def dialect(self, methods: Mapping[str, Entry], method: str, path: str) -> Dialect:
-        """Return the dialect of answers to a call, whether there is such a route or not."""
-        if entry := methods.get(method) or next(iter(methods.values()), None):
-            return entry.dialect
-        return _covering(self._dialects, path[:_SHOWN]) or OPENAI
-
     def dialect_of(self, raw: bytes) -> Dialect:
         """Return the dialect for a path whose call fails before it is routed."""
-        path = self.path_of(raw)
-        return self.dialect(self.methods(path), "", path)
+        return self.find(raw).dialect
 
-    def entry(self, methods: Mapping[str, Entry], method: str, path: str) -> Entry:
-        """Return the entry for a call. Raises NotFoundError with the nearest route, MethodError with the methods."""
-        if not methods:
-            raise NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
-        if (entry := entry_for(methods, method)) is None:
-            allowed = allowed_methods(methods)
-            raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
-        return entry
+    def refusal(self, found: Found) -> RequestError:
+        """Return the error for a call without an entry: it names the nearest route, or the methods of the path."""
+        if found.methods:
+            allowed = allowed_methods(found.methods)
+            return MethodError(f"This route takes {', '.join(allowed)}.", allowed)
+        path = found.path
+        return NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
 
     def _advice(self, path: str) -> str:
         """Return advice on what a wrong path may have meant, or an empty text.
@@ -128,7 +134,8 @@ class PathTable:
         Admin routes are not named, because the caller may lack their key.
         """
         tidy = _tidy(path)
-        if tidy != path and (found := self.methods(tidy)) and access_of(found) is not Access.ADMIN:
+        methods = self.find(tidy.encode("latin-1")).methods if tidy != path else {}
+        if methods and access_of(methods) is not Access.ADMIN:
             return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
         if said := _covering(self._absent, tidy):
             return f" {said}"
@@ -150,18 +157,13 @@ def check_query(scope: Mapping[str, Any]) -> None:
         raise RequestError("The query string is malformed or has too many fields.") from None
 
 
-def decoded(path: str) -> str | None:
+def unescaped(path: str) -> str | None:
     """Return a path without escapes; None where the result would not be printable text."""
     try:
         plain = unquote_to_bytes(path.encode("latin-1")).decode("utf-8")
     except UnicodeDecodeError:
         return None
     return plain if plain.isprintable() else None
-
-
-def entry_for(methods: Mapping[str, Entry], method: str) -> Entry | None:
-    """Return the entry that serves a method; HEAD is served as GET."""
-    return methods.get(method) or (methods.get("GET") if method == "HEAD" else None)
 
 
 def access_of(methods: Mapping[str, Entry]) -> Access:

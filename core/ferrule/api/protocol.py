@@ -9,11 +9,11 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from ferrule.api.arrivals import Turns
 from ferrule.api.errors import failure_of
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.api.limits import CLOSE
-from ferrule.api.origin import is_host
-from ferrule.api.turns import Turns
+from ferrule.api.origin import host_of
+from ferrule.api.respond import CLOSE
 from ferrule.config import LimitsConfig
 from ferrule.errors import FerruleError, HeadersTooLargeError, RequestError, TooSlowError, UnavailableError
 from ferrule.interfaces.dialect import encode
@@ -164,12 +164,15 @@ class GuardedProtocol(HttpToolsProtocol):
             self._refusal = _VersionError(f"HTTP/{version} is not supported; use HTTP/1.1.")
         elif len(hosts) > 1 or (not hosts and version == "1.1"):
             self._refusal = RequestError("The request needs exactly one Host header.", "Host")
-        elif not is_host(hosts):
-            self._refusal = RequestError("The Host header is not a host name or an address.", "Host")
         elif codings and codings != [b"chunked"]:
             self._refusal = _CodingError("Transfer-Encoding may only be chunked.", "Transfer-Encoding")
         elif codings and version == "1.0":
             self._refusal = RequestError("HTTP/1.0 has no Transfer-Encoding.", "Transfer-Encoding")
+        else:
+            try:
+                host_of(hosts)
+            except RequestError as error:
+                self._refusal = error
         if self._refusal is not None:
             raise self._refusal
 

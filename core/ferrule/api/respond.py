@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,6 +23,7 @@ _logger = log.get("api")
 Send = Callable[[Message], Awaitable[None]]
 
 _PIECE = 1 << 16  # bytes of a body that are handed to the connection at once
+CLOSE = "ferrule.close"  # scope["state"] key: a function that makes the connection close after this answer
 
 
 class Responder:
@@ -35,12 +36,20 @@ class Responder:
 
     dialect: Dialect = OPENAI
     share: Share | None = None  # where what is being sent is counted
-    info: RequestInfo
     route = "a request"  # what it answers, for the log, and what logs that its router failed
     log_fault: Callable[[str], None] = staticmethod(log_unexpected)
     close: Callable[[], None] = staticmethod(lambda: None)
 
-    def __init__(self, send: Send, method: str, exchange: Exchange, intake: Intake, keepalive: float = 0.0) -> None:
+    def __init__(
+        self,
+        send: Send,
+        method: str,
+        exchange: Exchange,
+        intake: Intake,
+        info: RequestInfo,
+        keepalive: float = 0.0,
+    ) -> None:
+        self.info = info
         self._send = send
         self._head = method == "HEAD"
         self._exchange = exchange
@@ -59,7 +68,13 @@ class Responder:
         if message["type"] == "http.response.start":
             self.status = message["status"]
             self.lingers = self.status >= 400 and not self._intake.done
-            message = {**message, "headers": [*message["headers"], *_encoded(self._headers())]}
+            headers = [*self.extra, *([("connection", "close")] if self.lingers else ())]
+            if unknown := self.info.undeclared.places:
+                names = ", ".join(unknown)
+                _logger.warning("ignored unknown fields", route=self.route, fields=names)
+                headers.append(("x-ferrule-ignored-fields", names))
+            if headers:
+                message = {**message, "headers": [*message["headers"], *_encoded(headers)]}
         elif message["type"] == "http.response.body":
             body = b"" if self._head else message.get("body", b"")
             self.sent += len(body)
@@ -69,15 +84,6 @@ class Responder:
             self._exchange.answered = self.ended
             message = {**message, "body": body, "more_body": not self.ended or self.lingers}
         await self._send(message)
-
-    def _headers(self) -> Iterator[tuple[str, str]]:
-        yield from self.extra
-        if self.lingers:
-            yield "connection", "close"
-        if unknown := self.info.unknown_fields:
-            names = ", ".join(unknown)
-            _logger.warning("ignored unknown fields", route=self.route, fields=names)
-            yield "x-ferrule-ignored-fields", names
 
     async def end(self) -> None:
         """Send the end of an answer that was held back, or of one that failed after its start."""
@@ -104,11 +110,9 @@ class Responder:
     def describe(self, error: BaseException) -> Failure:
         """Return what the client is told for the exception that is being handled. The first exception counts."""
         if self._failure is None:
-            self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=self._id())
+            own_id = self.info.id if self.dialect.id_header else ""
+            self._failure = replace(failure_of(error, self.log_fault, self.route), request_id=own_id)
         return self._failure
-
-    def _id(self) -> str:
-        return self.info.id if self.dialect.id_header else ""
 
     async def failure(self, failure: Failure) -> None:
         """Send an error."""
@@ -140,7 +144,8 @@ class Responder:
             if ping is not None:
                 ping.cancel()
             # Here and not in the pump, which never begins when the client leaves just before it.
-            await _close(reply.events)
+            if hasattr(reply.events, "aclose"):
+                await reply.events.aclose()
         await self.write(last, more=False)
 
     async def _pump(self, events: AsyncIterator[Any]) -> None:
@@ -169,11 +174,5 @@ async def answer_error(request: Request, error: Exception) -> Response:
     return JSON(answer.dialect.error(failure), failure.status, dict(failure.headers))
 
 
-async def _close(events: AsyncIterator[Any]) -> None:
-    aclose = getattr(events, "aclose", None)
-    if aclose is not None:
-        await aclose()
-
-
-def _encoded(headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
+def _encoded(headers: list[tuple[str, str]]) -> list[tuple[bytes, bytes]]:
     return [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers]

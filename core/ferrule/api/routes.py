@@ -14,10 +14,10 @@ from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
 from starlette.exceptions import HTTPException
 
 from ferrule import __version__
-from ferrule.api.auth import PUBLIC, PUBLIC_METRICS
-from ferrule.api.decoded import hand_decoded
+from ferrule.api.caller import PUBLIC, PUBLIC_METRICS
 from ferrule.api.document import describe
 from ferrule.api.errors import log_unexpected
+from ferrule.api.intake import hand_decoded
 from ferrule.api.paths import Entry, PathTable
 from ferrule.api.respond import answer_error
 from ferrule.config import Config
@@ -101,7 +101,7 @@ def entries_of(
         field, needed = route.body_field, needs_of(route)
         body = None if field is None or isinstance(field.field_info, Form) else field.field_info.annotation
         for method in sorted(route.methods or ()):
-            yield Entry(route, method, needed.access, body, faults, needed.room, dialect)
+            yield Entry(route, route.path or "", method, needed.access, body, faults, needed.room, dialect)
 
 
 def application(config: Config, routers: Sequence[APIRouter], served: Sequence[Entry]) -> FastAPI:

@@ -18,7 +18,7 @@ from starlette.types import ASGIApp
 from uvicorn.lifespan.on import LifespanOn
 
 from ferrule import log
-from ferrule.api import access_log, tls
+from ferrule.api import tls
 from ferrule.api.app import build_app
 from ferrule.api.arrivals import AT_ONCE, SHARED, Arrivals
 from ferrule.api.lifecycle import DEAD, Lifecycle
@@ -62,7 +62,7 @@ def open_front(config: Config, plugins: Plugins, board: Board | None = None, hoo
     app = build_app(config, plugins, lifecycle, hooks, reloads)
     if context := tls.context_of(config.frontend):
         reloads.add("certificates", lambda _: tls.reload(context, config.frontend))
-    reloads.add("log levels of HTTP", access_log.set_level)
+    reloads.add("log levels of HTTP", _set_log_level)
     return Front(lifecycle, app, context, reloads)
 
 
@@ -195,7 +195,7 @@ class HttpServer(uvicorn.Server):
 
 def _uvicorn_config(config: Config, front: Front) -> uvicorn.Config:
     limits = config.limits
-    access_log.set_level(config)
+    _set_log_level(config)
     return uvicorn.Config(
         front.app,
         http=protocol_class(limits, front.lifecycle),
@@ -258,3 +258,10 @@ async def _first(*works: Awaitable[object]) -> None:
     finally:
         for task in tasks:
             task.cancel()
+
+
+def _set_log_level(config: Config) -> None:
+    """Apply `--uvicorn-log-level`, unless a logging configuration file sets all levels."""
+    level = logging.getLevelNamesMapping().get(config.frontend.uvicorn_log_level.upper(), 5)  # 5: uvicorn's trace
+    for name in () if config.observability.log_config_file else ("uvicorn.error", "ferrule.access"):
+        logging.getLogger(name).setLevel(level)

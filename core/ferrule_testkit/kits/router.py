@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from ferrule.api.auth import PUBLIC
+from ferrule.api.caller import PUBLIC
 from ferrule.api.errors import failure_of
 from ferrule.api.paths import Entry
 from ferrule.api.routes import application, entries_of

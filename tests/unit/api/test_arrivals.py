@@ -1,20 +1,21 @@
-"""Connections are accepted in turns, and again after descriptors had run out."""
+"""Connections are accepted, and requests begin, in turns; connections again after descriptors had run out."""
 
 from __future__ import annotations
 
 import asyncio
 import errno
 import socket
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
 from ferrule.api import arrivals
-from ferrule.api.arrivals import Arrivals
+from ferrule.api.arrivals import Arrivals, Turns
 
 PATIENCE = 60.0
+AT_ONCE = 16
 
 
 class Taken(asyncio.Protocol):
@@ -110,3 +111,59 @@ async def test_nothing_is_accepted_after_the_end() -> None:
             assert not made.made
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection(address)
+
+
+def test_a_burst_begins_in_its_order_and_lets_others_run() -> None:
+    async def burst() -> list[int]:
+        turns, begun, seen = Turns(lambda: AT_ONCE), [], []
+
+        def start(number: int) -> Callable[[], None]:
+            return lambda: begun.append(number)
+
+        for number in range(5 * AT_ONCE + 3):
+            turns.begin(start(number))
+        while len(begun) < 5 * AT_ONCE + 3:
+            seen.append(len(begun))
+            await asyncio.sleep(0)
+        assert begun == list(range(5 * AT_ONCE + 3))
+        await asyncio.sleep(0)
+        turns.begin(start(-1))  # at rest again: it begins at once
+        assert begun[-1] == -1
+        return seen
+
+    seen = asyncio.run(burst())
+    assert seen[0] == AT_ONCE
+    assert all(later - earlier <= AT_ONCE for earlier, later in zip(seen, seen[1:], strict=False))
+
+
+def test_a_request_that_begins_may_bring_others() -> None:
+    async def nested() -> list[str]:
+        turns, begun = Turns(lambda: AT_ONCE), []
+        for _ in range(AT_ONCE):
+            turns.begin(lambda: begun.append("first"))
+        turns.begin(lambda: turns.begin(lambda: begun.append("inner")))
+        while "inner" not in begun:
+            await asyncio.sleep(0)
+        return begun
+
+    assert asyncio.run(nested()) == ["first"] * AT_ONCE + ["inner"]
+
+
+def test_who_waits_for_a_turn_may_leave() -> None:
+    async def tasks() -> list[int]:
+        turns, came = Turns(lambda: AT_ONCE), list[int]()
+
+        async def come(number: int) -> None:
+            await turns.turn()
+            came.append(number)
+
+        waiting = [asyncio.create_task(come(number)) for number in range(3 * AT_ONCE)]
+        await asyncio.sleep(0)
+        assert len(came) == AT_ONCE
+        waiting[AT_ONCE].cancel()
+        waiting[-1].cancel()
+        await asyncio.wait(waiting)
+        return came
+
+    came = asyncio.run(tasks())
+    assert came == [number for number in range(3 * AT_ONCE - 1) if number != AT_ONCE]

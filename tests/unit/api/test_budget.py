@@ -65,7 +65,7 @@ async def test_who_finds_no_room_waits_for_it_and_is_refused_in_the_end() -> Non
 
 
 async def test_one_of_several_keys_gets_half() -> None:
-    budget = make(several_keys=lambda: True, patience=0.01)
+    budget = make(keys=(1, 2), patience=0.01)
     with budget.claim(ignore) as first, budget.claim(ignore) as same, budget.claim(ignore) as other:
         first.key = same.key = "alice"
         await budget.grow(first, 400)

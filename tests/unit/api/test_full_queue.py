@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
+from ferrule.api.arrivals import Turns
 from ferrule.api.lifecycle import Lifecycle
-from ferrule.api.turns import Turns
 from ferrule.errors import OverloadedError
 from ferrule_testkit.service import ScriptedService
 from tests.unit.api.test_server import Running, running

@@ -1,4 +1,4 @@
-"""`router`: HTTP routes, written as FastAPI writes them. The edge around them does what must not depend on a route.
+"""`router`: HTTP routes, written as FastAPI writes them. Layers around them do what must not depend on a route.
 
 A plugin returns an `APIRouter`::
 
@@ -18,7 +18,7 @@ A plugin returns an `APIRouter`::
 
             return routes
 
-Before FastAPI is called, the edge around it has compared the raw path byte for byte, checked the key that the route
+Before FastAPI is called, layers around it have compared the raw path byte for byte, checked the key that the route
 needs (`needs`; a route without it needs `--api-key`), asked whether the server takes work, read the body under the
 limits of size, time and depth, and decoded it once as strict JSON: no NaN, no lone surrogates, integers of 64 bits.
 So bodies are declared as pydantic models: `ferrule.schema.Body` has the settings that fit, and beside it are types such

@@ -12,7 +12,7 @@ from ferrule_plugins.router.invocations import Invocation
 from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
 from ferrule_plugins.router.openai_chat import Chat
 from ferrule_plugins.router.openai_completions import Completions
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai_schema import ChatBody
 
 
 class OpenAI(Router):
@@ -22,25 +22,20 @@ class OpenAI(Router):
         queued = [needs(Access.KEY, room=True)]
         completions, chats = Completions(ctx), Chat(ctx)
 
-        @routes.post(
+        routes.post(
             "/v1/chat/completions",
             dependencies=queued,
             response_model=ChatCompletion,
             responses=streams(ChatCompletion),
             summary="Answer a conversation.",
-        )
-        async def chat(body: ChatBody, info: CurrentRequest) -> JSON | EventStream:
-            return await chats(body, info)
-
-        @routes.post(
+        )(chats.chat)
+        routes.post(
             "/v1/completions",
             dependencies=queued,
             response_model=Completion,
             responses=streams(Completion),
             summary="Continue one or more prompts.",
-        )
-        async def complete(body: CompletionBody, info: CurrentRequest) -> JSON | EventStream:
-            return await completions(body, info)
+        )(completions.complete)
 
         @routes.post(
             "/invocations",
@@ -50,7 +45,7 @@ class OpenAI(Router):
             summary="Either of the two, by the body's shape: for SageMaker.",
         )
         async def invoke(body: Invocation, info: CurrentRequest) -> JSON | EventStream:
-            return await (chats(body, info) if isinstance(body, ChatBody) else completions(body, info))
+            return await (chats.chat(body, info) if isinstance(body, ChatBody) else completions.complete(body, info))
 
         @routes.get("/v1/models", summary="The served models.")
         async def models() -> ModelList:

@@ -9,14 +9,13 @@ from msgspec.structs import replace
 from ferrule.config import RouterSettings
 from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import CallArguments, CallStart, Event
-from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
+from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterContext
 from ferrule.interfaces.service import Answer, Generate, Output, ReadPrompt, ToolCall
 from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import ChatChoice, ChatCompletionMessage, ChatLogprob, ChatToolCall
-from ferrule_plugins.router.openai_fields import EFFORT, echo_of, role_of
-from ferrule_plugins.router.openai_form import Form, respond
-from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets
+from ferrule_plugins.router.openai_form import Asked, Form, respond
+from ferrule_plugins.router.openai_params import EFFORT, beam, check, echo_of, processors, role_of, targets
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
 from ferrule_protocol import chat_prompt, check_tool_choice, extended, finite, sampling, spelling
 
@@ -27,11 +26,10 @@ class Chat:
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
 
-    async def __call__(self, body: ChatBody, info: RequestInfo) -> JSON | EventStream:
+    async def chat(self, body: ChatBody, info: CurrentRequest) -> JSON | EventStream:
         config = self._ctx.config
         check(body, config)
-        _check_tools(body, config)
-        _check_logprobs(body, config)
+        _check(body, config)
         request = self._request(body)
         asked, admitted = await Asked.admit("chatcmpl", body, info, request, self._ctx)
         form = ChatForm(body, asked, admitted.prompts[0], config.frontend.response_role)
@@ -82,17 +80,8 @@ def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
     return {**derived, **(body.chat_template_kwargs or {})}
 
 
-def _check_logprobs(body: ChatBody, config: RouterSettings) -> None:
-    if not body.top_logprobs:
-        return
-    if not body.logprobs:
-        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
-    most = config.max_logprobs
-    if most >= 0 and not 0 < body.top_logprobs <= most:
-        raise RequestError(f"top_logprobs must be between 0 and {most}.", "top_logprobs")
-
-
-def _check_tools(body: ChatBody, config: RouterSettings) -> None:
+def _check(body: ChatBody, config: RouterSettings) -> None:
+    """Refuse fields of a chat that do not go together, or that this server cannot serve."""
     choice = body.tool_choice
     if body.tools is not None and choice not in (None, "auto", "none") and (field := constraint_of(body)):
         raise RequestError(
@@ -101,6 +90,11 @@ def _check_tools(body: ChatBody, config: RouterSettings) -> None:
             field,
         )
     check_tool_choice(body.tools, _choice(body), config)
+    if body.top_logprobs and not body.logprobs:
+        raise RequestError("top_logprobs needs logprobs to be true.", "top_logprobs")
+    most = config.max_logprobs
+    if body.top_logprobs and most >= 0 and not 0 < body.top_logprobs <= most:
+        raise RequestError(f"top_logprobs must be between 0 and {most}.", "top_logprobs")
 
 
 def _choice(body: ChatBody) -> str | dict[str, Any] | None:
@@ -128,7 +122,7 @@ class ChatForm(Form):
 
     def chunk(self, output: Output) -> list[dict[str, Any]]:
         """Return at most two chunks: the beginning of the choice, and what is new in it."""
-        usage, chunks = self.usage_so_far(output), []
+        chunks = []
         if output.first:
             begin: ChatChoice = {
                 "index": output.index,
@@ -137,7 +131,7 @@ class ChatForm(Form):
                 "finish_reason": None,
                 "stop_reason": None,
             }
-            chunks.append(self.chunk_of([begin], usage))
+            chunks.append(self.chunk_of(begin, output))
         delta: ChatCompletionMessage = {}
         if text := output.text:
             delta["content"] = text
@@ -148,18 +142,15 @@ class ChatForm(Form):
         choice = self._choice(output)
         choice["delta"] = delta
         if delta or choice["finish_reason"] is not None or choice["logprobs"] or choice.get("token_ids"):
-            chunks.append(self.chunk_of([choice], usage))
+            chunks.append(self.chunk_of(choice, output))
         return chunks
-
-    def choices(self, answer: Answer) -> list[ChatChoice]:
-        return [self._whole(choice) for choice in answer.choices]
 
     def whole(self, answer: Answer) -> dict[str, Any]:
         """Return the whole answer, with the log-probabilities of the prompt, which streams do not have."""
         whole, found = super().whole(answer), answer.choices[0].prompt_logprobs
         return whole if found is None else whole | {"prompt_logprobs": self.asked.prompt_logprobs(found)}
 
-    def _whole(self, output: Output) -> ChatChoice:
+    def choice(self, output: Output) -> ChatChoice:
         content = self._echo + output.text
         message: ChatCompletionMessage = {"role": self._role, "content": content}
         self._add_reasoning(message, output)
@@ -176,7 +167,7 @@ class ChatForm(Form):
         choice: ChatChoice = {
             "index": output.index,
             "logprobs": None,
-            "finish_reason": finish_of(output),
+            "finish_reason": None if output.finish is None else output.finish.value,
             "stop_reason": output.stop_reason,
         }
         if output.called_tools and output.finish is FinishReason.STOP and not self._named:

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Admitted, Answer, Generate, Output, Prompt, ReadPrompt
+from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterContext
+from ferrule.interfaces.service import Admitted, Generate, Output, Prompt, ReadPrompt
 from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
 from ferrule_plugins.router.openai_answers import CompletionChoice, CompletionLogprobs
-from ferrule_plugins.router.openai_form import Form, respond
-from ferrule_plugins.router.openai_params import Asked, beam, check, finish_of, processors, targets
+from ferrule_plugins.router.openai_form import Asked, Form, respond
+from ferrule_plugins.router.openai_params import beam, check, processors, targets
 from ferrule_plugins.router.openai_schema import CompletionBody
 from ferrule_protocol import finite, sampling, spelling
 
@@ -25,7 +25,7 @@ class Completions:
     def __init__(self, ctx: RouterContext) -> None:
         self._ctx = ctx
 
-    async def __call__(self, body: CompletionBody, info: RequestInfo) -> JSON | EventStream:
+    async def complete(self, body: CompletionBody, info: CurrentRequest) -> JSON | EventStream:
         check(body, self._ctx.config)
         if body.prompt_embeds is not None and (body.echo or body.suffix):
             name = "echo" if body.echo else "suffix"
@@ -125,21 +125,20 @@ class CompletionForm(Form):
         told = ("text", "logprobs", "finish_reason", "token_ids", "prompt_token_ids", "prompt_text", "prompt_logprobs")
         if not any(choice.get(name) for name in told):
             return []
-        return [self.chunk_of([choice], self.usage_so_far(output))]
+        return [self.chunk_of(choice, output)]
 
-    def choices(self, answer: Answer) -> list[CompletionChoice]:
-        choices = [self._choice(output) for output in answer.choices]
-        for choice in choices:
-            if self._logprobs is not None and choice["logprobs"] is None:
-                choice["logprobs"] = _no_logprobs()
-        return choices
+    def choice(self, output: Output) -> CompletionChoice:
+        choice = self._choice(output)
+        if self._logprobs is not None and choice["logprobs"] is None:
+            choice["logprobs"] = _no_logprobs()
+        return choice
 
     def _choice(self, output: Output) -> CompletionChoice:
         choice: CompletionChoice = {
             "index": output.index,
             "text": "",
             "logprobs": None,
-            "finish_reason": finish_of(output),
+            "finish_reason": None if output.finish is None else output.finish.value,
             "stop_reason": output.stop_reason,
         }
         prompt = output.index // self.asked.num_per_prompt

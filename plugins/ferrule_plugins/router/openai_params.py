@@ -1,30 +1,25 @@
-"""The conversion of a body to the service's parameters, and the values that both OpenAI routes keep while they
-answer.
+"""The request side of both OpenAI routes: checks, parameters for the service, and notes on fields without effect, each
+with the reason. None is ignored in silence.
 """
 
 from __future__ import annotations
 
-import time
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrule import log
 from ferrule.config import RouterSettings
 from ferrule.errors import RequestError
-from ferrule.interfaces.router import RequestInfo, RouterContext
-from ferrule.interfaces.service import Admitted, Generate, Output, Service, Usage
+from ferrule.interfaces.router import RouterContext
+from ferrule.interfaces.service import Service
 from ferrule.sampling_params import Beam
-from ferrule.schema import REQUEST_ID
+from ferrule.schema import check_marks
 from ferrule.structured_outputs import constraint_of
-from ferrule.types import Targets, TokenLogprobs
-from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
-from ferrule_plugins.router.openai_fields import review
-from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
-from ferrule_protocol import Notes, fingerprint, finite
+from ferrule.types import Targets
+from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, GenerateBody
+from ferrule_protocol import MAX_NOTES, Notes, unread_by_template
 
-_logger = log.get("openai")
-
-_LOGGED = 1024  # characters of a note that the log repeats
+_READS_ARGUMENTS = frozenset({"sampler", "scheduler", "executor"})  # kinds that are given requests
+EFFORT = ("reasoning_effort", "enable_thinking")  # variables of templates that `reasoning_effort` sets
 
 
 def check(body: GenerateBody, config: RouterSettings) -> None:
@@ -62,105 +57,94 @@ def beam(body: GenerateBody) -> Beam | None:
     return Beam(width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping)
 
 
-@dataclass(frozen=True)
-class Asked:
-    """One request: the fields that its answers repeat, and how tokens are shown."""
+def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext) -> Notes:
+    """Return notes on all fields of a generate request that have no effect.
 
-    id: str
-    created: int
-    model: str
-    fingerprint: str
-    service: Service
-    token_names: bool  # show tokens as token_id:N
-    token_ids: bool  # return_token_ids; without a tokenizer the ids are all that there is
-    cached_details: bool
-    reasons: bool  # a reasoning parser runs
-    num_per_prompt: int  # choices per prompt
-    include_usage: bool  # a stream ends with the usage of all choices
-    each_usage: bool  # each chunk has the usage of its choice so far
-    notes: Notes
-
-    @classmethod
-    async def admit(
-        cls, prefix: str, body: GenerateBody, info: RequestInfo, request: Generate, ctx: RouterContext
-    ) -> tuple[Asked, Admitted]:
-        """Have a request admitted."""
-        service, config = ctx.service, ctx.config
-        try:
-            notes = review(body, info.unknown_fields, ctx)
-        except RequestError:
-            service.resolve(request.model)  # of two mistakes, an unknown model is reported
-            raise
-        admitted = await service.admit(request)
-        header = info.headers.get("x-request-id", "")
-        name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
-        front = config.frontend
-        options = body.stream_options
-        include_usage = options is not None and bool(options.include_usage)
-        as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
-        _log_notes(f"{prefix}-{name}", body, config)
-        asked = cls(
-            id=f"{prefix}-{name}",
-            created=int(time.time()),
-            model=admitted.model,
-            fingerprint=fingerprint(service),
-            service=service,
-            token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
-            token_ids=config.skip_tokenizer_init if with_ids is None else with_ids,
-            cached_details=front.enable_prompt_tokens_details,
-            reasons=bool(front.reasoning_parser) and not request.raw,
-            num_per_prompt=request.params.n,
-            include_usage=include_usage,
-            each_usage=include_usage and options is not None and bool(options.continuous_usage_stats),
-            notes=notes,
-        )
-        return asked, admitted
-
-    def token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
-
-    def usage(self, total: Usage) -> UsageInfo:
-        """Return the usage of all choices, with the details that this server reports."""
-        told = usage_of(total)
-        if self.cached_details:
-            told["prompt_tokens_details"] = {"cached_tokens": total.cached_tokens}
-        if self.reasons:
-            told["completion_tokens_details"] = {"reasoning_tokens": total.reasoning_tokens}
-        return told
-
-    def prompt_logprobs(self, entries: tuple[TokenLogprobs | None, ...]) -> PromptLogprobs:
-        """Return the log-probabilities of each prompt token, by token id: the prompt's own token, then the most likely
-        ones.
-        """
-        return [None if entry is None else self._ranked(entry) for entry in entries]
-
-    def _ranked(self, entry: TokenLogprobs) -> dict[str, PromptLogprob]:
-        ranked = {str(entry.token_id): self._rank(entry.token_id, entry.logprob, entry.rank)}
-        for rank, (token_id, logprob) in enumerate(entry.top, start=1):
-            ranked.setdefault(str(token_id), self._rank(token_id, logprob, rank))
-        return ranked
-
-    def _rank(self, token_id: int, logprob: float, rank: int) -> PromptLogprob:
-        return {"logprob": finite(logprob), "rank": rank, "decoded_token": self.token(token_id)}
+    Raises RequestError for a feature that is not implemented, and on a strict server for any such field.
+    """
+    config, service = ctx.config, ctx.service
+    notes = Notes.of(unknown_fields, type(body))
+    notes.known += check_marks(body)
+    if body.vllm_xargs and not _read_by_plugins(ctx):
+        notes.known.append(("vllm_xargs", "no sampler, scheduler, executor or hook of a plugin runs here to read it."))
+    notes.known += _common(body)
+    if isinstance(body, ChatBody):
+        notes.known += _chat(body, config, service)
+        effort = {"reasoning_effort": EFFORT} if body.reasoning_effort is not None else {}
+        shows_tools = body.tool_choice != "none"
+        notes.known += unread_by_template(body.messages, body, service, shows_tools, effort)
+    elif isinstance(body, CompletionBody) and body.add_special_tokens is not None and _only_ids(body.prompt):
+        notes.known.append(("add_special_tokens", "nothing is added to token ids."))
+    notes.settle(config.frontend.strict_requests)
+    return notes
 
 
-def usage_of(usage: Usage) -> UsageInfo:
-    """Return usage without details."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "prompt_tokens_details": None,
-    }
+def _read_by_plugins(ctx: RouterContext) -> bool:
+    """Return whether a plugin was chosen that may read extra arguments. No built-in one reads them."""
+    if ctx.plugins.names("hooks"):
+        return True
+    chosen = [each for each in ctx.config.chosen if each[0] in _READS_ARGUMENTS]
+    return not all(ctx.plugins.is_builtin(*each) for each in chosen)
 
 
-def finish_of(output: Output) -> str | None:
-    """Return the finish reason to show."""
-    return None if output.finish is None else output.finish.value
+def _common(body: GenerateBody) -> list[tuple[str, str]]:
+    notes = []
+    if body.use_beam_search:
+        if body.seed is not None:
+            notes.append(("seed", "beam search draws nothing."))
+    else:
+        if body.length_penalty != 1:
+            notes.append(("length_penalty", "has an effect with use_beam_search only."))
+        if body.early_stopping:
+            notes.append(("early_stopping", "has an effect with use_beam_search only."))
+    if not constraint_of(body):
+        notes += [
+            (name, "has an effect with a form of the output only, such as response_format.")
+            for name in ("guided_decoding_backend", "guided_whitespace_pattern")
+            if getattr(body, name) is not None
+        ]
+    if body.skip_special_tokens and not body.spaces_between_special_tokens:
+        notes.append(("spaces_between_special_tokens", "has an effect with skip_special_tokens false only."))
+    options = body.stream_options
+    if options is not None and options.continuous_usage_stats and not options.include_usage:
+        notes.append(("stream_options", "continuous_usage_stats needs include_usage."))
+    shown = getattr(body, "logprobs", None) not in (None, False) or body.prompt_logprobs is not None
+    if body.return_tokens_as_token_ids and not shown:
+        notes.append(("return_tokens_as_token_ids", "has an effect with logprobs only."))
+    return notes
 
 
-def _log_notes(answer_id: str, body: GenerateBody, config: RouterSettings) -> None:
-    """Log `user`, `metadata` and the like, which have no other effect."""
-    notes = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
-    if notes and not config.frontend.disable_log_requests:
-        _logger.info("request notes", id=answer_id, **notes)
+def _chat(body: ChatBody, config: RouterSettings, service: Service) -> list[tuple[str, str]]:
+    notes = []
+    if body.parallel_tool_calls is not None and not body.tools:
+        notes.append(("parallel_tool_calls", "has an effect with tools only."))
+    strict = [number for number, tool in enumerate(body.tools or ()) if tool["function"].get("strict")]
+    if strict and body.tool_choice in (None, "auto") and not service.enforces_strict_tools():
+        for number in strict:
+            why = "the tool parser of this server cannot enforce the arguments of calls that the model chooses to make."
+            notes.append((f"tools[{number}].function.strict", why))
+    if not body.include_reasoning and not config.frontend.reasoning_parser:
+        notes.append(("include_reasoning", "no reasoning parser runs here, so reasoning is part of the content."))
+    if body.echo and not echo_of(body, role_of(body, config.frontend.response_role)):
+        notes.append(("echo", "the last message is not a text of the role that answers."))
+    return notes[:MAX_NOTES]
+
+
+def _only_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and bool(prompt) and not isinstance(prompt[0], str)
+
+
+def role_of(body: ChatBody, response_role: str) -> str:
+    """Return the role of the answer, which without a generation prompt is the role of the last message."""
+    return response_role if body.begins_message else str(body.messages[-1]["role"])
+
+
+def echo_of(body: ChatBody, role: str) -> str:
+    """Return the text of the last message when the request asks for it before the answer, else ""."""
+    last: Mapping[str, Any] = body.messages[-1]
+    if not body.echo or last["role"] != role:
+        return ""
+    content = last.get("content") or ""
+    if isinstance(content, str):
+        return content
+    return "".join(part if isinstance(part, str) else part["text"] for part in content)

@@ -13,8 +13,7 @@ from ferrule.interfaces.service import Answer, Output, ReadPrompt, Usage, add_up
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_chat import ChatForm
 from ferrule_plugins.router.openai_completions import CompletionForm
-from ferrule_plugins.router.openai_form import Form
-from ferrule_plugins.router.openai_params import Asked
+from ferrule_plugins.router.openai_form import Asked, Form
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
 from ferrule_protocol import Notes
 from ferrule_testkit.service import ScriptedService

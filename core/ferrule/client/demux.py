@@ -23,7 +23,6 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.client.figures import past_of, with_past
-from ferrule.client.pulse import stalled_engine
 from ferrule.config import LimitsConfig
 from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
 from ferrule.interfaces.service import Health
@@ -268,7 +267,9 @@ class DemuxClient(EngineClient):
             return Health(state="dead", detail=str(self._dead))
         if not self._ready.is_set():
             return Health(state="starting", detail=_RESTARTING if self._lost else "")
-        return stalled_engine(self.board, self._watchdog) or Health(state="ready" if self.board.ready else "starting")
+        if stall := self.board.engine_stall(self._watchdog):
+            return Health(state="stalled", detail=stall)
+        return Health(state="ready" if self.board.ready else "starting")
 
     def stats(self) -> EngineStats:
         return self._stats
@@ -325,7 +326,7 @@ class DemuxClient(EngineClient):
     def _dispatch(self, message: FromEngine | Unread) -> None:
         if isinstance(message, Deltas):
             if message.stats is not None:
-                self._stats = with_past(self._past, message.stats)
+                self._stats = with_past(self._past, message.stats) if self._past.restarts else message.stats
             for delta in message.deltas:
                 find = self._streams.get if delta.finish is None else self._streams.pop
                 if (stream := find(delta.id, None)) is not None:

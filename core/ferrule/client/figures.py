@@ -14,8 +14,6 @@ _COUNTERS = (
 
 def with_past(past: EngineStats, stats: EngineStats) -> EngineStats:
     """Return the figures of the running engine, with the counters of the engines before it added."""
-    if not past.restarts:
-        return stats
     return replace(stats, **{name: getattr(past, name) + getattr(stats, name) for name in _COUNTERS})
 
 

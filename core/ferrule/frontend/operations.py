@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from ferrule.client.base import EngineClient
-from ferrule.client.pulse import stalled_api
 from ferrule.errors import EngineDead, UnavailableError
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.interfaces.service import Administration, Health
@@ -21,7 +20,9 @@ class Operations(Administration):
     def health(self) -> Health:
         """Return the state of the server. This process is answering, but another API process may be stalled."""
         now = self._client.health()
-        return now if now.state != "ready" else stalled_api(self.ledger.board) or now
+        if now.state == "ready" and (stall := self.ledger.board.api_stall()):
+            return Health(state="stalled", detail=stall)
+        return now
 
     def _check_available(self) -> None:
         health = self._client.health()
@@ -42,10 +43,10 @@ class Operations(Administration):
         return self.ledger.loggers.exposition()
 
     def answered(self, stats: HttpStats) -> None:
-        self.ledger.loggers.tell("on_http", lambda logger: logger.on_http(stats), always=True)
+        self.ledger.loggers.tell("on_http", stats, always=True)
 
     def check_room(self, ahead: int = 0) -> None:
         self.ledger.check_room(ahead)
 
     def stalled(self, seconds: float) -> None:
-        self.ledger.loggers.tell("on_stall", lambda logger: logger.on_stall(seconds), always=True)
+        self.ledger.loggers.tell("on_stall", seconds, always=True)

@@ -25,12 +25,11 @@ from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
-from ferrule.frontend.metrics import Loggers
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
 from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.output.reading import OutputReader, OutputReading
-from ferrule.frontend.stat_loggers import open_loggers
+from ferrule.frontend.stat_loggers import Loggers, open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import offsets
 from ferrule.frontend.text.render import Renderer

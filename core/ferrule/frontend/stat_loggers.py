@@ -1,21 +1,61 @@
-"""The stat loggers of a process: those that receive its figures, and those that show the figures of other processes."""
+"""The stat loggers of a process, guarded against their exceptions: those that receive its figures, and those that show
+the figures of other processes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved, StatSettings
 from ferrule.errors import StartupError
-from ferrule.frontend.metrics import Loggers
+from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.stats import StatLogger
+from ferrule.plugin.faults import FaultCount
 from ferrule.types import ModelInfo
 
 _logger = log.get("plugin")
+
+
+class Loggers:
+    """The stat loggers of a process, with their titles. An exception of a logger is logged, and after three the logger
+    is disabled.
+
+    With `silent`, loggers are told of HTTP and stalls alone.
+    """
+
+    def __init__(
+        self, loggers: Sequence[tuple[str, StatLogger]], hooks: HookRunner | None = None, silent: bool = False
+    ) -> None:
+        self.hooks = hooks or HookRunner()
+        self._silent = silent
+        self._loggers = [(FaultCount(title), logger) for title, logger in loggers]
+
+    def tell(self, event: str, *told: Any, always: bool = False) -> list[Any]:
+        """Call the method `event` of each logger with what it is `told`, and return what those return that do not
+        fail.
+        """
+        found = []
+        for faults, logger in self._loggers if always or not self._silent else ():
+            if not faults.disabled:
+                try:
+                    found.append(getattr(logger, event)(*told))
+                except Exception:
+                    faults.add(event)
+        return found
+
+    def exposition(self) -> tuple[str, str]:
+        """Return the metrics of all loggers that use the first one's media type, and those of hooks."""
+        found = [text for text in self.tell("exposition", always=True) if text is not None]
+        media_type = found[0][0] if found else "text/plain; charset=utf-8"
+        kind = media_type.partition(";")[0]
+        texts = [text for other, text in found if other.partition(";")[0] == kind]
+        return media_type, "".join(texts) + self.hooks.metrics()
 
 
 def open_loggers(config: Resolved, plugins: Plugins, client: EngineClient) -> list[tuple[str, StatLogger]]:

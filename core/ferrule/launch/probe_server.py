@@ -22,11 +22,9 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.reload import Reloads
 from ferrule.api.server import Front, HttpServer, loop_factory
-from ferrule.client.pulse import stalled_api, stalled_engine
 from ferrule.config import Resolved
 from ferrule.errors import UnavailableError
-from ferrule.frontend.metrics import Loggers
-from ferrule.frontend.stat_loggers import open_followers
+from ferrule.frontend.stat_loggers import Loggers, open_followers
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Health, Service
@@ -116,8 +114,9 @@ class BoardService:
         for state, detail in _DETAILS.items():
             if state in states:
                 return Health(state=state, detail=detail)
-        stalled = stalled_engine(board, self._config.parallel.watchdog_timeout) or stalled_api(board)
-        return stalled or Health(state="ready" if board.ready else "starting")
+        if stall := board.engine_stall(self._config.parallel.watchdog_timeout) or board.api_stall():
+            return Health(state="stalled", detail=stall)
+        return Health(state="ready" if board.ready else "starting")
 
     def exposition(self) -> tuple[str, str]:
         """Return the figures of the API processes, which may be a second old, as they are slow to collect.

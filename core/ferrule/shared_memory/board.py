@@ -116,19 +116,21 @@ class Board:
         silent = time.monotonic() - beat if beat else 0.0
         return silent if silent > min(_SILENCE, limit) else 0.0
 
-    def stalled(self, watchdog: float) -> float:
-        """Return the seconds without a sign of progress from the engine; 0 within the limits.
+    def engine_stall(self, watchdog: float) -> str:
+        """Return a sentence that says for how long the engine has made no progress; empty within the limits.
 
         A process that was stopped, or that holds the interpreter, is silent. A step that takes long is only slow.
         """
         waits = self.get(STALLED)
-        return max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
+        seconds = max(self.silent(ENGINE, watchdog), waits if waits > watchdog / 2 else 0.0)
+        return f"The engine has made no progress for {seconds:.0f} s." if seconds else ""
 
-    def silent_api(self) -> float:
-        """Return the seconds since the longest silent of the other API processes showed that it is alive; 0 within the
+    def api_stall(self) -> str:
+        """Return a sentence that says for how long another API process has shown no sign of life; empty within the
         limit.
         """
-        return max((self.silent(row) for row in range(1, self.rows) if row != self.row), default=0.0)
+        seconds = max((self.silent(row) for row in range(1, self.rows) if row != self.row), default=0.0)
+        return f"An API process has made no progress for {seconds:.0f} s." if seconds else ""
 
     def mine(self, cell: int) -> float:
         return self.get(cell, self.row)

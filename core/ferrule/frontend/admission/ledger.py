@@ -11,14 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from msgspec.structs import replace
 
 from ferrule.api_keys import Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
-from ferrule.frontend.metrics import Loggers
+from ferrule.frontend.stat_loggers import Loggers
 from ferrule.interfaces.stats import RequestStats
 from ferrule.shared_memory.board import (
     BUFFERED,
@@ -59,33 +59,29 @@ class Account:
     called_tools: bool | None = None  # None: no tool parser reads it
     caller: Visit | None = None
     group: Sequence[Account] = ()  # all choices of the prompt
-    last_token: float = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.last_token = self.arrival
+    last_token: float = 0.0
 
 
+@dataclass(slots=True)
 class Reservation:
-    """Places in the queue that are not yet accounts."""
+    """Places in the queue that are not yet accounts, and room for the tokens of their prompts."""
 
-    def __init__(self, ledger: Ledger, count: int) -> None:
-        self._ledger = ledger
-        self.count = count
-        self.tokens = 0
+    ledger: Ledger
+    count: int
+    tokens: int = 0
 
     def add_tokens(self, tokens: int) -> None:
         """Reserve room for tokens of prompts.
 
         Raises OverloadedError when the queue's token budget is full, RequestError when it can never hold that many.
         """
-        limit = self._ledger.limits.max_waiting_tokens
+        ledger, limit = self.ledger, self.ledger.limits.max_waiting_tokens
         if tokens > limit:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
-        if self._ledger.waiting_tokens + tokens > limit:
-            raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
-        if self._ledger.buffers.used + tokens * TOKEN_BYTES > self._ledger.buffers.limit:
-            raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
-        self._ledger.hold(tokens)
+        short = ledger.buffers.used + tokens * TOKEN_BYTES > ledger.buffers.limit
+        if short or ledger.waiting_tokens + tokens > limit:
+            raise ledger.full("prompt tokens", "max_num_queued_tokens")
+        ledger.hold(tokens)
         self.tokens += tokens
 
     def turn(self, account: Account) -> None:
@@ -130,7 +126,7 @@ class Ledger:
 
     def full(self, what: str, reason: str) -> OverloadedError:
         """Count a rejection, and return the error for it."""
-        self.loggers.tell("on_rejected", lambda logger: logger.on_rejected(reason))
+        self.loggers.tell("on_rejected", reason)
         return OverloadedError(f"The queue is full: too many {what} wait.", self.retry_after)
 
     def check_room(self, ahead: int) -> None:
@@ -147,8 +143,7 @@ class Ledger:
         limit = self.limits.max_waiting_requests
         if count > limit:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
-        if self.waiting + count > limit:
-            raise self.full("requests", "max_num_queued_reqs")
+        self.check_room(count - 1)
         reservation = Reservation(self, count)
         self.board.add(WAITING, count)
         self.open += count
@@ -162,13 +157,13 @@ class Ledger:
     def tokens(self, account: Account, count: int) -> None:
         """Count tokens that a client reads."""
         now = self._clock()
-        first, gap = account.waits, now - account.last_token
+        first, gap = account.waits, now - (account.last_token or account.arrival)
         self.leave_queue(account)
         if first:
             account.first_token = now
         account.last_token = now
         self._count(account, count)
-        self.loggers.tell("on_tokens", lambda logger: logger.on_tokens(first, count, gap))
+        self.loggers.tell("on_tokens", first, count, gap)
 
     def settle(self, account: Account, finish: FinishReason, last: RequestDelta | None) -> None:
         """Close the account of a choice that is over for client and engine; later calls for it do nothing.
@@ -186,7 +181,7 @@ class Ledger:
         times = last and last.times
         times = times or RequestTimes(account.arrival, first_token=account.first_token, finished=now)
         stats = _stats(account, finish, times, last.num_preemptions if last else 0, now)
-        self.loggers.tell("on_finish", lambda logger: logger.on_finish(stats))
+        self.loggers.tell("on_finish", stats)
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
 
@@ -206,7 +201,7 @@ class Ledger:
                 choice_prompt_cached=self.board.total(PROMPT_CACHED),
                 choice_generation_tokens=self.board.total(GENERATION_TOKENS),
             )
-            self.loggers.tell("on_engine", lambda logger: logger.on_engine(stats, 0))
+            self.loggers.tell("on_engine", stats, 0)
 
     def leave_queue(self, account: Account) -> None:
         """Give back the place of a choice that no longer waits."""

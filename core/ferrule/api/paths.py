@@ -118,6 +118,8 @@ class PathTable:
         if not methods:
             raise NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
         if (entry := entry_for(methods, method)) is None:
+            if said := self._absent.get(path):  # it only looks like a value of another route's parameter
+                raise NotFoundError(f"There is no route {path}. {said}")
             allowed = allowed_methods(methods)
             raise MethodError(f"This route takes {', '.join(allowed)}.", allowed)
         return entry

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Annotated
 
 from msgspec import Meta
@@ -10,6 +11,7 @@ from msgspec import Meta
 from ferrule.errors import RequestFailed
 from ferrule.interfaces.response_store import StoredResponse
 
+CONFORMANCE = MappingProxyType({"few": {"max_responses": 3}, "short": {"max_age": 0.2}, "tiny": {"max_bytes": 1 << 16}})
 OVERHEAD = 512  # bytes of a record beside its texts, about
 
 

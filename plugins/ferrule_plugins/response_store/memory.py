@@ -21,6 +21,7 @@ class _Entry:
 
 class MemoryStore(ResponseStore):
     Options = Bounds
+    conformance = "ferrule_plugins.response_store.bounds:CONFORMANCE"
 
     def __init__(self, folder: Path | None, *, options: Bounds) -> None:
         super().__init__(folder)

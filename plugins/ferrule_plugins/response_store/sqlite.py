@@ -61,6 +61,7 @@ class SqliteOptions(Bounds):
 
 class SqliteStore(ResponseStore):
     Options = SqliteOptions
+    conformance = "ferrule_plugins.response_store.bounds:CONFORMANCE"
     shared = True
 
     def __init__(self, folder: Path | None, *, options: SqliteOptions) -> None:

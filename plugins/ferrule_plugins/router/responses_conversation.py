@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
 from typing import Any
+
+from pydantic_core import from_json
 
 from ferrule.errors import RequestError
 from ferrule_plugins.router.responses_items import (
@@ -204,7 +207,7 @@ def _assistant(items: Sequence[Placed], waiting: dict[str, str]) -> dict[str, An
                     told = f"{where}.call_id: another call has the id {item['call_id']!r:.80}, and no result so far."
                     raise RequestError(told, f"{where}.call_id")
                 waiting[item["call_id"]] = where
-                function = {"name": item["name"], "arguments": item["arguments"]}
+                function = {"name": item["name"], "arguments": _arguments(item["arguments"], f"{where}.arguments")}
                 calls.append({"id": item["call_id"], "type": "function", "function": function})
     message: dict[str, Any] = {"role": "assistant", "content": "".join(texts)}
     if any(thoughts):
@@ -212,6 +215,14 @@ def _assistant(items: Sequence[Placed], waiting: dict[str, str]) -> dict[str, An
     if calls:
         message |= {"content": message["content"] or None, "tool_calls": calls}
     return message
+
+
+def _arguments(text: str, where: str) -> str:
+    """Return the arguments of a call as a JSON text. The end may be missing, as of an answer that was cut off."""
+    try:
+        return json.dumps(from_json(text, allow_partial=True), ensure_ascii=False) if text.strip() else text
+    except ValueError:
+        raise RequestError(f"{where} must be a JSON text.", where) from None
 
 
 def _thoughts(where: str, item: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ OVERHEAD = 512  # bytes of a record beside its texts, about
 
 @dataclass(frozen=True)
 class Bounds:
-    """What is kept: beyond these bounds the oldest responses go first. They hold for all API keys together."""
+    """The bounds of a store, for all API keys together: beyond them the oldest responses go first."""
 
     max_responses: Annotated[int, Meta(ge=1, description="Most responses.")] = 1000
     max_bytes: Annotated[int, Meta(ge=1 << 16, description="Most bytes of all responses and their streams.")] = (

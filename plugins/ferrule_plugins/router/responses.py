@@ -89,51 +89,56 @@ class Responses(Router):
         async def input_tokens(body: TokensBody, info: CurrentRequest) -> JSON:
             return await handler.count(body, info)
 
-        @routes.get(
-            "/v1/responses/{response_id}",
-            response_model=Response,
-            responses=streams(ResponseEvent),
-            summary="A stored response, or the rest of its stream.",
-        )
-        async def retrieve(
-            response_id: str,
-            info: CurrentRequest,
-            stream: bool = False,
-            starting_after: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
-            include: _Included = None,
-            include_obfuscation: Annotated[bool, Query(description="Accepted: no padding is sent.")] = False,
-        ) -> JSON | EventStream:
-            return await handler.retrieve(response_id, info, stream, starting_after)
-
-        @routes.get(
-            "/v1/responses/{response_id}/input_items",
-            response_model=ItemList,
-            summary="The items of a stored response's own input.",
-        )
-        async def input_items(
-            response_id: str,
-            info: CurrentRequest,
-            limit: Annotated[int, Query(ge=1, le=_MOST_ITEMS)] = 20,
-            order: Literal["asc", "desc"] = "desc",
-            after: str | None = None,
-            include: _Included = None,
-        ) -> JSON:
-            return await handler.input_items(response_id, info, limit, order == "desc", after)
-
-        @routes.post(
-            "/v1/responses/{response_id}/cancel",
-            response_model=Response,
-            summary="Stop generating a response in the background.",
-        )
-        async def cancel(response_id: str, info: CurrentRequest) -> JSON:
-            return await handler.cancel(response_id, info)
-
-        @routes.delete(
-            "/v1/responses/{response_id}",
-            response_model=DeletedResponse,
-            summary="Forget a stored response; one that is being generated is stopped.",
-        )
-        async def delete(response_id: str, info: CurrentRequest) -> JSON:
-            return await handler.delete(response_id, info)
-
+        _stored(routes, handler)
         return routes
+
+
+def _stored(routes: APIRouter, handler: Handler) -> None:
+    """Add the routes of stored responses."""
+
+    @routes.get(
+        "/v1/responses/{response_id}",
+        response_model=Response,
+        responses=streams(ResponseEvent),
+        summary="A stored response, or the rest of its stream.",
+    )
+    async def retrieve(
+        response_id: str,
+        info: CurrentRequest,
+        stream: bool = False,
+        starting_after: Annotated[int | None, Query(ge=0, le=1 << 62)] = None,
+        include: _Included = None,
+        include_obfuscation: Annotated[bool, Query(description="Accepted: no padding is sent.")] = False,
+    ) -> JSON | EventStream:
+        return await handler.retrieve(response_id, info, stream, starting_after)
+
+    @routes.get(
+        "/v1/responses/{response_id}/input_items",
+        response_model=ItemList,
+        summary="The items of a stored response's own input.",
+    )
+    async def input_items(
+        response_id: str,
+        info: CurrentRequest,
+        limit: Annotated[int, Query(ge=1, le=_MOST_ITEMS)] = 20,
+        order: Literal["asc", "desc"] = "desc",
+        after: str | None = None,
+        include: _Included = None,
+    ) -> JSON:
+        return await handler.input_items(response_id, info, limit, order == "desc", after)
+
+    @routes.post(
+        "/v1/responses/{response_id}/cancel",
+        response_model=Response,
+        summary="Stop generating a response in the background.",
+    )
+    async def cancel(response_id: str, info: CurrentRequest) -> JSON:
+        return await handler.cancel(response_id, info)
+
+    @routes.delete(
+        "/v1/responses/{response_id}",
+        response_model=DeletedResponse,
+        summary="Forget a stored response; one that is being generated is stopped.",
+    )
+    async def delete(response_id: str, info: CurrentRequest) -> JSON:
+        return await handler.delete(response_id, info)

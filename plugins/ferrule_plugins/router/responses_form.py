@@ -121,12 +121,12 @@ class ResponseForm:
             case Content(text):
                 yield from self._of_kind(Content)
                 logprobs, self._logprobs = self._logprobs, []
-                yield self._grown("response.output_text.delta", text, content_index=0, logprobs=logprobs)
                 if logprobs and self._open is not None:
                     self._open.logprobs += logprobs
+                yield from self._grown("response.output_text.delta", text, content_index=0, logprobs=logprobs)
             case Reasoning(text):
                 yield from self._of_kind(Reasoning)
-                yield self._grown("response.reasoning_text.delta", text, content_index=0)
+                yield from self._grown("response.reasoning_text.delta", text, content_index=0)
             case CallStart(_, call_id, name):
                 yield from self._closed("completed")
                 item = self._item("function_call")
@@ -134,16 +134,16 @@ class ResponseForm:
                 yield self._opened(CallArguments, item)
             case CallArguments(_, fragment):
                 if fragment:
-                    yield self._grown("response.function_call_arguments.delta", fragment)
+                    yield from self._grown("response.function_call_arguments.delta", fragment)
             case CallEnd():
                 yield from self._closed("completed")
 
-    def _grown(self, kind: str, delta: str, **fields: Any) -> ResponseEvent:
-        """Return the event about a piece of text of the open item."""
-        assert self._open is not None
-        self._open.texts.append(delta)
-        place = len(self._output) - 1
-        return self._event(kind, item_id=self._open.item["id"], output_index=place, delta=delta, **fields)
+    def _grown(self, kind: str, delta: str, **fields: Any) -> Iterator[ResponseEvent]:
+        """Yield the event about a piece of text of the open item; arguments without a call have none."""
+        if (grows := self._open) is not None:
+            grows.texts.append(delta)
+            place = len(self._output) - 1
+            yield self._event(kind, item_id=grows.item["id"], output_index=place, delta=delta, **fields)
 
     def _of_kind(self, kind: type[Event]) -> Iterator[ResponseEvent]:
         """Yield the events that open an item with texts of this sort, where none is open."""

@@ -25,8 +25,7 @@ from ferrule.schema import (
     not_here,
     problem,
 )
-from ferrule.structured_outputs import JsonSchema
-from ferrule.structured_outputs.params import StructuredOutputs
+from ferrule.structured_outputs import JsonSchema, StructuredOutputs
 from ferrule_plugins.router.responses_items import Input
 
 MAX_TOOLS = 1024
@@ -128,7 +127,7 @@ class TextConfig(Body):
 
 
 class ReasoningConfig(Body):
-    """How much the model is to think."""
+    """The effort that the model is to spend on thoughts."""
 
     effort: Annotated[
         Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None,

@@ -36,6 +36,13 @@ class Foreign:
 
 
 FOREIGN = (
+    Foreign(
+        "VLLM_ENABLE_RESPONSES_API_STORE",
+        "switch",
+        "0",
+        "keep the responses of /v1/responses",
+        inert="they are kept unless a request has store false, within the bounds of --response-store",
+    ),
     Foreign("VLLM_DO_NOT_TRACK", "switch", None, "collect no usage data", inert="no usage data is collected"),
     Foreign("VLLM_NO_USAGE_STATS", "switch", None, "collect no usage data", inert="no usage data is collected"),
     Foreign("VLLM_USAGE_SOURCE", "text", None, "label of usage data", inert="no usage data is collected"),

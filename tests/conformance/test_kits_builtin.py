@@ -60,6 +60,13 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/messages/count_tokens", {**CHAT, "model": "fake"}),
         )
     },
+    ("router", "responses"): {
+        "calls": (
+            ("POST", "/v1/responses", {"model": "fake", "input": "hello", "max_output_tokens": 4}),
+            ("POST", "/v1/responses", {"input": [{"role": "user", "content": "hello"}], "stream": True}),
+            ("POST", "/v1/responses/input_tokens", {"input": "hello"}),
+        )
+    },
     ("router", "tokenize"): {
         "calls": (("POST", "/tokenize", {"prompt": "hello"}), ("POST", "/detokenize", {"tokens": [72, 105]}))
     },

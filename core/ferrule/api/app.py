@@ -26,7 +26,9 @@ def build_app(
     reloads: Reloads | None = None,
 ) -> ASGIApp:
     """Build the application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    context = RouterContext(RouterSettings.of(config, plugins), plugins, lifecycle.service, lambda: lifecycle.load)
+    settings, board = RouterSettings.of(config, plugins), lifecycle.board
+    folder = board.folder if config.frontend.api_server_count > 1 else None
+    context = RouterContext(settings, plugins, lifecycle.service, lambda: lifecycle.load, folder)
     app, table = assemble(config, plugins, context)
     callers = CallerCheck(config, hooks, lifecycle.board)
     budget = Budget(Buffers(lifecycle.board, config.limits.max_buffered_bytes), callers.keys)

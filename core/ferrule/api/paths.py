@@ -122,10 +122,12 @@ class PathTable:
 
     def refusal(self, found: Found) -> RequestError:
         """Return the error for a call without an entry: it names the nearest route, or the methods of the path."""
+        path = found.path
+        if found.methods and (said := self._absent.get(path)):  # it only looks like a value of another route's parameter
+            return NotFoundError(f"There is no route {path}. {said}")
         if found.methods:
             allowed = allowed_methods(found.methods)
             return MethodError(f"This route takes {', '.join(allowed)}.", allowed)
-        path = found.path
         return NotFoundError(f"There is no route {printable(path, _SHOWN)}.{self._advice(path[:_SHOWN])}")
 
     def _advice(self, path: str) -> str:

@@ -399,6 +399,13 @@ class FrontendConfig:
         "auto", "What the template sees as message content.", choices=("auto", "string", "openai")
     )
     response_role: str = opt("assistant", "Role of the answer.", server=True)
+    response_store: str = opt(
+        "auto",
+        "Response store plugin, for /v1/responses; auto is memory, and sqlite with several API processes.",
+        kind="response_store",
+        lower=True,
+        server=True,
+    )
     root_path: str = opt("", "Path prefix when a proxy serves the API below one.", opens=("None",), server=True)
     disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
     disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)

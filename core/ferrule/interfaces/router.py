@@ -51,6 +51,7 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import lru_cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 from fastapi import APIRouter, Depends, Request, Response, params
@@ -205,6 +206,7 @@ class RouterContext:
     plugins: Plugins
     service: Service
     load: Callable[[], int] = int  # requests with a body that are being served, in all API processes
+    folder: Path | None = None  # that all API processes share, and that goes with the server; None where there is one
 
 
 class Router(ABC):

@@ -194,6 +194,13 @@ KINDS = _table(
         unnamed="on by default",
     ),
     Kind(
+        "response_store",
+        _I + "response_store:ResponseStore",
+        "--response-store; auto is `memory`, and `sqlite` with several API processes",
+        made_with=("folder",),
+        used_in=Component.HTTP,
+    ),
+    Kind(
         "stat_logger",
         _I + "stats:StatLogger",
         "on when discovered",

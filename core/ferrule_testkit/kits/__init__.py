@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.platform import PlatformKit
     from ferrule_testkit.kits.quantization import QuantizationKit
     from ferrule_testkit.kits.reasoning_parser import ReasoningParserKit, Thought
+    from ferrule_testkit.kits.response_store import ResponseStoreKit
     from ferrule_testkit.kits.router import RouterKit
     from ferrule_testkit.kits.sampler import SamplerKit
     from ferrule_testkit.kits.scheduling import PolicyKit, SchedulerKit
@@ -58,6 +59,7 @@ _HOMES = MappingProxyType(
         "PolicyKit": "scheduling",
         "QuantizationKit": "quantization",
         "ReasoningParserKit": "reasoning_parser",
+        "ResponseStoreKit": "response_store",
         "RouterKit": "router",
         "SamplerKit": "sampler",
         "SchedulerKit": "scheduling",
@@ -87,6 +89,7 @@ __all__ = [
     "PolicyKit",
     "QuantizationKit",
     "ReasoningParserKit",
+    "ResponseStoreKit",
     "RouterKit",
     "SamplerKit",
     "SchedulerKit",

@@ -32,7 +32,7 @@ _OLLAMA = f"This is not an Ollama server. {_CHAT}"
 _FEATURES: Mapping[str, str] = {
     "/": "The API is below /v1; /docs describes it.",
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
-    "/v1/responses/": f"The Responses API is not in this build. {_CHAT}",
+    "/v1/responses/compact": "Conversations are not compacted here; truncation auto drops what is oldest.",
     "/v1/batches/": "Batches run from files: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
     "/v1/files/": "This server stores no files. For batches: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
     "/v1/uploads/": "This server stores no files.",

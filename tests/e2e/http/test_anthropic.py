@@ -12,10 +12,8 @@ import httpx
 import pytest
 
 from ferrule_testkit import server as servers
+from tests.e2e.http.conftest import AGENT_KEY as KEY
 
-KEY = "sk-test"
-ARGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3", "--api-key", KEY)
-SMALL = ("--num-gpu-blocks-override", "512", "--served-model-name", "tiny", "--dtype", "float32")
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 23 + 45?"}]
 # The client has no argument for the temperature.
@@ -40,10 +38,8 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "t1", "content":
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running([*ARGS, *SMALL], log, {"OMP_NUM_THREADS": "1"}) as running:
-        yield running
+def server(agent_server: servers.Server) -> servers.Server:
+    return agent_server
 
 
 @pytest.fixture(scope="module")

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is n
 PAGE = ROOT / "docs" / "http.md"
 TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 PROMPT = {"prompt": "hello", "max_tokens": 2}
+ANSWER = {"input": "hello", "max_output_tokens": 2}
 COUNTED = {"model": "tiny", "messages": TALK["messages"]}
 # route → path as it is asked, body, where in the answer to look (a name, or a text of a page), the documented value
 CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
@@ -28,6 +29,15 @@ CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
     "POST /v1/chat/completions": [("/v1/chat/completions", TALK, "object", "chat.completion")],
     "POST /v1/messages": [("/v1/messages", TALK | {"model": "tiny"}, "type", "message")],
     "POST /v1/messages/count_tokens": [("/v1/messages/count_tokens", COUNTED, "input_tokens", int)],
+    "POST /v1/responses": [("/v1/responses", ANSWER | {"request_id": "one"}, "object", "response")],
+    "POST /v1/responses/input_tokens": [("/v1/responses/input_tokens", {"input": "hello"}, "input_tokens", int)],
+    "GET /v1/responses/{response_id}": [("/v1/responses/resp_one", None, "id", "resp_one")],
+    "GET /v1/responses/{response_id}/input_items": [("/v1/responses/resp_one/input_items", None, "has_more", False)],
+    "DELETE /v1/responses/{response_id}": [("/v1/responses/resp_one", None, "deleted", True)],
+    "POST /v1/responses/{response_id}/cancel": [
+        ("/v1/responses", ANSWER | {"request_id": "two", "background": True}, "status", "queued"),
+        ("/v1/responses/resp_two/cancel", None, "background", True),
+    ],
     "POST /invocations": [
         ("/invocations", PROMPT, "object", "text_completion"),
         ("/invocations", TALK, "object", "chat.completion"),
@@ -62,10 +72,10 @@ def documented() -> set[str]:
     found = set()
     for line in PAGE.read_text(encoding="utf-8").splitlines():
         first = line.split("|")[1] if line.startswith("| `") else ""
-        if not re.match(r" `(GET|POST) ", first):
+        if not re.match(r" `(GET|POST|DELETE) ", first):
             continue
         methods: list[str] = []
-        for method, path in re.findall(r"(GET|POST)|(/[\w./{}]+)", first):
+        for method, path in re.findall(r"(GET|POST|DELETE)|(/[\w./{}]+)", first):
             if path:
                 found |= {f"{each} {path}" for each in methods[-2:] or ["GET"]}
                 methods = methods[-1:]

@@ -1,0 +1,1 @@
+"""Built-in plugins of the kind `response_store`."""

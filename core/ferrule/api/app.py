@@ -6,7 +6,7 @@ on.
 
 from __future__ import annotations
 
-from starlette.types import ASGIApp
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from ferrule.api.auth import Keys
 from ferrule.api.body import BodyReader
@@ -17,10 +17,11 @@ from ferrule.api.limits import Limits
 from ferrule.api.middleware import surround
 from ferrule.api.reload import Reloads
 from ferrule.api.routes import assemble
+from ferrule.api_keys import BACKGROUND
 from ferrule.config import Config, RouterSettings
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.router import RouterContext
+from ferrule.interfaces.router import ON_BEHALF, RouterContext
 from ferrule.shared_memory.buffers import Buffers
 
 
@@ -32,7 +33,16 @@ def build_app(
     reloads: Reloads | None = None,
 ) -> ASGIApp:
     """Build the application with the routes of the chosen router plugins. Raises StartupError, PluginError."""
-    context = RouterContext(RouterSettings.of(config, plugins), plugins, lifecycle.service, lambda: lifecycle.load)
+
+    async def inside(scope: Scope, receive: Receive, send: Send) -> None:
+        token = BACKGROUND.set(True)
+        try:
+            await limits({ON_BEHALF: "", **scope}, receive, send)
+        finally:
+            BACKGROUND.reset(token)
+
+    settings = RouterSettings.of(config, plugins)
+    context = RouterContext(settings, plugins, lifecycle.service, lambda: lifecycle.load, inside)
     app, table = assemble(config, plugins, context)
     hooks = hooks or HookRunner()
     keys = Keys(config, lifecycle.board)

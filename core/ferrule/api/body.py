@@ -11,6 +11,7 @@ from ferrule.api.lifecycle import Exchange, Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.respond import Send
 from ferrule.api.turns import Turns
+from ferrule.api_keys import BACKGROUND
 from ferrule.interfaces.router import Access
 
 _AT_ONCE = 4  # requests whose bodies are decoded, and whose work begins, in one turn of the event loop
@@ -39,7 +40,8 @@ class BodyReader:
             if entry.room:
                 self._lifecycle.check_room(self._ahead)
         if entry.body is not None:
-            self._lifecycle.work(call.exchange)
+            if not BACKGROUND.get():
+                self._lifecycle.work(call.exchange)
             await self._turn(entry)
         await call.exchange.run(self._serve(scope, receive, send, call))
 

@@ -17,7 +17,7 @@ from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.hooks import AccessRequest
-from ferrule.interfaces.router import SCOPE_KEY, Access
+from ferrule.interfaces.router import ON_BEHALF, SCOPE_KEY, Access
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
 
@@ -43,18 +43,32 @@ class CallerCheck:
         call, answer = call_of(scope), call_of(scope).answer
         known = entry_for(call.methods, scope["method"])
         access = access_of(call.methods) if known is None else known.access
-        if access is not Access.PUBLIC:  # only the public list is free
+        if (name := scope.get(ON_BEHALF)) is not None:
+            call.caller = self._on_behalf(name)
+        elif access is not Access.PUBLIC:  # only the public list is free
             self._check_browser(scope, call)
             call.caller = self._authorise(scope, call, access)
         entry = self._table.entry(call.methods, scope["method"], call.path)
         call.entry, call.template = entry, entry.path
         answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
+        if entry.max_body_bytes is not None:
+            call.intake.max_body_bytes = entry.max_body_bytes
         if call.caller is not None:
             call.claim.key = call.caller.name
             answer.info = replace(answer.info, key_name=call.caller.name)
         path = scope["root_path"] + (decoded(call.path) or "")
         with self._keys.callers.visit(call.caller if entry.body is not None else None):
             await self._app({**scope, "method": entry.method, "path": path, SCOPE_KEY: answer}, receive, send)
+
+    def _on_behalf(self, name: str) -> Caller | None:
+        """Return the caller for whom the server itself sends a request. Raises UnauthorisedError when the key is gone.
+
+        An empty name stands for a caller who needed no key.
+        """
+        caller = self._keys.callers.named(name)
+        if name and caller is None:
+            raise UnauthorisedError("The API key that this request was made with is no longer valid.")
+        return caller
 
     def _check_browser(self, scope: Scope, call: HttpCall) -> None:
         """Raise ForbiddenError for a request that only a browser sends when another site's page misleads it."""

@@ -17,7 +17,7 @@ from ferrule.api.paths import PathTable, check_query, raw_path
 from ferrule.api.respond import Responder, Send
 from ferrule.config import Config
 from ferrule.errors import OverloadedError
-from ferrule.interfaces.router import RequestInfo
+from ferrule.interfaces.router import ON_BEHALF, RequestInfo
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID, Undeclared
 
@@ -82,7 +82,7 @@ class Limits:
         answer.share = claim.share
         undeclared = Undeclared(self._front.strict_requests)
         answer.info = RequestInfo(secrets.token_hex(16), headers, exchange.left, undeclared=undeclared)
-        if self._front.enable_request_id_headers:  # the client's own is echoed when it is valid
+        if self._front.enable_request_id_headers or ON_BEHALF in scope:  # the client's own is echoed when it is valid
             given = headers.get("x-request-id", "")
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else answer.info.id))
         if answer.dialect.id_header:

@@ -40,6 +40,7 @@ class Entry:
     log_fault: Callable[[str], None] = log_unexpected
     room: bool = False
     dialect: Dialect = OPENAI
+    max_body_bytes: int | None = None  # instead of the server's limit
 
     @property
     def path(self) -> str:

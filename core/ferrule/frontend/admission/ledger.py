@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ferrule.api_keys import Visit
+from ferrule.api_keys import BACKGROUND, Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.frontend.metrics import Loggers
@@ -81,7 +81,7 @@ class Reservation:
         limit = self._ledger.limits.max_waiting_tokens
         if tokens > limit:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
-        if self._ledger.waiting_tokens + tokens > limit:
+        if self._ledger.waiting_tokens and self._ledger.waiting_tokens + tokens > _part(limit):
             raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
         if self._ledger.buffers.used + tokens * TOKEN_BYTES > self._ledger.buffers.limit:
             raise self._ledger.full("prompt tokens", "max_num_queued_tokens")
@@ -135,7 +135,7 @@ class Ledger:
 
     def check_room(self, ahead: int) -> None:
         """Raise OverloadedError when the queue has no place for one more choice behind `ahead` others."""
-        if self.waiting + ahead >= self.limits.max_waiting_requests:
+        if self.waiting + ahead >= _part(self.limits.max_waiting_requests):
             raise self.full("requests", "max_num_queued_reqs")
 
     @contextmanager
@@ -147,7 +147,7 @@ class Ledger:
         limit = self.limits.max_waiting_requests
         if count > limit:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
-        if self.waiting + count > limit:
+        if self.waiting and self.waiting + count > _part(limit):
             raise self.full("requests", "max_num_queued_reqs")
         reservation = Reservation(self, count)
         self.board.add(WAITING, count)
@@ -231,6 +231,14 @@ class Ledger:
         self.board.add(GENERATION_TOKENS, count)
         if account.caller is not None:
             account.caller.spend(count)
+
+
+def _part(limit: int) -> int:
+    """Return the part of a limit of the queue that the request may use which is being served.
+
+    The server's own requests, such as the lines of a batch, may use half: those of clients always find room.
+    """
+    return max(1, limit // 2) if BACKGROUND.get() else limit
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:

@@ -20,39 +20,20 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Any
 
 from fastapi import APIRouter
-from msgspec import Meta
 
 from ferrule.interfaces.router import Router, RouterContext
+from ferrule_plugins.router.batches.options import StoreOptions
 
 if TYPE_CHECKING:
     from ferrule_plugins.router.batches.work import Worker
 
-_DAY = 86_400
 _OFF = (
     "This server stores no files: start it with --plugin-config.router:batches.folder FOLDER, or run a batch without a "
     "server: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL."
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class StoreOptions:
-    folder: Annotated[
-        str | None, Meta(description="Folder of files and batches, made if need be. Without it the routes are off.")
-    ] = None
-    max_files: Annotated[int, Meta(ge=1, description="Files that are kept, and batches as many.")] = 1000
-    max_bytes: Annotated[int, Meta(ge=1, description="Bytes of all files; more uploads are refused.")] = 8 << 30
-    max_file_bytes: Annotated[int, Meta(ge=1, description="Bytes of one uploaded file.")] = 200 << 20
-    max_lines: Annotated[int, Meta(ge=1, description="Requests of one batch.")] = 50_000
-    max_age: Annotated[int, Meta(ge=3600, description="Seconds after which a file or an ended batch is removed.")] = (
-        30 * _DAY
-    )
-    max_inflight: Annotated[
-        int, Meta(ge=0, description="Requests of batches in flight at once; 0 stands for half of --max-num-seqs.")
-    ] = 0
 
 
 class Batches(Router):

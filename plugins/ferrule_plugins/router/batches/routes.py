@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from fastapi import APIRouter, Query, Request
 from fastapi.responses import FileResponse
@@ -15,13 +15,11 @@ from ferrule.errors import NotFoundError, RequestError
 from ferrule.interfaces.router import Access, CurrentRequest, RouterContext, needs
 from ferrule_plugins.batch.local import served_urls
 from ferrule_plugins.router.batches.objects import Stored
+from ferrule_plugins.router.batches.options import StoreOptions
 from ferrule_plugins.router.batches.schema import BatchBody, BatchObject, FileDeleted, FileObject, Page
 from ferrule_plugins.router.batches.store import CANCELLABLE, BatchRecord, FileRecord, Store
 from ferrule_plugins.router.batches.upload import FORM_BYTES, receive
-
-if TYPE_CHECKING:
-    from ferrule_plugins.router.batches import StoreOptions
-    from ferrule_plugins.router.batches.work import Worker
+from ferrule_plugins.router.batches.work import Worker
 
 _HOURS = {"h": 1, "d": 24}
 _FORM = {

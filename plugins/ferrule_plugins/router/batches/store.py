@@ -10,15 +10,13 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO, TypeVar
+from typing import BinaryIO, TypeVar
 
 import msgspec
 
 from ferrule.errors import ConfigError, NotFoundError, OverloadedError, TooLargeError, UnavailableError
 from ferrule_plugins.router.batches.objects import Objects, Stored
-
-if TYPE_CHECKING:
-    from ferrule_plugins.router.batches import StoreOptions
+from ferrule_plugins.router.batches.options import StoreOptions
 
 CONTENT = "content"
 INPUT = "input"

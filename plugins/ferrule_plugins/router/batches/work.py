@@ -15,18 +15,15 @@ import asyncio
 import contextlib
 import time
 from functools import partial
-from typing import TYPE_CHECKING
 
 from ferrule import log
 from ferrule.errors import EngineDead, StartupError, UnavailableError
 from ferrule.interfaces.router import ON_BEHALF, RouterContext
 from ferrule_plugins.batch.drive import Asker
 from ferrule_plugins.batch.local import ask
+from ferrule_plugins.router.batches.options import StoreOptions
 from ferrule_plugins.router.batches.run import Run
 from ferrule_plugins.router.batches.store import LIVE, Store
-
-if TYPE_CHECKING:
-    from ferrule_plugins.router.batches import StoreOptions
 
 _AT_ONCE = 4  # batches that one process runs; more of them wait
 _LOOK = 1.0  # seconds between two looks for batches of other processes

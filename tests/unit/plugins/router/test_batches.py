@@ -21,7 +21,8 @@ from ferrule.errors import ConfigError, NotFoundError
 from ferrule.interfaces.service import Generate
 from ferrule_plugins.batch.drive import Asker
 from ferrule_plugins.batch.rows import AppResponse
-from ferrule_plugins.router.batches import StoreOptions, work
+from ferrule_plugins.router.batches import work
+from ferrule_plugins.router.batches.options import StoreOptions
 from ferrule_plugins.router.batches.run import Run
 from ferrule_plugins.router.batches.store import BatchRecord, FileRecord, Store, open_store
 from ferrule_testkit.service import echo_script

@@ -101,6 +101,10 @@ class Callers:
         matches = [caller for caller in self._callers if hmac.compare_digest(presented, caller.digest)]
         return matches[0] if matches else None
 
+    def named(self, name: str) -> Caller | None:
+        """Return the caller of this name, or None."""
+        return next((caller for caller in self._callers if caller.name == name), None)
+
     @property
     def any_admin(self) -> bool:
         """Whether a key is marked as the administrators'. If none is, every key opens the administrators' routes."""
@@ -196,6 +200,9 @@ class Visit:
 # Set by the frame around every request with an API key. It is not an argument, so that a router cannot forget to pass
 # on whose request it is.
 CALLER: ContextVar[Visit | None] = ContextVar("ferrule.caller", default=None)
+
+# True while a request is served that the server sends itself, such as a line of a batch: those of clients come first.
+BACKGROUND: ContextVar[bool] = ContextVar("ferrule.background", default=False)
 
 
 def read_file(file: Path) -> list[Caller]:

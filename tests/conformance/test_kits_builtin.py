@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -37,6 +38,7 @@ def halved(output_ids: list[int], logits: torch.Tensor) -> torch.Tensor:
     return logits / (2 + len(output_ids))
 
 
+STORE = tempfile.TemporaryDirectory()  # of files and batches
 SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
     ("model", "FalconForCausalLM"): {"attention": "sdpa"},  # the eager one adds linear biases twice
     ("logits_processor", "python_function"): {
@@ -66,6 +68,10 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/responses", {"input": [{"role": "user", "content": "hello"}], "stream": True}),
             ("POST", "/v1/responses/input_tokens", {"input": "hello"}),
         )
+    },
+    ("router", "batches"): {
+        "plugin_options": {"folder": STORE.name},
+        "calls": (("GET", "/v1/files", None), ("GET", "/v1/batches?limit=3", None)),
     },
     ("router", "tokenize"): {
         "calls": (("POST", "/tokenize", {"prompt": "hello"}), ("POST", "/detokenize", {"tokens": [72, 105]}))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.routes import assemble
 from ferrule.config import Config, FrontendConfig, RouterSettings
+from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
+from ferrule.config.sections import PluginConfig
 from ferrule.env import Environment
 from ferrule.interfaces.router import RouterContext
 from ferrule.plugin import discover
@@ -32,10 +35,11 @@ def spec() -> Mapping[str, Any]:
     """
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
     config = resolve(Config(env=Environment(server_dev_mode=True), frontend=frontend))
-    plugins = discover()
-    application, _ = assemble(
-        config, plugins, RouterContext(RouterSettings.of(config, plugins), plugins, Lifecycle().service)
-    )
+    with TemporaryDirectory() as folder:
+        options = PluginConfig(plugin_config={"router:batches": {"folder": folder}})
+        plugins = configured(discover(), options, config.env)
+        context = RouterContext(RouterSettings.of(config, plugins), plugins, Lifecycle().service)
+        application, _ = assemble(config, plugins, context)
     return application.openapi()
 
 
@@ -67,7 +71,11 @@ def _operation(operation: Mapping[str, Any]) -> Iterator[str]:
     if operation.get("parameters"):
         yield ""
     if "requestBody" in operation:
-        yield from (f"Body: {_name(operation['requestBody']['content']['application/json']['schema'])}.", "")
+        for kind, content in operation["requestBody"]["content"].items():
+            if kind == "application/json":
+                yield from (f"Body: {_name(content['schema'])}.", "")
+            else:
+                yield from (f"Body: a form (`{kind}`).", "", *_fields(content["schema"]))
     contents = operation["responses"]["200"]["content"]
     answers = [
         f"{_name(content['schema'])} (`{kind}`)" for kind, content in contents.items() if "x-event" not in content

@@ -16,7 +16,7 @@ from ferrule.errors import UnauthorisedError
 from ferrule.hooks import HookRunner
 from ferrule.interfaces.dialect import Dialect
 from ferrule.interfaces.hooks import AccessRequest
-from ferrule.interfaces.router import Access
+from ferrule.interfaces.router import ON_BEHALF, Access
 from ferrule.shared_memory.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.
@@ -66,6 +66,8 @@ class CallerCheck:
         Raises UnauthorisedError, and ForbiddenError for a call that only a browser sends when another site's page
         misleads it.
         """
+        if (name := scope.get(ON_BEHALF)) is not None:
+            return self._on_behalf(name)
         if not self.keys:
             self._hosts.check(host_of([value for name, value in scope["headers"] if name == b"host"]))
         if scope["method"] not in _SAFE_METHODS and (origin := headers.get("origin")):
@@ -97,6 +99,16 @@ class CallerCheck:
         what = "The admin key" if administers else "A valid API key"
         header = f"{dialect.key_headers[0]}: KEY" if dialect.key_headers else "Authorization: Bearer KEY"
         raise UnauthorisedError(f"{what} is needed: send the header '{header}'.")
+
+    def _on_behalf(self, name: str) -> Caller | None:
+        """Return the caller for whom the server itself sends a request. Raises UnauthorisedError when the key is gone.
+
+        An empty name stands for a caller who needed no key.
+        """
+        caller = self.keys.named(name)
+        if name and caller is None:
+            raise UnauthorisedError("The API key that this request was made with is no longer valid.")
+        return caller
 
 
 def key_of(headers: Headers, dialect: Dialect) -> bytes | None:

@@ -24,7 +24,7 @@ from ferrule.api.respond import CLOSE, Responder, Send
 from ferrule.api_keys import Caller
 from ferrule.config import Config
 from ferrule.errors import OverloadedError
-from ferrule.interfaces.router import SCOPE_KEY, Access, RequestInfo
+from ferrule.interfaces.router import ON_BEHALF, SCOPE_KEY, Access, RequestInfo
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID, Undeclared
 
@@ -93,7 +93,7 @@ class Edge:
         answer.close = scope.get("state", {}).get(CLOSE, answer.close)
         answer.dialect = found.dialect
         answer.share = claim.share
-        if self._front.enable_request_id_headers:  # the client's own is echoed when it is valid
+        if self._front.enable_request_id_headers or ON_BEHALF in scope:  # the client's own is echoed when it is valid
             given = headers.get("x-request-id", "")
             answer.extra.append(("x-request-id", given if REQUEST_ID.fullmatch(given) else info.id))
         if found.dialect.id_header:
@@ -130,6 +130,8 @@ class Edge:
             raise self._table.refusal(found)
         call.template = entry.path
         answer.route, answer.log_fault = f"{entry.method} {entry.path}", entry.log_fault
+        if entry.max_body_bytes is not None:
+            call.intake.max_body_bytes = entry.max_body_bytes
         if call.caller is not None:
             call.claim.key = call.caller.name
             answer.info = replace(answer.info, key_name=call.caller.name)

@@ -45,6 +45,7 @@ class Intake:
         self._receive = receive
         self._headers = headers
         self._limits = limits
+        self.max_body_bytes = limits.max_body_bytes
         self.received = 0  # bytes
         self.done = headers.get("content-length", "0") == "0" and "transfer-encoding" not in headers
         self._handed_over = asyncio.Event()  # the handler that reads the body has all of it
@@ -98,7 +99,7 @@ class Intake:
 
     def _check_headers(self) -> None:
         length = self._headers.get("content-length", "")
-        if length.isdigit() and int(length[:20]) > self._limits.max_body_bytes:
+        if length.isdigit() and int(length[:20]) > self.max_body_bytes:
             raise self._too_large()
         encoding = self._headers.get("content-encoding", "identity").strip().lower()
         if encoding != "identity":
@@ -134,15 +135,15 @@ class Intake:
             await self._budget.grow(self._claim, total - has)
             return
         length = self._headers.get("content-length", "")
-        whole = max(total, int(length) if length.isdigit() else self._limits.max_body_bytes)
+        whole = max(total, int(length) if length.isdigit() else self.max_body_bytes)
         await self._budget.grow(self._claim, min(2 * whole, self._budget.most) - has, turn=True)
 
     def _count(self, total: int) -> None:
-        if total > self._limits.max_body_bytes:
+        if total > self.max_body_bytes:
             raise self._too_large()
 
     def _too_large(self) -> TooLargeError:
-        return TooLargeError(f"The body is larger than the limit of {self._limits.max_body_bytes} bytes.")
+        return TooLargeError(f"The body is larger than the limit of {self.max_body_bytes} bytes.")
 
     async def _next(self) -> bytes:
         message: Message | None = None

@@ -16,6 +16,7 @@ from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, cast
 
+from ferrule.api_keys import BACKGROUND
 from ferrule.errors import EngineDead, FerruleError, OverloadedError, UnavailableError
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.service import Health, Service
@@ -180,7 +181,7 @@ class Lifecycle:
         """
         if self.state != READY and (works or self.state != DRAINING or not self.live.attached):
             raise UnavailableError(self.detail, retry_after=5)
-        if works and not exchange.works:
+        if works and not exchange.works and not BACKGROUND.get():
             exchange.works = True
             self.board.add(LOAD, 1)
 

@@ -42,6 +42,7 @@ class Entry:
     log_fault: Callable[[str], None] = log_unexpected
     room: bool = False
     dialect: Dialect = OPENAI
+    max_body_bytes: int | None = None  # instead of the server's limit
 
 
 @dataclass(frozen=True)
@@ -123,7 +124,8 @@ class PathTable:
     def refusal(self, found: Found) -> RequestError:
         """Return the error for a call without an entry: it names the nearest route, or the methods of the path."""
         path = found.path
-        if found.methods and (said := self._absent.get(path)):  # it only looks like a value of another route's parameter
+        if found.methods and (said := self._absent.get(path)):
+            # The path only looks like a value of another route's parameter.
             return NotFoundError(f"There is no route {path}. {said}")
         if found.methods:
             allowed = allowed_methods(found.methods)

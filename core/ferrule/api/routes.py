@@ -101,7 +101,8 @@ def entries_of(
         field, needed = route.body_field, needs_of(route)
         body = None if field is None or isinstance(field.field_info, Form) else field.field_info.annotation
         for method in sorted(route.methods or ()):
-            yield Entry(route, route.path or "", method, needed.access, body, faults, needed.room, dialect)
+            found = (route, route.path or "", method, needed.access, body, faults, needed.room, dialect)
+            yield Entry(*found, needed.max_body_bytes)
 
 
 def application(config: Config, routers: Sequence[APIRouter], served: Sequence[Entry]) -> FastAPI:

@@ -15,7 +15,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from ferrule import log
-from ferrule.api_keys import CALLER
+from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import LimitsConfig, Resolved
@@ -42,6 +42,7 @@ from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, 
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import EngineRequest
 
+_LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
 _logger = log.get("frontend")
 
@@ -230,7 +231,7 @@ class FrontendService(Vectors):
             work=sampling,
             grammar=grammar,
             arrival=arrival,
-            priority=checked.priority,
+            priority=checked.priority + _LATER * BACKGROUND.get(),
             cache_salt=scoped(checked.cache_salt, caller, self._config.cache.cache_scope),
             targets=request.targets,
             key_name="" if caller is None else caller.name,

@@ -62,13 +62,14 @@ from ferrule.interfaces.dialect import OPENAI, Dialect, encode
 from ferrule.schema import Undeclared
 
 if TYPE_CHECKING:
-    from starlette.types import Receive, Scope, Send
+    from starlette.types import ASGIApp, Receive, Scope, Send
 
     from ferrule.config import RouterSettings
     from ferrule.interfaces.plugins import Plugins
     from ferrule.interfaces.service import Service
 
 SCOPE_KEY = "ferrule"  # of the ASGI scope: the server's side of a request, a `Frame`
+ON_BEHALF = "ferrule.on_behalf"  # of the scope of a call of `RouterContext.app`: the name of the API key to call as
 
 
 class Access(Enum):
@@ -85,18 +86,20 @@ class Needs:
 
     access: Access
     room: bool = False
+    max_body_bytes: int | None = None
 
     async def __call__(self) -> None:
         return None
 
 
-def needs(access: Access, room: bool = False) -> params.Depends:
+def needs(access: Access, room: bool = False, max_body_bytes: int | None = None) -> params.Depends:
     """Return a dependency for ``dependencies=[…]`` of a route or of an APIRouter; a route's own wins.
 
     Without one, a route has `Access.KEY`. `room` marks a route that generates: while the queue is full, a call is
-    answered 429 before its body is looked at.
+    answered 429 before its body is looked at. `max_body_bytes` replaces `--max-body-bytes` for a handler that reads
+    an upload piece by piece, and so does not keep it in memory.
     """
-    needed: params.Depends = Depends(Needs(access, room))
+    needed: params.Depends = Depends(Needs(access, room, max_body_bytes))
     return needed
 
 
@@ -194,6 +197,10 @@ def _event_schema(event: Any) -> dict[str, Any]:
 _event_schema_once = lru_cache(maxsize=32)(_event_schema)  # for several routes, and several applications in one process
 
 
+async def _nothing(scope: Scope, receive: Receive, send: Send) -> None:
+    raise NotImplementedError("This context belongs to no server.")
+
+
 @dataclass(frozen=True)
 class RouterContext:
     """The means of a router. `service` is the only way to the engine, and includes the admission gate.
@@ -207,6 +214,11 @@ class RouterContext:
     service: Service
     load: Callable[[], int] = int  # requests with a body that are being served, in all API processes
     folder: Path | None = None  # that all API processes share, and that goes with the server; None where there is one
+    app: ASGIApp = _nothing
+    """The whole server as an ASGI application, for a router that sends requests to other routes in the background, such
+    as the lines of a batch. They pass the same limits and checks as those of clients. The scope of such a call has
+    `ON_BEHALF`: the call is authorised if a key of that name exists, or if the name is empty. It comes after requests
+    of clients: it may use half of the queue, has a lower priority, and is not counted in `load`."""
 
 
 class Router(ABC):

@@ -254,7 +254,7 @@ class RouterKit(Kit):
 
     def site(self, ready: bool = True, max_body_bytes: int | None = None, **frontend: Any) -> Site:
         limits = LimitsConfig() if max_body_bytes is None else LimitsConfig(max_body_bytes=max_body_bytes)
-        return Site(self.plugin, ready, {**self.frontend, **frontend}, limits)
+        return Site(self.plugin, ready, {**self.frontend, **frontend}, limits, self.plugin_options)
 
     def _routes(self, body: bool = False) -> Sequence[Entry]:
         routes = self.site().routes

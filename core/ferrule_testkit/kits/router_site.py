@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from fastapi import APIRouter
@@ -52,7 +53,14 @@ class Site:
 
     dialect: Dialect
 
-    def __init__(self, router: Any, ready: bool, frontend: Mapping[str, Any], limits: LimitsConfig) -> None:
+    def __init__(
+        self,
+        router: Any,
+        ready: bool,
+        frontend: Mapping[str, Any],
+        limits: LimitsConfig,
+        options: Mapping[str, Any] = MappingProxyType({}),
+    ) -> None:
         self.service = Asked()
         self._lifecycle = Lifecycle()
         self._ready = ready
@@ -62,7 +70,7 @@ class Site:
             limits=limits,
             env=Environment(server_dev_mode=True),
         )
-        self._app = build_app(config, _Plugins(router, self), self._lifecycle)
+        self._app = build_app(config, _Plugins(router, self, options), self._lifecycle)
 
     def call(
         self,
@@ -135,8 +143,8 @@ class Site:
 class _Plugins(Plugins):
     """The installed plugins, and the router under test, which tells the site its routes."""
 
-    def __init__(self, router: Any, site: Site) -> None:
-        super().__init__()
+    def __init__(self, router: Any, site: Site, options: Mapping[str, Any]) -> None:
+        super().__init__(options={f"router:{_NAME}": dict(options)} if options else {})
         self._installed = installed_plugins()
         self._router, self._site = router, site
 

@@ -21,7 +21,10 @@ TALK = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 2}
 PROMPT = {"prompt": "hello", "max_tokens": 2}
 ANSWER = {"input": "hello", "max_output_tokens": 2}
 COUNTED = {"model": "tiny", "messages": TALK["messages"]}
-# route → path as it is asked, body, where in the answer to look (a name, or a text of a page), the documented value
+BATCH = {"input_file_id": "{file}", "endpoint": "/v1/completions", "completion_window": "24h"}
+ROW = {"custom_id": "N", "method": "POST", "url": "/v1/completions", "body": PROMPT}
+# route → path as it is asked, body (a tuple: the fields of a form), where in the answer to look (a name, or a text of a
+# page), the documented value. {file} and {batch} are those that were made last.
 CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
     "GET /v1/models": [("/v1/models", None, "object", "list")],
     "GET /v1/models/{model}": [("/v1/models/tiny", None, "id", "tiny")],
@@ -38,6 +41,15 @@ CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
         ("/v1/responses", ANSWER | {"request_id": "two", "background": True}, "status", "queued"),
         ("/v1/responses/resp_two/cancel", None, "background", True),
     ],
+    "POST /v1/files": [("/v1/files", ("purpose=batch", "file=@{input}"), "object", "file")],
+    "GET /v1/files": [("/v1/files?limit=5", None, "object", "list")],
+    "GET /v1/files/{file_id}": [("/v1/files/{file}", None, "purpose", "batch")],
+    "GET /v1/files/{file_id}/content": [("/v1/files/{file}/content", None, '"custom_id"', None)],
+    "POST /v1/batches": [("/v1/batches", BATCH, "status", "validating")],
+    "POST /v1/batches/{batch_id}/cancel": [("/v1/batches/{batch}/cancel", None, "cancelling_at", int)],
+    "GET /v1/batches": [("/v1/batches", None, "object", "list")],
+    "GET /v1/batches/{batch_id}": [("/v1/batches/{batch}", None, "endpoint", "/v1/completions")],
+    "DELETE /v1/files/{file_id}": [("/v1/files/{file}", None, "deleted", True)],
     "POST /invocations": [
         ("/invocations", PROMPT, "object", "text_completion"),
         ("/invocations", TALK, "object", "chat.completion"),
@@ -93,7 +105,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
     folder = tmp_path_factory.mktemp("curl")
     (folder / "curled.py").write_text("class Extension:\n    def answer(self) -> int:\n        return 42\n")
     flags = "--api-key sesame --admin-key open --served-model-name tiny --enable-tokenizer-info-endpoint"
+    rows = "".join(json.dumps(ROW | {"custom_id": str(number)}) + "\n" for number in range(3000))
+    (folder / "input").write_text(rows)  # many, so that the batch is still there to be cancelled
     more = "--enable-sleep-mode --worker-extension-cls curled.Extension"
+    more += f" --plugin-config.router:batches.folder {folder}/store"
     around = {
         "OMP_NUM_THREADS": "1",
         "PYTHONPATH": str(folder),
@@ -107,24 +122,40 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 def curl(url: str, method: str, body: Any, key: str | None) -> tuple[int, str]:
     command = ["curl", "-sS", "--max-time", "60", "-X", method, "-w", "\n%{http_code}", url]
     command += ["-H", f"Authorization: Bearer {key}"] if key else []
-    command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)] if body is not None else []
+    if isinstance(body, tuple):
+        command += [part for field in body for part in ("-F", field)]
+    elif body is not None:
+        command += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert done.returncode == 0, done.stderr
     text, _, status = done.stdout.rpartition("\n")
     return int(status), text
 
 
+def filled(value: Any, made: dict[str, str]) -> Any:
+    """Return a value with the names of what was made in its texts."""
+    if isinstance(value, str):
+        return re.sub(r"\{(input|file|batch)\}", lambda name: made[name[1]], value)
+    if isinstance(value, tuple):
+        return tuple(filled(part, made) for part in value)
+    return {key: filled(part, made) for key, part in value.items()} if isinstance(value, dict) else value
+
+
 def test_every_route(server: servers.Server) -> None:
     """Call every route in this order: a model that sleeps is woken up."""
+    made = {"input": str(server.log.parent / "input")}
     for route, cases in CASES.items():
         method, key = route.split(" ")[0], "open" if route in ADMIN else "sesame"
         for path, body, name, value in cases:
+            path, body = filled(path, made), filled(body, made)
             status, text = curl(server.url + path, method, body, key)
             assert status == 200, (route, text)
             if value is None:
                 assert name in text, route
             else:
-                found = json.loads(text)[name]
+                answer = json.loads(text)
+                made |= {answer["object"]: answer["id"]} if "object" in answer and "id" in answer else {}
+                found = answer[name]
                 assert isinstance(found, value) if isinstance(value, type) else found == value, (route, found)
             public = path in {"/health", "/ping", "/version"}
             status, text = curl(server.url + path, method, body, None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterator
 
 import httpx
@@ -12,14 +13,18 @@ from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import entries_of
 from ferrule.config import Config, FrontendConfig, RouterSettings
+from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
+from ferrule.config.sections import PluginConfig
 from ferrule.env import Environment
 from ferrule.interfaces.router import Access, RouterContext
 from ferrule.plugin import discover
 from ferrule_testkit.service import ScriptedService
 from tools import ROOT
 
-PLUGINS = discover()
+STORE = tempfile.TemporaryDirectory()
+STORED = PluginConfig(plugin_config={"router:batches": {"folder": STORE.name}})  # without it those routes are off
+PLUGINS = configured(discover(), STORED, Environment())
 GOLDEN = ROOT / "tests" / "contracts" / "routes.txt"
 METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
@@ -29,7 +34,7 @@ def built_in() -> list[Entry]:
     config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
     context = RouterContext(RouterSettings.of(config, PLUGINS), PLUGINS, Lifecycle().service)
     names = [name for name in PLUGINS.names("router") if PLUGINS.origin("router", name).startswith("ferrule ")]
-    return [route for name in names for route in entries_of(PLUGINS.load("router", name)().router(context))]
+    return [route for name in names for route in entries_of(PLUGINS.make("router", name).router(context))]
 
 
 @pytest.mark.advisory("CVE-2026-105754")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from ferrule.api_keys import Visit
+from ferrule.api_keys import BACKGROUND, Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
 from ferrule.frontend.stat_loggers import Loggers
@@ -79,7 +79,7 @@ class Reservation:
         if tokens > limit:
             raise RequestError(f"The prompts have {tokens} tokens in all; the queue takes {limit}.", "prompt")
         short = ledger.buffers.used + tokens * TOKEN_BYTES > ledger.buffers.limit
-        if short or ledger.waiting_tokens + tokens > limit:
+        if short or (ledger.waiting_tokens and ledger.waiting_tokens + tokens > _part(limit)):
             raise ledger.full("prompt tokens", "max_num_queued_tokens")
         ledger.hold(tokens)
         self.tokens += tokens
@@ -131,7 +131,7 @@ class Ledger:
 
     def check_room(self, ahead: int) -> None:
         """Raise OverloadedError when the queue has no place for one more choice behind `ahead` others."""
-        if self.waiting + ahead >= self.limits.max_waiting_requests:
+        if self.waiting + ahead >= _part(self.limits.max_waiting_requests):
             raise self.full("requests", "max_num_queued_reqs")
 
     @contextmanager
@@ -143,7 +143,8 @@ class Ledger:
         limit = self.limits.max_waiting_requests
         if count > limit:
             raise RequestError(f"The request asks for {count} answers in all; the queue takes {limit}.", "n")
-        self.check_room(count - 1)
+        if self.waiting:
+            self.check_room(count - 1)
         reservation = Reservation(self, count)
         self.board.add(WAITING, count)
         self.open += count
@@ -226,6 +227,14 @@ class Ledger:
         self.board.add(GENERATION_TOKENS, count)
         if account.caller is not None:
             account.caller.spend(count)
+
+
+def _part(limit: int) -> int:
+    """Return the part of a limit of the queue that the request may use which is being served.
+
+    The server's own requests, such as the lines of a batch, may use half: those of clients always find room.
+    """
+    return max(1, limit // 2) if BACKGROUND.get() else limit
 
 
 def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:

@@ -11,7 +11,7 @@ from typing import Any
 
 import uvicorn
 
-from ferrule_plugins.command.run_batch.local import App
+from ferrule_plugins.batch.local import App
 
 _OPEN = frozenset({"/metrics", "/health", "/ping", "/version"})
 _NOT_HERE = b'{"error":{"message":"A batch runs here: there are /metrics and /health.","type":"NotFoundError",'

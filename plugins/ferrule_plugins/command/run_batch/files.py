@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from ferrule.errors import StartupError
-from ferrule_plugins.command.run_batch.journal import Journal, cannot_write, sync_folder
+from ferrule_plugins.batch.journal import Journal, cannot_write, sync_folder
 from ferrule_plugins.command.run_batch.transfer import download, is_url, shown, upload
 
 

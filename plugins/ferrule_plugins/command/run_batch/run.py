@@ -25,15 +25,15 @@ from ferrule.launch.engine_main import watch_progress
 from ferrule.launch.listen import base_url
 from ferrule.locate.localise import localise
 from ferrule.plugin import Plugins
+from ferrule_plugins.batch.drive import Asker, Drive
+from ferrule_plugins.batch.journal import Journal
+from ferrule_plugins.batch.local import ask, served_urls
+from ferrule_plugins.batch.source import Survey, read_rows, survey
 from ferrule_plugins.command.listen import bind
-from ferrule_plugins.command.run_batch.drive import Asker, Drive
 from ferrule_plugins.command.run_batch.figures import figures
 from ferrule_plugins.command.run_batch.files import Target, opened
-from ferrule_plugins.command.run_batch.journal import Journal
-from ferrule_plugins.command.run_batch.local import ask, served_urls
 from ferrule_plugins.command.run_batch.options import BatchConfig
 from ferrule_plugins.command.run_batch.progress import Progress
-from ferrule_plugins.command.run_batch.source import Survey, read_rows, survey
 
 _FAILED = 1
 _INTERRUPTED = 130
@@ -118,7 +118,7 @@ class _Run:
     async def main(self, rows: Callable[..., Any], progress: Progress, listener: Any, inflight: int | None) -> int:
         app = self._front.app
         window = inflight or 2 * self._config.scheduler.max_num_seqs
-        drive = Drive(Asker(functools.partial(ask, app), self._alive), self._journal, progress, window)
+        drive = Drive(Asker(functools.partial(ask, app), self._alive), self._journal, progress, lambda: window)
         async with AsyncExitStack() as stack:
             stack.enter_context(_signals(drive))
             await stack.enter_async_context(figures(app, listener))

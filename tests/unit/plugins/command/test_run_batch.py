@@ -22,15 +22,15 @@ from ferrule.env import Environment
 from ferrule.errors import ConfigError, EngineDead, StartupError
 from ferrule.interfaces.service import Generate, Output
 from ferrule.plugin import discover
+from ferrule_plugins.batch import journal as journals
+from ferrule_plugins.batch.drive import Asker, Drive
+from ferrule_plugins.batch.journal import Journal, Record
+from ferrule_plugins.batch.local import ask, served_urls
+from ferrule_plugins.batch.rows import AppResponse, Bad, Row, answered, read_row, refused
+from ferrule_plugins.batch.source import read_rows, survey
 from ferrule_plugins.command.run_batch import RunBatch, options
-from ferrule_plugins.command.run_batch import journal as journals
-from ferrule_plugins.command.run_batch.drive import Asker, Drive
 from ferrule_plugins.command.run_batch.files import Target, opened
-from ferrule_plugins.command.run_batch.journal import Journal, Record
-from ferrule_plugins.command.run_batch.local import ask, served_urls
 from ferrule_plugins.command.run_batch.progress import Progress
-from ferrule_plugins.command.run_batch.rows import AppResponse, Bad, Row, answered, read_row, refused
-from ferrule_plugins.command.run_batch.source import read_rows, survey
 from ferrule_plugins.command.run_batch.transfer import shown
 from tests.fakes.http import Site
 
@@ -360,7 +360,7 @@ def rows_of(count: int) -> Iterator[Row | Bad]:
 def drive_of(clerk: Clerk, path: Path, window: int = 4, lines: int = 100) -> tuple[Drive, Journal]:
     journal = Journal(path, {}, lines)
     progress = Progress(lines, 0, 0, io.StringIO())
-    return Drive(Asker(clerk.ask, lambda: clerk.alive), journal, progress, window), journal
+    return Drive(Asker(clerk.ask, lambda: clerk.alive), journal, progress, lambda: window), journal
 
 
 def statuses(journal: Journal) -> dict[str, int]:
@@ -488,9 +488,8 @@ async def test_one_bad_body_does_not_touch_its_neighbours(path: Path) -> None:
         raise RuntimeError("planted")
 
     journal = Journal(path, {}, 4)
-    drive = Drive(
-        Asker(lambda url, body: ask(site.app, url, body), lambda: True), journal, Progress(4, 0, 0, io.StringIO()), 4
-    )
+    asker = Asker(lambda url, body: ask(site.app, url, body), lambda: True)
+    drive = Drive(asker, journal, Progress(4, 0, 0, io.StringIO()), lambda: 4)
     bodies = [b'{"prompt": "good"}', b'{"prompt": ', b'{"prompt": "x", "n": 0}', b'{"prompt": "good too"}']
     await drive.run((Row(n, f"r{n}", URL, body) for n, body in enumerate(bodies, 1)), 1)
     assert statuses(journal) == {"r1": 200, "r2": 400, "r3": 400, "r4": 200}

@@ -17,6 +17,7 @@ import msgspec
 _BAD_REQUEST = 400
 _SHOWN = 64  # characters of a wrong value that a message repeats
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_SUCCESS = b',"error":null}\n'  # the end of a result's line: the error is its last field
 _NO_VALUE = msgspec.Raw(b"null")
 
 
@@ -112,15 +113,24 @@ def refused(bad: Bad) -> bytes:
     return _result(bad.custom_id, _BAD_REQUEST, secrets.token_hex(16), {"error": error}, said)
 
 
+def not_run(row: Row, code: str, message: str) -> bytes:
+    """Return the result of a row that was not sent before its batch ended: one line without its end."""
+    said = {"code": code, "message": message, "param": None, "line": row.number}
+    return _line(row.custom_id, None, said)
+
+
+def succeeded(result: bytes) -> bool:
+    """Return whether a result, with its line end, is that of a request which was answered with status 200."""
+    return result.endswith(_SUCCESS)
+
+
 def _result(custom_id: str | None, status: int, request_id: str, body: Any, error: Any) -> bytes:
-    return msgspec.json.encode(
-        {
-            "id": f"batch_req_{secrets.token_hex(16)}",
-            "custom_id": custom_id,
-            "response": {"status_code": status, "request_id": request_id, "body": body},
-            "error": error,
-        }
-    )
+    return _line(custom_id, {"status_code": status, "request_id": request_id, "body": body}, error)
+
+
+def _line(custom_id: str | None, response: Any, error: Any) -> bytes:
+    fields = {"id": f"batch_req_{secrets.token_hex(16)}", "custom_id": custom_id, "response": response, "error": error}
+    return msgspec.json.encode(fields)
 
 
 def _error_of(row: Row, answer: AppResponse, body: bytes) -> dict[str, Any] | None:

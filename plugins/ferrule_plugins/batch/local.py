@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Collection, MutableMapping
 from typing import Any
 
-from ferrule_plugins.command.run_batch.rows import AppResponse
+from ferrule_plugins.batch.rows import AppResponse
 
 Message = MutableMapping[str, Any]
 App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], Awaitable[None]]], Awaitable[None]]
@@ -15,6 +15,8 @@ App = Callable[[Message, Callable[[], Awaitable[Message]], Callable[[Message], A
 BATCH_URLS = (
     "/v1/chat/completions",
     "/v1/completions",
+    "/v1/responses",
+    "/v1/messages",
     "/v1/embeddings",
     "/pooling",
     "/classify",
@@ -36,14 +38,19 @@ async def served_urls(app: App) -> Collection[str]:
     return frozenset(found)
 
 
-async def ask(app: App, url: str, body: bytes) -> AppResponse:
-    """Send a JSON body to the application by POST."""
-    status, headers, content = await _call(app, "POST", url, body)
+async def ask(app: App, url: str, body: bytes, client: str = "run-batch", more: Message | None = None) -> AppResponse:
+    """Send a JSON body to the application by POST.
+
+    `client` is the caller's name in the access log. `more` are further keys of the ASGI scope.
+    """
+    status, headers, content = await _call(app, "POST", url, body, {"client": (client, 0), **(more or {})})
     wait = headers.get("retry-after", "1")
     return AppResponse(status, headers.get("x-request-id", ""), content, float(wait) if wait.isdigit() else 1.0)
 
 
-async def _call(app: App, method: str, url: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+async def _call(
+    app: App, method: str, url: str, body: bytes, more: Message | None = None
+) -> tuple[int, dict[str, str], bytes]:
     scope: Message = {
         "type": "http",
         "asgi": {"version": "3.0"},
@@ -59,9 +66,10 @@ async def _call(app: App, method: str, url: str, body: bytes) -> tuple[int, dict
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
         ],
-        "client": ("run-batch", 0),
+        "client": None,
         "server": ("localhost", 0),
         "state": {},
+        **(more or {}),
     }
     unread = [body]
     status, headers, pieces = 0, {}, []

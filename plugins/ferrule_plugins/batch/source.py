@@ -15,7 +15,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from ferrule.errors import StartupError
-from ferrule_plugins.command.run_batch.rows import Bad, Row, custom_id_of, duplicate, read_row, too_long
+from ferrule_plugins.batch.rows import Bad, Row, custom_id_of, duplicate, read_row, too_long
 
 _PIECE = 1 << 20  # bytes of an overlong line that are read at a time
 _ROOM = 64 << 10  # bytes that a line may have beside its body

@@ -41,13 +41,14 @@ class Record:
 class Journal:
     """A file with the results so far; `number in journal` tells whether a line of the input is done.
 
-    A line whose result has status 500 or more is not done: the fault was ours, and the line is tried again when a run
-    goes on. `append` may run on another thread than the other methods, one call at a time.
+    A line whose result has status 500 or more is not done unless `faults_count`: the fault was ours, and the line is
+    tried again when a run goes on. `append` may run on another thread than the other methods, one call at a time.
     """
 
-    def __init__(self, path: Path, run: Mapping[str, Any], lines: int) -> None:
+    def __init__(self, path: Path, run: Mapping[str, Any], lines: int, faults_count: bool = False) -> None:
         """Open or create the file. `run` has the JSON values, by name, that tell runs apart. Raises StartupError."""
         self.path = path
+        self._faults_count = faults_count
         self._places = array("q", bytes(8 * (lines + 1)))  # of each line's result in the file; 0: not done
         self.done = 0
         self.failed = 0  # of them with a status other than 200
@@ -117,7 +118,7 @@ class Journal:
             record = _parse(line, len(self._places))
             if record is None:
                 break
-            if record.status < _SERVER_FAULT:
+            if record.status < _SERVER_FAULT or self._faults_count:
                 self._note(record.number, record.status, size + line.index(b"{"))
             size += len(line)
         os.ftruncate(self._file.fileno(), size)

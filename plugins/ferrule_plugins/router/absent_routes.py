@@ -30,7 +30,7 @@ _OLLAMA = f"This is not an Ollama server. {_CHAT}"
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
-    "/": "The API is below /v1; /docs describes it.",
+    "/": "The API is below /v1; /docs describes it, and /ui is a page to use it.",
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
     "/v1/responses/": f"The Responses API is not in this build. {_CHAT}",
     "/v1/batches/": "Batches run from files: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",

@@ -8,6 +8,7 @@ import { message, take, view, wire } from "./message.js";
 
 const EXAMPLE = [{ type: "function", function: { name: "weather", description: "The weather in a city.",
   parameters: { type: "object", properties: { city: { type: "string" } }, required: ["city"] } } }];
+const RESTS = 3; // times as long as showing an answer took, the page then does not show it: it stays usable
 const NEAR_END = 80; // pixels from the end within which the view follows the stream
 
 export function chat() {
@@ -147,15 +148,17 @@ class Chat {
 
   async read(answer, body, shown) {
     const { signal } = this.abort;
-    let due = false;
+    let [due, from] = [false, 0]; // whether an update is on its way, and when the next one may come
     const later = () => {
       due = false;
+      const begun = performance.now();
       this.follow(() => shown.update());
+      from = performance.now() + RESTS * (performance.now() - begun);
     };
     try {
       for await (const event of events(await call("v1/chat/completions", { body, signal }))) {
         take(answer, event, performance.now());
-        if (!due) requestAnimationFrame(later);
+        if (!due) setTimeout(() => requestAnimationFrame(later), from - performance.now());
         due = true;
       }
       this.status.textContent = "The answer is complete.";

@@ -106,8 +106,8 @@ function make(block, depth) {
     case "rule": return h("hr");
     case "heading": {
       const [, marks, text = ""] = headingOf(block.lines[0]);
-      // The page has h1 and h2 of its own: those of an answer are below them.
-      return h(`h${Math.min(6, marks.length + 2)}`, null, inline(text.replace(/ #+ *$/, "")));
+      // The view has the h1.
+      return h(`h${Math.min(6, marks.length + 1)}`, null, inline(text.replace(/ #+ *$/, "")));
     }
     case "quote": return h("blockquote", null, inner(block.lines.map((line) => line.trimStart().slice(1).replace(/^ /, "")), depth));
     case "list": return list(block.lines, depth);

@@ -43,22 +43,23 @@ export function view(one, actions) {
   const thought = h("div", { class: "text" });
   const thoughts = h("details", { class: "fold" }, h("summary", null, "Thoughts"), thought);
   const calls = h("div");
+  const wrote = one.role === "assistant";
   const foot = h("footer", null);
   const title = one.role === "tool" ? `${NAMES.tool}: ${one.call.name}` : NAMES[one.role];
   const tools = h("div", { class: "row actions" }, copyButton(() => one.content), actions.map(([label, act]) => button(label, () => act(update))));
   const element = h("article", { class: `message ${one.role}`, "aria-label": title },
-    h("header", null, h("strong", null, title), tools), thoughts, text, calls, foot);
-  let opened = 0;
+    h("header", null, h("strong", null, title), tools), wrote && thoughts, text, wrote && [calls, foot]);
 
   function update() {
+    if (!wrote) {
+      text.replaceChildren(h("p", { class: "plain" }, one.content));
+      return;
+    }
     thoughts.hidden = !one.reasoning;
     show(thought, one.reasoning);
-    if (one.role === "assistant") show(text, one.content);
-    else text.replaceChildren(h("p", { class: "plain" }, one.content));
-    if (calls.childNodes.length !== one.calls.length || one.calls.length) {
-      opened = [...calls.children].filter((each) => each.open).length;
-      calls.replaceChildren(...one.calls.map((call, i) => callView(call, i < opened)));
-    }
+    show(text, one.content);
+    const open = [...calls.children].map((each) => each.open);
+    calls.replaceChildren(...one.calls.map((call, i) => callView(call, open[i] ?? false)));
     foot.replaceChildren(...figures(one));
   }
   update();

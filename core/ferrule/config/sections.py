@@ -531,8 +531,8 @@ class Config:
     """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it.
 
     `places` tells where options stand whose values a configuration file gave, and the keys in these values:
-    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}. `origins` tells where each option was given:
-    {"port": "command line"}.
+    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}. `origins` tells where each option was
+    given: {"port": "command line"}.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)

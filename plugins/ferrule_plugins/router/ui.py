@@ -59,7 +59,7 @@ class Page(Router):
         async def plugins() -> dict[str, Any]:
             return plugin_report(ctx)
 
-        @routes.get("/ui/api/options", summary="The options of this server and where they were set; secrets are hidden.")
+        @routes.get("/ui/api/options", summary="The options of this server and their sources; secrets are hidden.")
         async def options() -> dict[str, Any]:
             return {"version": __version__, "options": _options(ctx)}
 

@@ -85,6 +85,15 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         )
     },
     ("router", "docs"): {"calls": (("GET", "/openapi.json", None), ("GET", "/docs", None), ("GET", "/redoc", None))},
+    ("router", "ui"): {
+        "calls": (
+            ("GET", "/ui", None),
+            ("GET", "/ui/app.js", None),
+            ("GET", "/ui/api/plugins", None),
+            ("GET", "/ui/api/options", None),
+            ("GET", "/ui/api/live", None),
+        )
+    },
     ("router", "admin"): {"calls": (("POST", "/reset_prefix_cache", None),)},
     **{
         ("quantization", name): {"config": FORMATS[form].config, "encode": encoding(form), **more}

@@ -23,6 +23,7 @@ LAYERS = (
     ("shared_memory",),
     ("api_keys",),
     ("engine",),
+    ("live",),
     ("runner",),
     ("assembly",),
     ("execution",),

@@ -42,6 +42,7 @@ BUDGETS = MappingProxyType(
         "ferrule.assembly": 1_220,  # runs once, at the start
         "ferrule.wire": 300,
         "ferrule.shared_memory": 140,
+        "ferrule.live": 120,
         "ferrule.api_keys": 200,
         "ferrule.client": 500,
         "ferrule.frontend": 4_200,  # with what templates show, tries of constraints

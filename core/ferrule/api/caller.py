@@ -20,7 +20,9 @@ from ferrule.interfaces.router import ON_BEHALF, Access
 from ferrule.shared_memory.board import Board
 
 # The routes that need no key, ever. A plugin cannot add to them.
-PUBLIC = frozenset({("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")})
+_PROBES = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")}
+_PAGE = {("GET", "/ui"), ("GET", "/ui/{file}")}  # the page asks for the key; its files hold nothing of this server
+PUBLIC = frozenset(_PROBES | _PAGE)
 PUBLIC_METRICS = frozenset({("GET", "/metrics")})  # and this one with --public-metrics
 
 _SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})

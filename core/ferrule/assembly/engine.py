@@ -19,6 +19,7 @@ from ferrule.env import before_libraries
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulingPolicy
+from ferrule.live import Live
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, naming_culprit
 from ferrule.types import ModelInfo
@@ -99,6 +100,7 @@ def _built(
             debug=config.observability.debug,
         )
         loop.log_failure = fault_logger(plugins, loop.log_failure)
+        Live(loop, clock)
     except BaseException:
         executor.shutdown()
         raise

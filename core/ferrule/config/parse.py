@@ -46,7 +46,7 @@ class Parsed:
 def config_sections() -> Mapping[str, type]:
     """Return the class of every section of `Config`, by its key."""
     hints = get_type_hints(Config)
-    return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places")}
+    return {field.name: hints[field.name] for field in fields(Config) if field.name not in ("env", "places", "origins")}
 
 
 @cache
@@ -352,9 +352,8 @@ def _finish(schema: Schema, items: list[Item], problems: Iterable[str], env: Env
     made = {key: _make(cls, key, schema.specs, draft.values) for key, cls in schema.sections.items()}
     core = {field.name: made.pop(field.name) for field in fields(Config) if field.name in made}
     env = msgspec.structs.replace(env, options={}, notices=(), missing=())
-    return Parsed(
-        config=Config(**core, env=env, places=draft.places), extra=made, origins=draft.origins, notices=tuple(notices)
-    )
+    config = Config(**core, env=env, places=draft.places, origins=draft.origins)
+    return Parsed(config=config, extra=made, origins=draft.origins, notices=tuple(notices))
 
 
 def _from_environment(schema: Schema, env: Environment) -> list[Item]:

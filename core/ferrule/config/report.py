@@ -21,3 +21,19 @@ def shown(config: Config) -> dict[str, Any]:
             value = getattr(section, spec.name)
             found[spec.name] = _HIDDEN if spec.option.secret and value else msgspec.to_builtins(value)
     return found
+
+
+def origins(config: Config) -> dict[str, str]:
+    """Return where each option's value comes from: its origin as in `Config.origins`, "default", or "resolved" for one
+    that was filled at the start.
+    """
+    before = defaults()
+    return {
+        name: config.origins.get(name) or ("default" if value == before[name] else "resolved")
+        for name, value in shown(config).items()
+    }
+
+
+def defaults() -> dict[str, Any]:
+    """Return the default of each option by name, before it is resolved."""
+    return {spec.name: msgspec.to_builtins(spec.default) for spec in config_schema().specs}

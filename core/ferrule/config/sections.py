@@ -409,6 +409,7 @@ class FrontendConfig:
     root_path: str = opt("", "Path prefix when a proxy serves the API below one.", opens=("None",), server=True)
     disable_frontend_multiprocessing: bool = opt(False, "Run the engine in the API process.", server=True)
     disable_fastapi_docs: bool = opt(False, "No /docs, /redoc and /openapi.json.", server=True)
+    disable_ui: bool = opt(False, "No page at /ui.", server=True)
     public_metrics: bool = opt(False, "Answer /metrics without a key, for scrapers that send none.", server=True)
     enable_request_id_headers: bool = opt(False, "Answer with X-Request-Id.", server=True)
     enable_server_load_tracking: bool = opt(False, "Count requests in flight for GET /load.", server=True)
@@ -537,7 +538,8 @@ class Config:
     """All sections as given. `env` is what the environment said. `resolve` makes a `Resolved` of it.
 
     `places` tells where options stand whose values a configuration file gave, and the keys in these values:
-    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}.
+    {"port": "serve.yaml:3", "hf_overrides.rope_parameters": "serve.yaml:5"}. `origins` tells where each option was
+    given: {"port": "command line"}.
     """
 
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -553,3 +555,4 @@ class Config:
     limits: LimitsConfig = field(default_factory=LimitsConfig)
     env: Environment = field(default_factory=Environment)
     places: Mapping[str, str] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict, compare=False)

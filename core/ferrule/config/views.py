@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from ferrule.config.chosen import chosen_plugins
-from ferrule.config.report import shown
+from ferrule.config.report import defaults, origins, shown
 from ferrule.config.resolved import ResolvedScheduler, WorkerSettings
 from ferrule.config.sections import (
     CacheConfig,
@@ -87,6 +87,8 @@ class RouterSettings:
     skip_tokenizer_init: bool
     server_dev_mode: bool
     options: Mapping[str, Any]  # all options by name, to be told to an administrator: secrets are "(hidden)"
+    origins: Mapping[str, str]  # where the values of `options` come from: "command line", "serve.yaml:3", "default" …
+    defaults: Mapping[str, Any]  # of `options`, before anything was filled
     chosen: tuple[tuple[str, str], ...]  # (kind, name) of each plugin that the options choose, or that is on by default
 
     @classmethod
@@ -99,5 +101,7 @@ class RouterSettings:
             skip_tokenizer_init=config.model.skip_tokenizer_init,
             server_dev_mode=config.env.server_dev_mode,
             options=shown(config),
+            origins=origins(config),
+            defaults=defaults(),
             chosen=tuple(chosen_plugins(config, plugins)),
         )

@@ -37,6 +37,11 @@ class BlockPool:
     def num_used(self) -> int:
         return self.num_blocks - 1 - self.num_available
 
+    def states(self, stride: int = 1) -> bytes:
+        """Return a byte for every `stride`-th block from block 1 on: 0 free, 1 idle, 2 used, 3 used more than once."""
+        blocks = zip(self._references[1::stride], self._keys[1::stride], strict=True)
+        return bytes(min(count + 1, 3) if count else key is not None for count, key in blocks)
+
     def is_idle(self, block: int) -> bool:
         return block in self._idle
 

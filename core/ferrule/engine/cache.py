@@ -188,9 +188,12 @@ class KVCacheManager:
 
     def owed(self, id: str, num_tokens: int) -> int:
         """Count the blocks that a request still needs on its way to `num_tokens`."""
+        return max(0, footprint(self.limits, num_tokens) - self.held(id))
+
+    def held(self, id: str) -> int:
+        """Count the blocks that a running request holds, shared ones included."""
         held = self._requests[id]
-        num_present = sum(len(table) for table in held.tables) - sum(held.alive_from)
-        return max(0, footprint(self.limits, num_tokens) - num_present)
+        return sum(len(table) for table in held.tables) - sum(held.alive_from)
 
     def confirm(self, id: str, ids: Sequence[int], computed: int) -> None:
         """Note that positions [0, computed) are in the cache: publish blocks that filled, release those that died."""

@@ -58,17 +58,18 @@ class EngineLoop:
         self.scheduler = scheduler
         self.executor = executor
         self.log_failure: Callable[[str], None] = _log_failure  # of the exception that is being handled
+        self.on_step: Callable[[StepPlan, float, float], None] | None = None  # plan, times at which it began and ended
         self.last_progress = clock()  # when a step last ended or there was nothing to do
         self._channel = channel
         self._clock = clock
         self._depth = scheduler.limits.depth
         self._stall_seconds = stall_seconds
         self._sleep = Sleep(scheduler, executor, clock, sleep_mode)
-        self._calls = self._administration()
+        self.calls = self._administration()  # the functions that clients may call, by name
         self._debug = debug
         self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that does not count as a stall
-        self._in_flight: deque[tuple[StepPlan, Step]] = deque()
+        self._in_flight: deque[tuple[StepPlan, Step, float]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
@@ -94,9 +95,10 @@ class EngineLoop:
             raise self._fault
         self._take_messages()
         self._queue_prepared()
-        plan = None if self._sleep.level else self.scheduler.schedule(self._clock())
+        begun = self._clock()
+        plan = None if self._sleep.level else self.scheduler.schedule(begun)
         if plan is not None:
-            self._in_flight.append((plan, self.executor.submit(plan)))
+            self._in_flight.append((plan, self.executor.submit(plan), begun))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._end_oldest_step()
         self._mark_progress(plan)
@@ -116,9 +118,11 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------ steps
 
     def _end_oldest_step(self) -> None:
-        plan, step = self._in_flight.popleft()
+        plan, step, begun = self._in_flight.popleft()
         result = step.result()
         now = self._clock()
+        if self.on_step is not None:
+            self.on_step(plan, begun, now)
         self.last_progress = now
         self._deliver(self.scheduler.commit(plan, result, now))
 
@@ -162,7 +166,7 @@ class EngineLoop:
             elif isinstance(message, Pause):
                 self._pause(client, message)
             else:
-                self._channel.send(client, _reply(message, self._calls, self.log_failure))
+                self._channel.send(client, _reply(message, self.calls, self.log_failure))
 
     def _submit(self, client: bytes, request: EngineRequest) -> None:
         """Queue a request. Whatever goes wrong ends this request and no other."""

@@ -12,10 +12,11 @@ from fastapi.routing import APIRoute
 from pydantic import Field
 
 from ferrule import __version__, env
-from ferrule.errors import RequestError, RequestFailed, TooSlowError, nearest
+from ferrule.errors import RequestError, TooSlowError, nearest
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.router import Access, Router, RouterContext, needs
 from ferrule.schema import Body, Number
+from ferrule_plugins.router.plugin_report import plugin_report
 
 _LEVEL = "1 (default) or 2: with 2 no copy of the weights is kept anywhere."
 _TAGS = "weights or kv_cache, repeatable: only this. Default: all."
@@ -83,7 +84,7 @@ class Admin(Router):
 
         @routes.get("/v1/plugins", summary="Plugins with their origin, and why some are not used.")
         async def plugins() -> dict[str, Any]:
-            return _plugins(ctx)
+            return plugin_report(ctx)
 
         return routes
 
@@ -119,27 +120,3 @@ def _info(ctx: RouterContext, as_json: bool) -> dict[str, Any]:
         "plugins": {kind: list(plugins.names(kind)) for kind in kinds},
         "vllm_config": options if as_json else ", ".join(f"{k}={v!r}" for k, v in options.items()),
     }
-
-
-def _plugins(ctx: RouterContext) -> dict[str, Any]:
-    plugins = ctx.plugins
-    if not isinstance(plugins, Plugins):
-        raise RequestFailed("This server's plugins were not discovered: nothing is known of their origin.")
-    rows = []
-    for ref in plugins.refs:
-        verdict = plugins.verdict(ref)
-        rows.append(
-            {
-                "id": ref.id,
-                "object": "plugin",
-                "kind": ref.kind,
-                "name": ref.name,
-                "origin": ref.source,
-                "builtin": ref.builtin,
-                "state": str(verdict.state),
-                "reason": verdict.reason,
-            }
-        )
-    refusals = [note for note in ctx.service.model.notes if " refused: " in note]
-    problems = [*plugins.problems, *map(str, plugins.shadowed)]
-    return {"object": "list", "data": rows, "refusals": refusals, "problems": problems}

@@ -66,6 +66,10 @@ CASES: dict[str, list[tuple[str, Any, str, Any]]] = {
     "GET /openapi.json": [("/openapi.json", None, "openapi", "3.1.0")],
     "GET /docs": [("/docs", None, "<html>", None)],
     "GET /redoc": [("/redoc", None, "<html>", None)],
+    "GET /ui": [("/ui", None, "<title>Ferrule</title>", None)],
+    "GET /ui/api/plugins": [("/ui/api/plugins", None, "data", list)],
+    "GET /ui/api/options": [("/ui/api/options", None, "options", list)],
+    "GET /ui/api/live": [("/ui/api/live", None, "figures", dict)],
     "POST /reset_prefix_cache": [("/reset_prefix_cache", None, "reset", bool)],
     "POST /sleep": [("/sleep?level=1", None, "is_sleeping", True)],
     "GET /is_sleeping": [("/is_sleeping", None, "is_sleeping", True)],
@@ -157,7 +161,7 @@ def test_every_route(server: servers.Server) -> None:
                 made |= {answer["object"]: answer["id"]} if "object" in answer and "id" in answer else {}
                 found = answer[name]
                 assert isinstance(found, value) if isinstance(value, type) else found == value, (route, found)
-            public = path in {"/health", "/ping", "/version"}
+            public = path in {"/health", "/ping", "/version", "/ui"}
             status, text = curl(server.url + path, method, body, None)
             assert status == (200 if public else 401), route
             if not public:

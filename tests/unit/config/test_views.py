@@ -42,6 +42,15 @@ def test_a_router_is_told_all_options_and_no_secret() -> None:
     assert settings.options["api_key"] == settings.options["hf_token"] == "(hidden)"
     assert settings.options["api_key_file"] == "hush.yaml"
     assert settings.options["max_num_seqs"] == resolved.scheduler.max_num_seqs
+    assert settings.options.keys() == settings.origins.keys() <= settings.defaults.keys()
+    told = {name: settings.origins[name] for name in ("response_role", "max_num_seqs", "seed", "api_key")}
+    assert told == {
+        "response_role": "command line",
+        "max_num_seqs": "resolved",
+        "seed": "default",
+        "api_key": "command line",
+    }
+    assert settings.defaults["response_role"] == "assistant"
 
 
 def chosen(*argv: str) -> Sequence[tuple[str, str]]:

@@ -45,7 +45,10 @@ class BodyReader:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send, call: HttpCall) -> None:
         if call.entry.body is not None:
-            body, scope[DECODED] = await call.intake.json()
+            types = call.answer.dialect.body_types
+            body, scope[DECODED] = await call.intake.json(types)
+            if types:  # FastAPI takes a body without a type as JSON
+                scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             self._lifecycle.admit(work=True)  # the body may have taken its time
             call.answer.info.undeclared.value = scope[DECODED]
             receive = _replay(body, call.exchange)

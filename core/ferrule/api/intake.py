@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from typing import Any
 
 from ferrule.api.budget import LARGE, Budget, Claim
@@ -39,12 +39,12 @@ class Intake:
         self._handed_over = asyncio.Event()  # the handler that reads the body has all of it
         self._told = False  # that handler was told that this is all
 
-    async def json(self) -> tuple[bytes, Any]:
-        """Read the whole body, and return it with the value that it holds.
+    async def json(self, types: Collection[str] = ()) -> tuple[bytes, Any]:
+        """Read the whole body, and return it with the value that it holds. `types` are media types beside JSON's.
 
         Raises RequestError, ClientGone, UnavailableError.
         """
-        self._check_headers()
+        self._check_headers(types)
         first = await self._next()
         if self.done and len(first) <= _PIECE:
             await self._budget.grow(self._claim, 2 * len(first))
@@ -81,7 +81,7 @@ class Intake:
             pass
         return message
 
-    def _check_headers(self) -> None:
+    def _check_headers(self, types: Collection[str]) -> None:
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > self._limits.max_body_bytes:
             raise self._too_large()
@@ -90,7 +90,8 @@ class Intake:
             raise RequestError("Content-Encoding is not supported: send the body uncompressed.", "Content-Encoding")
         media_type, _, rest = self._headers.get("content-type", "application/json").lower().partition(";")
         kind = media_type.strip()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+        if not is_json and kind not in types:
             raise RequestError("Content-Type must be application/json.", "Content-Type")
         if "charset" in rest and "utf-8" not in rest and "utf8" not in rest:
             raise RequestError("The body must be UTF-8.", "Content-Type")

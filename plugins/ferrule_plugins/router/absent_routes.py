@@ -26,11 +26,9 @@ _TASKS: Mapping[str, str] = {
 }
 
 _CHAT = "POST /v1/chat/completions answers conversations."
-_OLLAMA = f"This is not an Ollama server. {_CHAT}"
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
-    "/": "The API is below /v1; /docs describes it.",
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
     "/v1/responses/": f"The Responses API is not in this build. {_CHAT}",
     "/v1/batches/": "Batches run from files: ferrule run-batch -i IN.jsonl -o OUT.jsonl --model MODEL.",
@@ -55,7 +53,6 @@ _FEATURES: Mapping[str, str] = {
     "/generate_stream": "POST /v1/completions with stream continues a prompt.",
     "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
     "/inference/": "Disaggregated front ends are not in this build.",
-    "/api/": _OLLAMA,
 }
 
 

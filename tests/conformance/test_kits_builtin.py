@@ -73,6 +73,21 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "plugin_options": {"folder": STORE.name},
         "calls": (("GET", "/v1/files", None), ("GET", "/v1/batches?limit=3", None)),
     },
+    ("router", "ollama"): {
+        "calls": (
+            ("POST", "/api/chat", {**CHAT, "model": "fake"}),
+            ("POST", "/api/chat", {**CHAT, "model": "fake:latest", "stream": False}),
+            ("POST", "/api/generate", {"model": "fake", "prompt": "hello"}),
+            ("POST", "/api/generate", {"model": "fake", "prompt": "hello", "raw": True, "stream": False}),
+            ("POST", "/api/show", {"model": "fake"}),
+            ("POST", "/api/embed", {"model": "fake", "input": ["hello", "you"]}),
+            ("POST", "/api/embeddings", {"model": "fake", "prompt": "hello"}),
+            ("GET", "/api/tags", None),
+            ("GET", "/api/ps", None),
+            ("GET", "/api/version", None),
+            ("GET", "/", None),
+        )
+    },
     ("router", "tokenize"): {
         "calls": (("POST", "/tokenize", {"prompt": "hello"}), ("POST", "/detokenize", {"tokens": [72, 105]}))
     },

@@ -59,11 +59,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def serving(python: str) -> Iterator[Server]:
-    """Run a healthy server for the length of a block. Raises SystemExit when it does not start."""
+def serving(python: str, *args: str) -> Iterator[Server]:
+    """Run a healthy server with these options for the length of a block. Raises SystemExit when it does not start."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    command = [python, "-m", "ferrule", "serve", "--host", "127.0.0.1", "--port", str(port)]
+    command = [python, "-m", "ferrule", "serve", "--host", "127.0.0.1", "--port", str(port), *args]
     start = time.perf_counter()
     process = subprocess.Popen([*command, "--disable-uvicorn-access-log"], stdout=-3, stderr=-3)
     try:

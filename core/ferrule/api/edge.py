@@ -155,7 +155,10 @@ class Edge:
         scope = {**call.scope, "root_path": root, "method": entry.method, "path": root + call.found.plain}
         scope[SCOPE_KEY] = answer
         if entry.body is not None:
-            scope[DECODED] = answer.info.undeclared.value = await call.intake.json()
+            types = answer.dialect.body_types
+            scope[DECODED] = answer.info.undeclared.value = await call.intake.json(types)
+            if types:  # FastAPI takes a body without a type as JSON
+                scope["headers"] = [pair for pair in scope["headers"] if pair[0] != b"content-type"]
             self._lifecycle.admit(call.exchange, True)  # the body may have taken its time
         watch = asyncio.create_task(call.intake.watch(call.exchange))
         try:

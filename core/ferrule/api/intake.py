@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, MutableMapping
 from typing import Any
 
 from fastapi.routing import APIRoute, APIRouter, iter_route_contexts
@@ -52,12 +52,13 @@ class Intake:
         self._told = False  # that handler was told that this is all
         self._whole = b""  # a body that was read here, and not yet by the handler
 
-    async def json(self) -> Any:
+    async def json(self, types: Collection[str] = ()) -> Any:
         """Read the whole body, and return the value that it holds. `receive` then gives the body to the handler.
+        `types` are media types beside JSON's.
 
         Raises RequestError, ClientGone, UnavailableError.
         """
-        self._check_headers()
+        self._check_headers(types)
         first = await self._next()
         if self.done and len(first) <= _PIECE:
             await self._budget.grow(self._claim, 2 * len(first))
@@ -97,7 +98,7 @@ class Intake:
             pass
         return message
 
-    def _check_headers(self) -> None:
+    def _check_headers(self, types: Collection[str]) -> None:
         length = self._headers.get("content-length", "")
         if length.isdigit() and int(length[:20]) > self.max_body_bytes:
             raise self._too_large()
@@ -106,7 +107,8 @@ class Intake:
             raise RequestError("Content-Encoding is not supported: send the body uncompressed.", "Content-Encoding")
         media_type, _, rest = self._headers.get("content-type", "application/json").lower().partition(";")
         kind = media_type.strip()
-        if kind != "application/json" and not (kind.startswith("application/") and kind.endswith("+json")):
+        is_json = kind == "application/json" or (kind.startswith("application/") and kind.endswith("+json"))
+        if not is_json and kind not in types:
             raise RequestError("Content-Type must be application/json.", "Content-Type")
         if "charset" in rest and "utf-8" not in rest and "utf8" not in rest:
             raise RequestError("The body must be UTF-8.", "Content-Type")

@@ -59,6 +59,11 @@ class Dialect:
     id_header: str = ""
     """A header, in lower case, that every answer has with the request's id (`RequestInfo.id`); empty: none."""
 
+    body_types: Sequence[str] = ()
+    """Media types of bodies, in lower case, that are read as JSON beside those of JSON itself: those that the
+    protocol's clients send, whatever they mean elsewhere. Pages of other origins cannot use them to call the server
+    without their browser asking first."""
+
     media_type: str = "text/event-stream; charset=utf-8"
     """Of an `EventStream`."""
 

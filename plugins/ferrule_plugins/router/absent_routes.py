@@ -26,11 +26,9 @@ _TASKS: Mapping[str, str] = {
 }
 
 _CHAT = "POST /v1/chat/completions answers conversations."
-_OLLAMA = f"This is not an Ollama server. {_CHAT}"
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
-    "/": "The API is below /v1; /docs describes it, and /ui is a page to use it.",
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
     "/v1/responses/compact": "Conversations are not compacted here; truncation auto drops what is oldest.",
     "/v1/uploads/": "Uploads in parts are not in this build; POST /v1/files takes a whole file.",
@@ -53,7 +51,6 @@ _FEATURES: Mapping[str, str] = {
     "/generate_stream": "POST /v1/completions with stream continues a prompt.",
     "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
     "/inference/": "Disaggregated front ends are not in this build.",
-    "/api/": _OLLAMA,
 }
 
 

@@ -126,7 +126,7 @@ def test_the_page_prints_what_it_says(
 
 def test_every_client_has_a_program() -> None:
     names = {name.rpartition("-")[0] for name, _, _ in programs()}
-    assert names == {"openai", "openai-responses", "anthropic", "litellm", "langchain-openai"}
+    assert names == {"openai", "openai-responses", "anthropic", "ollama", "litellm", "langchain-openai"}
     assert len(programs()) >= 5
 
 

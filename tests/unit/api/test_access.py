@@ -96,7 +96,7 @@ async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> N
                 assert answer.status_code == 401, (what, headers, answer.text)
                 assert answer.headers["www-authenticate"] == "Bearer"
                 header = "x-api-key: KEY" if path.startswith("/v1/messages") else "Authorization: Bearer KEY"
-                assert method == "HEAD" or header in answer.json()["error"]["message"]
+                assert method == "HEAD" or header in str(answer.json()["error"])
             for query in ({"api_key": right}, {"key": right}, {"authorization": f"Bearer {right}"}):
                 assert (await http.request(method, path, params=query)).status_code == 401, (what, query)
             for key in {right, "a-second-key"} if right == "the-user-key" else {right}:

@@ -80,6 +80,13 @@ def check_anthropic(response: httpx.Response, status: int) -> None:
     assert (set(found), set(found["error"])) == ({"type", "error", "request_id"}, {"type", "message"})
 
 
+def check_ollama(response: httpx.Response, status: int) -> None:
+    """Check that an error has Ollama's shape."""
+    assert response.status_code == status, response.text
+    found = response.json()
+    assert (set(found), type(found["error"])) == ({"error"}, str)
+
+
 # ------------------------------------------------------------------------------------------------ routing
 
 
@@ -87,7 +94,7 @@ def check_anthropic(response: httpx.Response, status: int) -> None:
 @pytest.mark.parametrize(
     "path",
     [
-        *("/", "//v1/models", "/v1//models", "/./v1/models", "/v1/../v1/models", "/v1/models;x", "/v1/models/"),
+        *("//v1/models", "/v1//models", "/./v1/models", "/v1/../v1/models", "/v1/models;x", "/v1/models/"),
         *("/%76%31/models", "/v1%2fmodels", "/V1/models", "/v1/model", "/v1/models%00", "/health/", "/health%20"),
     ],
 )
@@ -135,7 +142,9 @@ async def test_unknown_route_names_the_nearest() -> None:
         ("/v1/models/", "'/v1/models'"),
         ("//v1///models", "'/v1/models'"),
         ("/v1", "base URL"),
-        ("/", "below /v1"),
+        ("/api/pull", "not fetched by requests"),
+        ("/api/blobs/sha256:00", "stores no files"),
+        ("/api/nothing", "there are chat, generate"),
         ("/v1/chat/completion", "'/v1/chat/completions'"),
         ("/reset_prefix_cache", "FERRULE_SERVER_DEV_MODE=1"),
         ("/sleep/", "FERRULE_SERVER_DEV_MODE=1"),
@@ -144,7 +153,8 @@ async def test_unknown_route_names_the_nearest() -> None:
 async def test_unknown_routes_say_what_would_be_right(path: str, what: str, plain: Site) -> None:
     messages = await call_raw(plain.app, path.encode())
     assert messages[0]["status"] == 404
-    assert what in json.loads(messages[1]["body"])["error"]["message"]
+    error = json.loads(messages[1]["body"])["error"]
+    assert what in (error if path.startswith("/api/") else error["message"])
 
 
 async def test_admin_routes_are_not_suggested() -> None:
@@ -292,7 +302,8 @@ async def test_every_route_but_the_public_list_needs_the_key() -> None:
             assert free.status_code == 200
             continue
         anthropic = path.startswith("/v1/messages")
-        check = check_anthropic if anthropic else check_error
+        ollama = path == "/" or path.startswith("/api/")
+        check = check_anthropic if anthropic else check_ollama if ollama else check_error
         check(free, 401)
         assert free.headers["www-authenticate"] == "Bearer"
         for header in ("Bearer wrong", "Bearer ", "secret", "Basic secret", "Bearer secre", "Bearer secret2"):
@@ -480,6 +491,20 @@ async def test_a_silent_body_is_a_408() -> None:
 )
 async def test_wrong_content_headers(headers: dict[str, str], param: str, plain: Site) -> None:
     check_error(await post(plain, b'{"prompt": "a"}', **headers), 400, param)
+
+
+async def test_a_dialect_takes_bodies_of_other_types(plain: Site) -> None:
+    """Read what curl sends without a header as JSON, on the paths of a protocol whose clients do that, and nowhere
+    else; a page of another origin cannot use it.
+    """
+    form = {"content-type": "application/x-www-form-urlencoded"}
+    body = b'{"model": "fake"}'
+    shown = await plain.http.post("/api/show", content=body, headers=form)
+    assert (shown.status_code, "details" in shown.json()) == (200, True)
+    assert (await plain.http.post("/api/show", content=b"model=fake", headers=form)).status_code == 400
+    assert (await plain.http.post("/api/show", content=body, headers={"content-type": "text/plain"})).status_code == 400
+    elsewhere = await plain.http.post("/api/show", content=body, headers=form | {"origin": "https://evil.example"})
+    check_ollama(elsewhere, 403)
 
 
 async def test_right_content_headers(plain: Site) -> None:

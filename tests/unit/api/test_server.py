@@ -124,7 +124,7 @@ ODD_HOSTS = (b"", b"a b", b"a/b", b"a@b", b"a:b", b"a:123456", b"a, b", b"[::1",
     [
         (b"NONSENSE\r\n\r\n", 400),
         (b"GET /health HTTP/1.1\r\nhost: a\r\nbad header\r\n\r\n", 400),
-        (b"GET / HTTP/3.7\r\n\r\n", 400),
+        (b"GET /health HTTP/3.7\r\n\r\n", 400),
         (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 400),
         (b"GET /caf\xc3\xa9?x=\xff HTTP/1.1\r\nhost: a\r\n\r\n", 400),
         (b"GET /" + b"a" * 9000 + b" HTTP/1.1\r\nhost: a\r\n\r\n", 431),

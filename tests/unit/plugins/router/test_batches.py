@@ -274,7 +274,7 @@ async def test_conversations_of_anthropic_run_too(site: BatchSite) -> None:
     [
         (b"", "empty_file", 1),
         (b"\n \n", "empty_file", 1),
-        (os.urandom(64), "invalid_json_line", None),
+        (bytes(range(256)), "invalid_json_line", None),
         (b"{\n" * 300, "invalid_json_line", 100),
         (b"".join(line(n) for n in "abcd"), "too_many_tasks", 1),
         (b'{"custom_id": "' + b"x" * 300_000 + b'"}', "line_too_long", 1),

@@ -16,6 +16,7 @@ finite              a log-probability that JSON has
 Notes and usage are values: each protocol writes them in its own form.
 """
 
+from ferrule.frontend.text.builtin import choose_templates
 from ferrule.frontend.text.messages import (
     ChatMessage,
     Conversation,
@@ -24,12 +25,9 @@ from ferrule.frontend.text.messages import (
     Tools,
     chat_prompt,
 )
-from ferrule.frontend.text.render import choose_templates
-from ferrule_protocol.answers import fingerprint, finite
-from ferrule_protocol.closing import Closing
+from ferrule_protocol.answers import Closing, Meter, fingerprint, finite
 from ferrule_protocol.notes import MAX_NOTES, NOTES_HEADER, Extension, Notes, extended, unread_by_template
-from ferrule_protocol.sampling import Meter, sampling, spelling
-from ferrule_protocol.tools import check_tool_choice
+from ferrule_protocol.sampling import check_tool_choice, sampling, spelling
 
 __all__ = [
     "MAX_NOTES",

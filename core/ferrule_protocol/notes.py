@@ -41,12 +41,13 @@ class Notes:
     @classmethod
     def of(cls, unknown_fields: Sequence[str], body: type[BaseModel]) -> Notes:
         """Return the notes on any body: the fields that its type does not know."""
-        return cls(unknown=_unknown(unknown_fields, body))
+        return cls(unknown=_unknown(unknown_fields, body) if unknown_fields else [])
 
     @property
     def extension(self) -> Extension | None:
         """The extension of the answer; None when there is nothing to report."""
-        return extended(None, [f"{name}: {why}" for name, why in (*self.unknown, *self.known)])
+        told = (*self.unknown, *self.known)
+        return {"warnings": [f"{name}: {why}" for name, why in told]} if told else None
 
     @property
     def headers(self) -> dict[str, str]:
@@ -70,7 +71,7 @@ def extended(extension: Extension | None, warnings: Sequence[str]) -> Extension 
 
 def _unknown(paths: Sequence[str], body: type[BaseModel]) -> list[tuple[str, str]]:
     shown = [path[:_MAX_NAME] for path in paths[:MAX_NOTES]]
-    names = known_names(body) if shown else ()  # the first time this takes some 30 ms
+    names = known_names(body)  # the first time this takes some 30 ms
     return [(path, f"unknown, ignored.{nearest(path.rpartition('.')[2], names)}") for path in shown]
 
 

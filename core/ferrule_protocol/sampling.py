@@ -1,11 +1,13 @@
-"""The conversion of a body's fields to sampling parameters, and of outputs to usage."""
+"""The conversion of a body's fields to sampling parameters, and checks of the choice of tools, in any protocol."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrule.interfaces.service import Output, Service, Usage
+from ferrule.config import RouterSettings
+from ferrule.errors import RequestError, nearest
+from ferrule.interfaces.service import Service
 from ferrule.sampling_params import SamplingFields, SamplingParams
 from ferrule.structured_outputs import ConstraintFields, constraint_of
 
@@ -26,20 +28,26 @@ def spelling(body: ConstraintFields, **names: str) -> dict[str, str]:
     return {**names, "structured_outputs": field} if field else names
 
 
-class Meter:
-    """The usage of all choices so far. `count` choices are expected, `per_prompt` of them for each prompt."""
+def check_tool_choice(
+    tools: Sequence[dict[str, Any]] | None, choice: str | dict[str, Any] | None, config: RouterSettings
+) -> None:
+    """Check a choice, as `Generate.tool_choice` has it, against the functions and the server's options.
 
-    def __init__(self, count: int, per_prompt: int) -> None:
-        self._usages = [Usage()] * count
-        self._per_prompt = per_prompt
-
-    def see(self, output: Output) -> None:
-        self._usages[output.index] = output.usage
-
-    def of(self, index: int) -> Usage:
-        """Return the usage of one choice, for streams that report it in each chunk."""
-        return self._usages[index]
-
-    def total(self) -> Usage:
-        """Return the sum over choices; a prompt counts once, however many choices it has."""
-        return Usage.total(self._usages, len(self._usages) // self._per_prompt)
+    Raises RequestError that names `tool_choice`.
+    """
+    if not tools:
+        if choice not in (None, "none"):
+            raise RequestError("tool_choice needs tools.", "tool_choice")
+    elif choice in (None, "auto"):
+        if not config.frontend.enable_auto_tool_choice:
+            raise RequestError(
+                'tool_choice "auto", the default with tools, needs a server that was started with '
+                '--enable-auto-tool-choice and --tool-call-parser; with "none" the tools are only shown to the model.',
+                "tool_choice",
+            )
+    elif isinstance(choice, dict):
+        name, names = choice["function"]["name"], [tool["function"]["name"] for tool in tools]
+        if name not in names:
+            raise RequestError(
+                f"tool_choice names {name!r:.80}, which is not one of the tools.{nearest(name, names)}", "tool_choice"
+            )

@@ -87,7 +87,7 @@ class Intake:
         piece, self._whole = self._whole, b""
         if not self.done:
             piece = await self._next()
-        self._count(self.received)
+            self._count(self.received)
         if self.done:
             self._told = True
             self._handed_over.set()

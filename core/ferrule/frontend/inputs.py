@@ -13,7 +13,7 @@ from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
 from ferrule.frontend.output.parse import Parsers
-from ferrule.frontend.text.render import Templates, builtin_file, choose_templates
+from ferrule.frontend.text.builtin import Templates, builtin_file, choose_templates
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.plugin import Component, check_plugins

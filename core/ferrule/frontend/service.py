@@ -32,8 +32,7 @@ from ferrule.frontend.output.reading import OutputReader, OutputReading
 from ferrule.frontend.stat_loggers import Loggers, open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import offsets
-from ferrule.frontend.text.render import Renderer
-from ferrule.frontend.text.tokenize import Encoder
+from ferrule.frontend.text.render import Encoder, Renderer
 from ferrule.frontend.vectors import Vectors
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
@@ -119,10 +118,23 @@ class FrontendService(Vectors):
         return [0] * len(ids) if self.tokenizer is None else offsets(self.tokenizer, ids, text)
 
     async def admit(self, request: Generate) -> Admitted:
+        arrival = self._clock()
         try:
-            return await self._admit(request)
+            model = self.resolve(request.model)
+            self._check_available()
+            check_task("generate", self.model)
+            checked = await check_request(request, self._reader.rules, self._client.remote)
+            with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
+                if checked.bad_words:
+                    checked = await self._reader.with_bad_words(checked)
+                prompts = await self._read(request, checked, reservation)
+                pairs = zip(request.prompts, prompts, strict=True)
+                plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
+                self._check_available()
+                outputs = self._submit(request, checked, plans, reservation, model)
         except RequestError as error:
             raise error.about(request.spelt(error.param)) from error
+        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
     # ---------------------------------------------------------------------------------------- the server's side
 
@@ -187,20 +199,6 @@ class FrontendService(Vectors):
 
     # ---------------------------------------------------------------------------------------- admission
 
-    async def _admit(self, request: Generate) -> Admitted:
-        arrival, model = self._clock(), self.resolve(request.model)
-        self._check_available()
-        check_task("generate", self.model)
-        checked = await check_request(request, self._reader.rules, self._client.remote)
-        with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
-            checked = await self._reader.with_bad_words(checked)
-            prompts = await self._read(request, checked, reservation)
-            pairs = zip(request.prompts, prompts, strict=True)
-            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
-            self._check_available()
-            outputs = self._submit(request, checked, plans, reservation, model)
-        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
-
     async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
@@ -210,7 +208,8 @@ class FrontendService(Vectors):
                 await asyncio.sleep(0)
             prompts.append(await self._reader.prepare(prompt, checked))
             num_tokens += len(prompts[-1].read.ids)
-            check_prompt_cells(num_tokens, checked, self._config.limits)
+            if checked.base.prompt_logprobs is not None:
+                check_prompt_cells(num_tokens, checked, self._config.limits)
             reservation.add_tokens(prompts[-1].weight * checked.width)
         return prompts
 

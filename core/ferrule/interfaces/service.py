@@ -156,6 +156,8 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     def calls(self) -> tuple[ToolCall, ...]:
         """The calls that begin in these events, with the arguments that these events have; whole in an `Answer`."""
         starts = [event for event in self.events if isinstance(event, CallStart)]
+        if not starts:
+            return ()
         arguments = {start.index: list[str]() for start in starts}
         for event in self.events:
             if isinstance(event, CallArguments) and event.index in arguments:

@@ -25,7 +25,7 @@ from ferrule.config.sections import ModelConfig
 from ferrule.errors import EngineDead, RequestError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import FrontendService, build_service, open_reader
-from ferrule.frontend.text.render import choose_templates
+from ferrule.frontend.text.builtin import choose_templates
 from ferrule.hooks import open_hooks
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.engine_child import EngineChild

@@ -197,6 +197,9 @@ class ConstraintFields(Strict):
         return self
 
 
+_STATING = frozenset({"response_format", "structured_outputs", *(f"guided_{name}" for name in _FORMS)})
+
+
 def constraint_of(fields: ConstraintFields) -> str:
     """Return the field that says what the output looks like; empty where none does."""
     return next(iter(_stated(fields)), "")
@@ -216,6 +219,8 @@ def grammar_of(fields: ConstraintFields) -> GrammarSpec | None:
 def _stated(fields: ConstraintFields) -> dict[str, Form]:
     """Return the forms of the fields that state one, by field."""
     found: dict[str, Form] = {}
+    if not _STATING & fields.model_fields_set:
+        return found
     if fields.response_format is not None and (form := fields.response_format.form()) is not None:
         found["response_format"] = form
     if fields.structured_outputs is not None:

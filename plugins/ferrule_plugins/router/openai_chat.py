@@ -11,11 +11,11 @@ from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import CallArguments, CallStart, Event
 from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterContext
 from ferrule.interfaces.service import Answer, Generate, Output, ReadPrompt, ToolCall
-from ferrule.structured_outputs import constraint_of, grammar_of
+from ferrule.structured_outputs import constraint_of
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai_answers import ChatChoice, ChatCompletionMessage, ChatLogprob, ChatToolCall
 from ferrule_plugins.router.openai_form import Asked, Form, respond
-from ferrule_plugins.router.openai_params import EFFORT, beam, check, echo_of, processors, role_of, targets
+from ferrule_plugins.router.openai_params import EFFORT, check, common, echo_of, role_of
 from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
 from ferrule_protocol import chat_prompt, check_tool_choice, extended, finite, sampling, spelling
 
@@ -41,7 +41,10 @@ class Chat:
         most = getattr(body, limit)
         if most is None:
             most = service.sampling_defaults().get("max_tokens")  # else what is left of the context
-        prompt = replace(chat_prompt(body.messages, body), chat_template_kwargs=_template_kwargs(body))
+        prompt = chat_prompt(body.messages, body)
+        if body.reasoning_effort is not None:  # the request's own arguments of the template win
+            derived = zip(EFFORT, (body.reasoning_effort, body.reasoning_effort != "none"), strict=True)
+            prompt = replace(prompt, chat_template_kwargs={**dict(derived), **(body.chat_template_kwargs or {})})
         if body.tool_choice == "none" and frontend.exclude_tools_when_tool_choice_none:
             prompt = replace(prompt, tools=None)
         given: dict[str, Any] = {
@@ -52,32 +55,14 @@ class Chat:
         return Generate(
             prompts=(prompt,),
             params=sampling(body, service, given),
-            model=body.model,
-            priority=body.priority,
-            targets=targets(body),
-            cache_salt=body.cache_salt,
-            grammar=grammar_of(body),
-            logits_processors=processors(body),
             tools=prompt.tools,
             tool_choice=_choice(body),
             parallel_tool_calls=body.parallel_tool_calls is not False,
-            beam=beam(body),
             thought_tokens=body.include_reasoning,
             stop_in_reasoning=body.stop_in_reasoning,
-            streamed=body.stream,
             names=spelling(body, logprobs="top_logprobs", max_tokens=limit),
+            **common(body),
         )
-
-
-def _template_kwargs(body: ChatBody) -> dict[str, Any] | None:
-    """Return the arguments of the chat template: those that are derived from `reasoning_effort`, and the request's own,
-    which win.
-    """
-    effort = body.reasoning_effort
-    if effort is None:
-        return body.chat_template_kwargs
-    derived = dict(zip(EFFORT, (effort, effort != "none"), strict=True))
-    return {**derived, **(body.chat_template_kwargs or {})}
 
 
 def _check(body: ChatBody, config: RouterSettings) -> None:

@@ -8,11 +8,10 @@ from typing import Any
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterContext
 from ferrule.interfaces.service import Admitted, Generate, Output, Prompt, ReadPrompt
-from ferrule.structured_outputs import grammar_of
 from ferrule.types import TokenLogprobs
 from ferrule_plugins.router.openai_answers import CompletionChoice, CompletionLogprobs
 from ferrule_plugins.router.openai_form import Asked, Form, respond
-from ferrule_plugins.router.openai_params import beam, check, processors, targets
+from ferrule_plugins.router.openai_params import check, common
 from ferrule_plugins.router.openai_schema import CompletionBody
 from ferrule_protocol import finite, sampling, spelling
 
@@ -59,16 +58,9 @@ class Completions:
         return Generate(
             prompts=prompts_of(body),
             params=sampling(body, service, given),
-            model=body.model,
-            priority=body.priority,
-            targets=targets(body),
-            cache_salt=body.cache_salt,
-            grammar=grammar_of(body),
-            logits_processors=processors(body),
-            beam=beam(body),
             raw=True,
-            streamed=body.stream,
             names=spelling(body),
+            **common(body),
         )
 
 

@@ -13,7 +13,7 @@ from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Service
 from ferrule.sampling_params import Beam
 from ferrule.schema import check_marks
-from ferrule.structured_outputs import constraint_of
+from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import Targets
 from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, GenerateBody
 from ferrule_protocol import MAX_NOTES, Notes, unread_by_template
@@ -37,24 +37,28 @@ def check(body: GenerateBody, config: RouterSettings) -> None:
         raise RequestError(f"{field} cannot be combined with use_beam_search.", field)
 
 
-def targets(body: GenerateBody) -> Targets:
-    return Targets((body.target_first_token_ms or 0) / 1000, (body.target_inter_token_ms or 0) / 1000)
+def common(body: GenerateBody) -> dict[str, Any]:
+    """Return those fields of a `Generate` that both routes fill alike.
 
-
-def processors(body: GenerateBody) -> tuple[str | dict[str, Any], ...]:
-    """Return the logits processors, each as a qualified name or as {qualname, args, kwargs}."""
-    given = body.logits_processors or ()
-    return tuple(item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in given)
-
-
-def beam(body: GenerateBody) -> Beam | None:
-    """Return the beam search that a request asks for: `n` beams, or `best_of` beams of which the `n` best are
-    returned.
+    A beam search has `n` beams, or `best_of` beams of which the `n` best are returned.
     """
-    if not body.use_beam_search:
-        return None
-    width = body.n if body.best_of is None else body.best_of
-    return Beam(width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping)
+    given: dict[str, Any] = {}
+    if body.logits_processors:  # each is a qualified name, or {qualname, args, kwargs}
+        items = body.logits_processors
+        named = (item if isinstance(item, str) else item.model_dump(exclude_none=True) for item in items)
+        given["logits_processors"] = tuple(named)
+    if body.use_beam_search:
+        width = body.n if body.best_of is None else body.best_of
+        given["beam"] = Beam(width=width, length_penalty=body.length_penalty, early_stopping=body.early_stopping)
+    return {
+        "model": body.model,
+        "priority": body.priority,
+        "targets": Targets((body.target_first_token_ms or 0) / 1000, (body.target_inter_token_ms or 0) / 1000),
+        "cache_salt": body.cache_salt,
+        "grammar": grammar_of(body),
+        "streamed": body.stream,
+        **given,
+    }
 
 
 def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext) -> Notes:

@@ -38,8 +38,7 @@ from ferrule.frontend.admission.validate import (
 )
 from ferrule.frontend.text.detokenize import decode, shown
 from ferrule.frontend.text.infill import infill
-from ferrule.frontend.text.render import Renderer
-from ferrule.frontend.text.tokenize import Encoder
+from ferrule.frontend.text.render import Encoder, Renderer
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import ChatPrompt, Generate, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -72,13 +71,15 @@ async def check_request(request: Generate, rules: AdmissionRules, remote: bool) 
     """
     checked = check_params(request.params, rules)
     priority, salt = check_labels(request.priority, request.cache_salt)
-    processors = check_functions(request.params.logits_processors or (), rules, remote)
+    functions = request.params.logits_processors
+    processors = check_functions(functions, rules, remote) if functions else ()
     if request.logits_processors:  # on a thread: modules that the client names have to be imported
         processors += await asyncio.to_thread(check_processors, request.logits_processors, rules)
     if request.beam is not None:
         checked = check_beam(request.beam, request, checked, rules)
     check_count(len(request.prompts), checked.width, rules.limits.max_prompts)
-    check_output_cells(len(request.prompts), checked, rules, request.streamed)
+    if checked.base.logprobs is not None:
+        check_output_cells(len(request.prompts), checked, rules, request.streamed)
     base = replace(checked.base, processors=processors) if processors else checked.base
     return replace(checked, base=base, priority=priority, cache_salt=salt)
 
@@ -140,36 +141,29 @@ class PromptReader:
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Return the ids, the text and the notes of a prompt. Raises RequestError."""
-        notes: tuple[str, ...] = ()
-        if isinstance(prompt, ChatPrompt):
-            encoder, param = self._need_encoder(), "messages"
-            written = await self.renderer.encode(prompt, encoder)
-            if written is not None:
-                text = decode(encoder.tokenizer, written, skip_special_tokens=False)
-                return ReadPrompt(self._known(written, param), text)
-            rendered = await self.renderer.write(prompt)
-            text, notes = rendered.text, rendered.notes
-        elif prompt.ids is not None:
+        if isinstance(prompt, Prompt) and prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
                 raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
             return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt"))
+        encoder, ids = self._need_encoder(), None
+        notes: tuple[str, ...] = ()
+        if isinstance(prompt, ChatPrompt):
+            param = "messages"
+            rendered = await self.renderer.write(prompt, encoder)
+            text, notes, ids = rendered.text, rendered.notes, rendered.ids
         else:
-            encoder, param = self._need_encoder(), "prompt"
+            param = "prompt"
             text = check_text(prompt.text, self.max_characters, param)
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
-        ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
-        return ReadPrompt(self._known(ids, param), text, notes)
-
-    def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
+        if ids is None:
+            ids = tuple(await encoder.encode(text, add_special_tokens=prompt.add_special_tokens))
         if ids and max(ids) >= self.rules.vocab_size:
             raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
-        return tuple(ids)
+        return ReadPrompt(ids, text, notes)
 
     async def with_bad_words(self, checked: Checked) -> Checked:
-        """Add the id sequences that must not be generated."""
-        if not checked.bad_words:
-            return checked
+        """Add the id sequences of the texts that must not be generated."""
         found = await self._need_encoder().bad_words(checked.bad_words)
         ids = tuple(ids for ids in found if max(ids) < self.rules.vocab_size)
         return replace(checked, base=replace(checked.base, bad_words=ids))

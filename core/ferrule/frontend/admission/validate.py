@@ -118,8 +118,8 @@ def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
     """Run all checks that need no prompt. Raises RequestError."""
     if not isinstance(params, SamplingParams):
         raise RequestError("sampling_params must be SamplingParams.", "sampling_params")
-    stop = _stop_strings(params, rules)
-    named = _ids(params.stop_token_ids or (), "stop_token_ids", rules, MAX_STOP_TOKEN_IDS)
+    stop = _stop_strings(params, rules) if params.stop else ()
+    named = check_ids(params.stop_token_ids or (), rules, "stop_token_ids", MAX_STOP_TOKEN_IDS)
     eos = () if params.ignore_eos else rules.eos_ids
     most = rules.limits.max_n
     n = _within(params.n, "n", 1, most)
@@ -127,6 +127,7 @@ def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
     if best_of > n:
         _check_ranking("best_of", rules)
     logprobs = _logprobs(params.logprobs, "logprobs", rules)
+    allowed, truncate = params.allowed_token_ids or (), params.truncate_prompt_tokens
     base = TokenSampling(
         seed=0,
         max_tokens=1,
@@ -141,8 +142,8 @@ def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
         stop_token_ids=tuple(dict.fromkeys((*named, *eos))),
         logprobs=0 if logprobs is None and best_of > n else logprobs,
         prompt_logprobs=_logprobs(params.prompt_logprobs, "prompt_logprobs", rules),
-        logit_bias=_bias(params.logit_bias or {}, rules),
-        allowed_token_ids=_allowed(params.allowed_token_ids, rules),
+        logit_bias=_bias(params.logit_bias, rules) if params.logit_bias else (),
+        allowed_token_ids=tuple(dict.fromkeys(check_ids(allowed, rules, "allowed_token_ids", rules.vocab_size))),
         extra_args=params.extra_args or {},
     )
     return Checked(
@@ -153,7 +154,7 @@ def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
         logprobs=logprobs,
         seed=None if params.seed == -1 else params.seed,
         max_tokens=params.max_tokens,
-        truncate=_truncation(params.truncate_prompt_tokens, rules),
+        truncate=None if truncate is None else _truncation(truncate, rules),
         truncate_right=params.truncation_side == "right",
         stops=StopStrings(stop) if stop else None,
         named_stop_ids=frozenset(named),
@@ -161,7 +162,7 @@ def check_params(params: SamplingParams, rules: AdmissionRules) -> Checked:
         detokenize=params.detokenize and rules.has_tokenizer,
         skip_special_tokens=params.skip_special_tokens,
         spaces_between_special_tokens=params.spaces_between_special_tokens,
-        bad_words=_texts(params.bad_words or (), "bad_words", rules.limits.max_bad_words, rules),
+        bad_words=_texts(params.bad_words, "bad_words", rules.limits.max_bad_words, rules) if params.bad_words else (),
     )
 
 
@@ -268,8 +269,10 @@ def scoped(salt: str | None, caller: Visit | None, scope: str) -> str | None:
     return f"{caller.name}\0{salt or ''}"
 
 
-def check_ids(ids: Any, rules: AdmissionRules, param: str) -> tuple[int, ...]:
-    """Check token ids from a client, each of which must be within the model's vocabulary. Raises RequestError."""
+def check_ids(ids: Any, rules: AdmissionRules, param: str, most: int | None = None) -> tuple[int, ...]:
+    """Check token ids from a client, each of which must be within the model's vocabulary. Raises RequestError, also
+    for more than `most`.
+    """
     if isinstance(ids, (str, bytes)) or not isinstance(ids, Sequence):
         raise RequestError(f"{param} must be a list of token ids.", param)
     if not set(map(type, ids)) <= {int}:
@@ -277,6 +280,8 @@ def check_ids(ids: Any, rules: AdmissionRules, param: str) -> tuple[int, ...]:
         raise RequestError(f"{param}[{place}] must be an integer.", f"{param}[{place}]")
     if ids and (min(ids) < 0 or max(ids) >= rules.vocab_size):
         raise RequestError(f"{param} holds a token id that is not in [0, {rules.vocab_size}).", param)
+    if most is not None and len(ids) > most:
+        raise RequestError(f"{param} may have at most {most} entries.", param)
     return tuple(ids)
 
 
@@ -345,13 +350,6 @@ def _within(value: int, name: str, low: int, high: int) -> int:
     return value
 
 
-def _ids(values: Any, name: str, rules: AdmissionRules, most: int) -> tuple[int, ...]:
-    found = check_ids(values, rules, name)
-    if len(found) > most:
-        raise RequestError(f"{name} may have at most {most} entries.", name)
-    return found
-
-
 def _texts(values: Sequence[str], name: str, most: int, rules: AdmissionRules) -> tuple[str, ...]:
     if len(values) > most:
         raise RequestError(f"{name} may have at most {most} entries.", name)
@@ -391,19 +389,11 @@ def _logprobs(value: int | None, name: str, rules: AdmissionRules) -> int | None
 
 
 def _bias(values: Mapping[int, float], rules: AdmissionRules) -> tuple[tuple[int, float], ...]:
-    _ids(list(values), "logit_bias", rules, rules.vocab_size)
+    check_ids(list(values), rules, "logit_bias")
     return tuple((token, min(_BIAS, max(-_BIAS, bias))) for token, bias in values.items())
 
 
-def _allowed(values: Sequence[int] | None, rules: AdmissionRules) -> tuple[int, ...]:
-    if values is None:
-        return ()
-    return tuple(dict.fromkeys(_ids(values, "allowed_token_ids", rules, rules.vocab_size)))
-
-
-def _truncation(value: int | None, rules: AdmissionRules) -> int | None:
-    if value is None:
-        return None
+def _truncation(value: int, rules: AdmissionRules) -> int:
     if value == 0:
         raise RequestError("truncate_prompt_tokens must be -1 (what fits) or at least 1.", "truncate_prompt_tokens")
     return _within(value, "truncate_prompt_tokens", -1, rules.max_model_len)

@@ -45,6 +45,7 @@ class Choice:
         self._reading = reading
         self._param = param
         self._parse = reading.chains[number]
+        account.called_tools = self._parse.called
         self._detokenizer = copy(reading.detokenizer)
         self._stops = copy(reading.stops)
         parted = self._parse.reasoning is not None and self._detokenizer is not None
@@ -56,11 +57,6 @@ class Choice:
         self._num_parsed = 0  # characters that went to the parsers
         self._cached = 0
         self._num_answer = 0  # tokens of the answer, as far as they are known
-
-    @property
-    def called_tools(self) -> bool | None:
-        """Whether the text contained a call; None when no tool parser reads the text."""
-        return self._parse.called
 
     @property
     def done(self) -> bool:
@@ -100,7 +96,9 @@ class Choice:
         if delta.finish is not None or self._matched() is not None:
             events += self._parse.finish()
         matched = self._matched()
-        reason = self._reason(delta) if matched is None else matched
+        named = self._reading.checked.named_stop_ids  # other stop tokens and the end of the sequence are not reported
+        reason = matched or (delta.stop_reason if delta.stop_reason in named else None)
+        self.account.called_tools = self._parse.called
         self.finish = finish = delta.finish if matched is None else FinishReason.STOP
         if self._answer_tokens is not None and answer is not None:
             if self.done:
@@ -160,10 +158,6 @@ class Choice:
         """Return the stop string that has ended the answer, or None."""
         stops = self._stops or self._parse.stops
         return None if stops is None else stops.matched
-
-    def _reason(self, delta: RequestDelta) -> int | None:
-        """Return the stop token's id when the request named it, else None; the end of sequence is not reported."""
-        return delta.stop_reason if delta.stop_reason in self._reading.checked.named_stop_ids else None
 
     def _read(self, delta: RequestDelta) -> tuple[str, int, tuple[int, ...]]:
         """Return (text to show, number of tokens up to a stop string's end, offset of each token)."""
@@ -351,7 +345,6 @@ class OutputStream(Outputs):
             self._arrived.get_nowait()
 
     def _settle(self, choice: Choice) -> None:
-        choice.account.called_tools = choice.called_tools
         self._ledger.settle(choice.account, choice.finish or FinishReason.ABORT, choice.last)
 
     def _abort(self) -> None:

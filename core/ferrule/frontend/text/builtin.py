@@ -1,4 +1,4 @@
-"""The chat templates that come with Ferrule: what each says of itself, and how an option names one.
+"""The templates that an option means, and those that come with Ferrule: what each says of itself, and its names.
 
 A template begins with a comment of ``key: value`` lines, which `read_header` reads:
 
@@ -17,9 +17,54 @@ from pathlib import Path, PurePath
 
 from msgspec import Struct
 
+from ferrule.errors import ConfigError, nearest
+
 _FOLDER = Path(__file__).with_name("chat_templates")  # templates/chat of the repository, as package data
 _PREFIXES = ("tool_chat_template_", "template_")  # of the files in vLLM's folder of examples
 _ENDING = ".jinja"
+
+Templates = dict[str, str]
+"""Name → template text; "default" is the usual one, "tool_use" the one for requests with tools."""
+
+
+def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
+    """Return the templates that ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in
+    template, or a text.
+
+    Without the option these are the tokenizer's own; there may be none. Raises ConfigError.
+    """
+    named = {"default": own} if isinstance(own, str) else dict(own or {})
+    if option is None:
+        return named
+    if option in named:
+        return {"default": named[option]}
+    inline = any(mark in option for mark in ("{{", "{%", "{#"))
+    file = None if inline else Path(option) if _is_file(option) else builtin_file(option)
+    if file is not None:
+        try:
+            return {"default": file.read_text("utf-8")}
+        except (OSError, UnicodeDecodeError):
+            raise ConfigError(f"--chat-template: {option} cannot be read as UTF-8 text.") from None
+    if inline:  # on one line, a line break is written \n
+        return {"default": option.replace("\\n", "\n")}
+    names = [*named, *builtin_templates()]
+    raise ConfigError(
+        f"--chat-template: {option!r} is neither a file nor a known template.{nearest(option, names)}",
+        f"Known names: {', '.join(names)}. A template's text must hold {{{{ or {{%.",
+    )
+
+
+def builtin_file(option: str) -> Path | None:
+    """Return the file of the built-in template that ``--chat-template`` names; None where it names something else."""
+    found = None if _is_file(option) else find_builtin(option)
+    return None if found is None else found.file
+
+
+def _is_file(option: str) -> bool:
+    try:
+        return Path(option).is_file()
+    except OSError:  # too long for a file name
+        return False
 
 
 class BuiltinTemplate(Struct, frozen=True, kw_only=True):

@@ -242,14 +242,14 @@ def read_messages(messages: Sequence[Any], max_characters: int) -> list[dict[str
     return [_message(message, f"messages[{number}]") for number, message in enumerate(found)]
 
 
-def read_tools(tools: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Return functions as templates show them, or None. Raises RequestError naming the tool."""
-    return list(checked(_TOOLS, tools, "tools")) if tools else None
+def read_tools(tools: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return functions as templates show them. Raises RequestError naming the tool."""
+    return list(checked(_TOOLS, tools, "tools"))
 
 
-def read_documents(documents: Sequence[Any] | None) -> list[dict[str, Any]] | None:
-    """Return documents as templates show them, or None. Raises RequestError naming the document."""
-    return list(checked(_DOCUMENTS, documents, "documents")) if documents else None
+def read_documents(documents: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return documents as templates show them. Raises RequestError naming the document."""
+    return list(checked(_DOCUMENTS, documents, "documents"))
 
 
 def other_keys(message: Mapping[str, Any]) -> set[str]:
@@ -272,7 +272,10 @@ def _texts(messages: Sequence[Mapping[str, Any]]) -> list[str]:
 
 def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     read = {str(key): value for key, value in message.items() if value is not None}
-    content = read["content"] = _content(read.get("content", read.get("refusal")))
+    content = read.get("content", read.get("refusal"))
+    if isinstance(content, list | tuple):
+        content = [{"type": "text", "text": part if isinstance(part, str) else part["text"]} for part in content]
+    read["content"] = content
     thoughts = next((read[name] for name in _THOUGHTS if name in read), None)
     if thoughts is not None and message.get("role") == "assistant":  # clients and templates use all of these names
         others = ("thinking",) if content else ()  # gpt-oss has thoughts or content in a message with calls
@@ -280,12 +283,6 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     if "tool_calls" in read:
         read["tool_calls"] = _tool_calls(read["tool_calls"], f"{where}.tool_calls")
     return read
-
-
-def _content(content: Any) -> str | list[dict[str, str]] | None:
-    if content is None or isinstance(content, str):
-        return content
-    return [{"type": "text", "text": part if isinstance(part, str) else part["text"]} for part in content]
 
 
 def _tool_calls(calls: Sequence[Mapping[str, Any]], where: str) -> list[dict[str, Any]]:

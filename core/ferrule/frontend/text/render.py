@@ -1,22 +1,28 @@
-"""`Renderer`: the one place where a conversation becomes text, for every protocol and offline use."""
+"""`Renderer`: the one place where a conversation becomes text, for every protocol and offline use. `Encoder`: texts to
+ids.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import secrets
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, TypeVar
 
 import msgspec
 
 from ferrule.config import FrontendConfig, LimitsConfig
-from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
+from ferrule.errors import ForbiddenError, RequestError
 from ferrule.frontend.children.pool import ChildPool
-from ferrule.frontend.text.builtin import builtin_templates, find_builtin
+from ferrule.frontend.text.builtin import Templates
+from ferrule.frontend.text.detokenize import decode
 from ferrule.frontend.text.messages import RESERVED, read_documents, read_messages, read_tools
-from ferrule.frontend.text.tokenize import Encoder
 from ferrule.interfaces.service import ChatPrompt
-from ferrule.interfaces.tokenizer import ChatTokenizer
+from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
+
+T = TypeVar("T")
 
 _TASK = "ferrule.frontend.text.template:work"
 _MEMORY_BYTES = 512 << 20  # that a child may write
@@ -24,74 +30,49 @@ _CHARACTERS_IN = 16  # per token of the context: conversation (L16)
 _CHARACTERS_OUT = 8  # per token of the context: rendered text (L10)
 _MAX_NOTES = 16
 _MAX_TEMPLATE = 256 << 10  # characters of a template in a request
+_INLINE = 512  # characters that are encoded sooner than a thread would wake up: about 0.1 ms
+_THREADS = 2
 
-Templates = dict[str, str]
-"""Name → template text; "default" is the usual one, "tool_use" the one for requests with tools."""
 
+class Encoder:
+    """A tokenizer that encodes long texts on a few threads, so that they do not hold up the event loop.
 
-def choose_templates(option: str | None, own: str | dict[str, str] | None) -> Templates:
-    """Return the templates that ``--chat-template`` means: a name among the tokenizer's `own`, a file, a built-in
-    template, or a text.
-
-    Without the option these are the tokenizer's own; there may be none. Raises ConfigError.
+    The gate bounds how many texts wait: it counts requests before they come here.
     """
-    named = {"default": own} if isinstance(own, str) else dict(own or {})
-    if option is None:
-        return named
-    if option in named:
-        return {"default": named[option]}
-    inline = any(mark in option for mark in ("{{", "{%", "{#"))
-    file = None if inline else Path(option) if _is_file(option) else builtin_file(option)
-    if file is not None:
-        try:
-            return {"default": file.read_text("utf-8")}
-        except (OSError, UnicodeDecodeError):
-            raise ConfigError(f"--chat-template: {option} cannot be read as UTF-8 text.") from None
-    if inline:  # on one line, a line break is written \n
-        return {"default": option.replace("\\n", "\n")}
-    names = [*named, *builtin_templates()]
-    raise ConfigError(
-        f"--chat-template: {option!r} is neither a file nor a known template.{nearest(option, names)}",
-        f"Known names: {', '.join(names)}. A template's text must hold {{{{ or {{%.",
-    )
 
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.tokenizer = tokenizer
+        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
 
-def builtin_file(option: str) -> Path | None:
-    """Return the file of the built-in template that ``--chat-template`` names; None where it names something else."""
-    found = None if _is_file(option) else find_builtin(option)
-    return None if found is None else found.file
+    async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        if len(text) <= _INLINE:
+            return self.tokenizer.encode(text, add_special_tokens=add_special_tokens)
+        return await self.offload(lambda: self.tokenizer.encode(text, add_special_tokens=add_special_tokens))
 
+    async def bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """Return the id sequences of each word, at the start of a text and after a space."""
+        return await self.offload(lambda: self._bad_words(words))
 
-def _is_file(option: str) -> bool:
-    try:
-        return Path(option).is_file()
-    except OSError:  # too long for a file name
-        return False
+    def _bad_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        forms = (form for word in words for form in (word.lstrip() or word, " " + word.lstrip()))
+        found = (tuple(self.tokenizer.encode(form, add_special_tokens=False)) for form in forms)
+        return tuple(dict.fromkeys(ids for ids in found if ids))
 
+    async def offload(self, work: Callable[[], T]) -> T:
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-def _check_end(chat: ChatPrompt) -> None:
-    if chat.continue_final_message and chat.add_generation_prompt:
-        raise RequestError(
-            "continue_final_message and add_generation_prompt exclude each other: set one of them to false.",
-            "continue_final_message",
-        )
-
-
-def _as_json(job: dict[str, Any], param: str) -> str:
-    """Encode as JSON, which can hold anything that a client's JSON text may hold: integers of any size and lone
-    surrogates.
-    """
-    try:
-        return json.dumps(job)
-    except (TypeError, ValueError, RecursionError):
-        raise RequestError("The request holds a value that cannot be processed.", param) from None
+    def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 class Rendered(msgspec.Struct, frozen=True):
-    """The text of a conversation, and notes on what of it the text does not show."""
+    """The text of a conversation, notes on what of it the text does not show, and its ids where the tokenizer wrote
+    them itself.
+    """
 
     text: str
     notes: tuple[str, ...] = ()
+    ids: tuple[int, ...] | None = None
 
 
 class Renderer:
@@ -123,48 +104,46 @@ class Renderer:
         """Child processes that can still run."""
         return self._server_pool.pids | self._request_pool.pids
 
-    async def encode(self, chat: ChatPrompt, encoder: Encoder) -> list[int] | None:
-        """Return the ids of a conversation that the tokenizer itself writes; None where a template does. Raises
-        RequestError.
-        """
-        tokenizer = encoder.tokenizer
-        if not isinstance(tokenizer, ChatTokenizer) or self.templates or chat.chat_template is not None:
-            return None
-        _check_end(chat)
-        messages = read_messages(chat.messages, self._max_in)
-        given = {**(chat.chat_template_kwargs or {}), "tools": read_tools(chat.tools)}
-        variables = {name: value for name, value in given.items() if name in tokenizer.reads}
-        continued = chat.continue_final_message
-        return await encoder.offload(lambda: tokenizer.encode_chat(messages, variables, continued=continued))
-
     async def render(self, chat: ChatPrompt) -> str:
         """Return the text of a conversation. Raises RequestError, ForbiddenError for a template of the request's
         own.
         """
         return (await self.write(chat)).text
 
-    async def write(self, chat: ChatPrompt) -> Rendered:
-        """Render like `render`, and note what the text does not show; a strict server refuses that."""
+    async def write(self, chat: ChatPrompt, encoder: Encoder | None = None) -> Rendered:
+        """Render like `render`, and note what the text does not show; a strict server refuses that.
+
+        A tokenizer that writes conversations itself does so, unless there is a template. Raises RequestError.
+        """
+        tokenizer = None if encoder is None or self.templates or chat.chat_template is not None else encoder.tokenizer
+        if encoder is not None and isinstance(tokenizer, ChatTokenizer):
+            return await self._encoded(chat, encoder, tokenizer)
         template = self._template(chat)
-        _check_end(chat)
-        messages = read_messages(chat.messages, self._max_in)
+        messages = self._messages(chat)
+        extra = chat.chat_template_kwargs or {}
+        for name in extra:
+            if name in RESERVED or name in self._special_tokens or name.endswith("_token"):
+                raise RequestError(f"chat_template_kwargs: {name!r:.80} is set by the server.", "chat_template_kwargs")
         job = {
             "template": template,
             "messages": messages,
             "variables": {
                 **self._special_tokens,
-                "tools": read_tools(chat.tools),
-                "documents": read_documents(chat.documents),
+                "tools": read_tools(chat.tools) if chat.tools else None,
+                "documents": read_documents(chat.documents) if chat.documents else None,
                 "add_generation_prompt": chat.add_generation_prompt,
             },
-            "extra": self._extra(chat.chat_template_kwargs),
+            "extra": extra,
             "content_format": chat.content_format or self._format,
             "max_characters": self._max_out,
             "marker": secrets.token_hex(16) if chat.continue_final_message else "",
         }
         pool = self._server_pool if chat.chat_template is None else self._request_pool
         param = "messages" if chat.chat_template is None else "chat_template"
-        asked = {"job": _as_json(job, param)}
+        try:
+            asked = {"job": json.dumps(job)}  # as JSON, which has integers of any size and lone surrogates, too
+        except (TypeError, ValueError, RecursionError):
+            raise RequestError("The request holds a value that cannot be processed.", param) from None
         found = msgspec.convert(await pool.run(asked, self._limits.template_timeout, "The chat template", param), dict)
         notes = tuple(
             f"{name}: the chat template does not show it to the model." for name in found["lost"][:_MAX_NOTES]
@@ -172,6 +151,22 @@ class Renderer:
         if notes and self._strict:
             raise RequestError(f"{notes[0]} This server refuses what has no effect.", found["lost"][0])
         return Rendered(found["text"], notes)
+
+    async def _encoded(self, chat: ChatPrompt, encoder: Encoder, tokenizer: ChatTokenizer) -> Rendered:
+        messages = self._messages(chat)
+        given = {**(chat.chat_template_kwargs or {}), "tools": read_tools(chat.tools) if chat.tools else None}
+        variables = {name: value for name, value in given.items() if name in tokenizer.reads}
+        continued = chat.continue_final_message
+        ids = await encoder.offload(lambda: tokenizer.encode_chat(messages, variables, continued=continued))
+        return Rendered(decode(encoder.tokenizer, ids, skip_special_tokens=False), ids=tuple(ids))
+
+    def _messages(self, chat: ChatPrompt) -> list[dict[str, Any]]:
+        if chat.continue_final_message and chat.add_generation_prompt:
+            raise RequestError(
+                "continue_final_message and add_generation_prompt exclude each other: set one of them to false.",
+                "continue_final_message",
+            )
+        return read_messages(chat.messages, self._max_in)
 
     async def inspect(self) -> dict[str, Any]:
         """Start a child and describe the default template: see `template.work`.
@@ -217,9 +212,3 @@ class Renderer:
             "--chat-template.",
             "messages",
         )
-
-    def _extra(self, extra: dict[str, Any] | None) -> dict[str, Any]:
-        for name in extra or ():
-            if name in RESERVED or name in self._special_tokens or name.endswith("_token"):
-                raise RequestError(f"chat_template_kwargs: {name!r:.80} is set by the server.", "chat_template_kwargs")
-        return dict(extra or {})

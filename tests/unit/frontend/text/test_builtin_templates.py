@@ -10,9 +10,8 @@ import pytest
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.output.parse import ParseChain, Parsers
 from ferrule.frontend.template_fit import generated
-from ferrule.frontend.text.builtin import builtin_templates, find_builtin, fitting, read_header
+from ferrule.frontend.text.builtin import builtin_templates, choose_templates, find_builtin, fitting, read_header
 from ferrule.frontend.text.messages import read_messages, read_tools
-from ferrule.frontend.text.render import choose_templates
 from ferrule.frontend.text.template import RenderJob, render, work
 from ferrule.interfaces.parsers import CallArguments, CallStart, ChoiceContext
 from ferrule.plugin import discover
@@ -74,7 +73,12 @@ def result(content: str, number: int = 0) -> dict[str, Any]:
 def shown(
     name: str, *messages: dict[str, Any], tools: list[dict[str, Any]] | None = TOOLS, begin: bool = True, **extra: Any
 ) -> str:
-    variables = {**TOKENS, "tools": read_tools(tools), "documents": None, "add_generation_prompt": begin}
+    variables = {
+        **TOKENS,
+        "tools": read_tools(tools) if tools else None,
+        "documents": None,
+        "add_generation_prompt": begin,
+    }
     rendering = render(
         RenderJob(
             template=TEMPLATES[name].text,

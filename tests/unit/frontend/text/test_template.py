@@ -12,9 +12,8 @@ import pytest
 
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.text import template as rendering
-from ferrule.frontend.text.builtin import builtin_templates
+from ferrule.frontend.text.builtin import builtin_templates, choose_templates
 from ferrule.frontend.text.messages import read_messages
-from ferrule.frontend.text.render import choose_templates
 from ferrule.frontend.text.template import RenderJob, compile_template, work
 from tools import ROOT
 

@@ -13,7 +13,6 @@ import subprocess
 import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -26,6 +25,7 @@ from ferrule.launch.collector import settle
 from ferrule.plugin import Plugins, discover
 from ferrule_kernels.cpu import library
 from ferrule_testkit.checkpoints import tiny_checkpoint
+from tests import compiler
 from tests.shared import once
 from tools.coverage import Counting
 from tools.wheels import Distribution, install
@@ -172,27 +172,18 @@ def tiny_llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def emulated_kernels(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
-    """Build the CPU kernels that use tile registers, for this processor, with the registers emulated in plain C++."""
+def emulated_kernels() -> ctypes.CDLL:
+    """Compile the CPU kernels that use tile registers, for this processor, with the registers emulated in plain C++."""
     if shutil.which("g++") is None:
         pytest.skip("there is no compiler")
-
-    def build(path: Path) -> None:
-        def compile(name: str) -> str:
-            # matmul.cpp is built as it is installed: its sums are compared to the bit. The others take less time so.
-            level = [] if name == "matmul" else ["-O1"]
-            made, source = f"{path}.{name}.o", Path(library.__file__).with_name(f"{name}.cpp")
-            flags = [*library.FLAGS, *level, "-march=native", "-DFERRULE_EMULATE_TILES"]
-            subprocess.run(["g++", *flags, "-c", str(source), "-o", made], check=True)
-            return made
-
-        with ThreadPoolExecutor(2) as threads:  # the other test process needs it at the same time, and waits
-            parts = ("matmul", "attention", "blocks", "dense", "machine", "matmul_pack", "recording", "tables")
-            objects = list(threads.map(compile, parts))
-        subprocess.run(["g++", "-fopenmp", "-shared", *objects, "-o", str(path)], check=True)
-
-    built = once(tmp_path_factory, "kernels.so", build)
-    return ctypes.CDLL(str(built))
+    parts = ("matmul", "attention", "blocks", "dense", "machine", "matmul_pack", "recording", "tables")
+    sources = [Path(library.__file__).with_name(f"{name}.cpp") for name in parts]
+    flags = "-march=native", "-DFERRULE_EMULATE_TILES"
+    # matmul.cpp is compiled as it is installed: its sums are compared to the bit. The others take less time so.
+    plain = compiler.shared_library(
+        *sources, flags=flags, only=lambda source: () if source.stem == "matmul" else ("-O1",)
+    )
+    return ctypes.CDLL(str(plain))
 
 
 @pytest.fixture(scope="session")

@@ -29,8 +29,13 @@ def once(factory: pytest.TempPathFactory, name: str, make: Callable[[Path], obje
     """
     base = factory.getbasetemp()
     base = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
-    path, done = base / f"shared-{name}", base / f"shared-{name}.done"
-    with (base / f"shared-{name}.lock").open("w") as lock:
+    return made(base / f"shared-{name}", make)
+
+
+def made(path: Path, make: Callable[[Path], object]) -> Path:
+    """Return `path`, which `make` creates if no process has done so yet; processes that ask meanwhile wait for it."""
+    done = path.with_name(f"{path.name}.done")
+    with path.with_name(f"{path.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not done.exists():
             make(path)

@@ -20,6 +20,7 @@ from ferrule_plugins.model.transformers import TransformersModel
 from ferrule_plugins.model.transformers.flat import Flat
 from ferrule_testkit.checkpoints import SIZES, randomise, tiny_checkpoint
 from ferrule_testkit.harness import Harness
+from tests.shared import grid
 
 PROMPT = [5, 17, 200, 31, 99, 250, 8]
 Weights = dict[str, torch.Tensor]
@@ -346,8 +347,7 @@ def top_logprobs(folder: Path, implementation: str, overrides: dict[str, Any]) -
     return prompt + output.token_ids, torch.tensor([[value for _, value in each.top] for each in output.logprobs])
 
 
-@pytest.mark.parametrize("form", _STATED)
-@pytest.mark.parametrize("implementation", ["native", "transformers"])
+@grid({"form": list(_STATED), "implementation": ["native", "transformers"]})
 def test_an_override_of_rotary_settings_is_computed_in_each_form_of_the_file(
     tmp_path: Path, form: str, implementation: str
 ) -> None:
@@ -457,8 +457,7 @@ def test_code_of_a_checkpoint_that_keeps_its_own_cache(tmp_path: Path, monkeypat
             assert outputs[0].token_ids == outputs[2].token_ids == expected[len(PROMPT) :]
 
 
-@pytest.mark.parametrize("name", ["olmo", "bloom", "mamba"])
-@pytest.mark.parametrize("method", ["int8", "int4"])
+@grid({"name": ["olmo", "bloom", "mamba"], "method": ["int8", "int4"]})
 def test_linear_layers_are_quantized_in_both_ways(tmp_path: Path, name: str, method: str) -> None:
     """Keep the logits close to the float model's, and make each layer that can be quantized smaller."""
     folder = tiny_checkpoint(name, tmp_path / name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import itertools
 import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -14,6 +13,7 @@ import torch
 
 from ferrule_kernels.cpu import dense, library
 from ferrule_kernels.cpu.dense import DenseMatrix
+from tests import compiler
 
 SHAPES = [(1, 1), (16, 32), (17, 7), (64, 64), (48, 96), (70, 100), (130, 333), (200, 2100)]
 BATCHES = (1, 2, 5, 6, 7, 12, 13, 16, 17, 32, 33, 47, 70)
@@ -21,11 +21,6 @@ EMULATED = (1, 7, 16, 17, 33)  # a product there takes a hundred times as long
 SOURCE = Path(library.__file__).parent / "dense.cpp"
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
-
-
-def _compiled(target: Path, *flags: str) -> ctypes.CDLL:
-    subprocess.run(["g++", *library.FLAGS, *flags, "-shared", str(SOURCE), "-o", str(target)], check=True)
-    return ctypes.CDLL(str(target))
 
 
 def _use(loaded: ctypes.CDLL, patch: pytest.MonkeyPatch) -> None:
@@ -151,17 +146,16 @@ def test_tiles_that_multiply_wrong_fail_it(tmp_path: Path) -> None:
     for name in ("dense.cpp", *library.HEADERS):
         shutil.copy(SOURCE.with_name(name), tmp_path)
     (tmp_path / "tiles.h").write_text(broken)
-    command = ["g++", *library.FLAGS, "-DFERRULE_EMULATE_TILES", "-shared", str(tmp_path / "dense.cpp")]
-    subprocess.run([*command, "-o", str(tmp_path / "broken.so")], check=True)
-    assert ctypes.CDLL(str(tmp_path / "broken.so")).ferrule_check_tiles() == 1
+    target = compiler.shared_library(tmp_path / "dense.cpp", flags=["-DFERRULE_EMULATE_TILES"])
+    assert ctypes.CDLL(str(target)).ferrule_check_tiles() == 1
 
 
-def test_the_variant_with_tiles_compiles(tmp_path: Path) -> None:
+def test_the_variant_with_tiles_compiles() -> None:
     flags = "-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mamx-tile", "-mamx-bf16", "-mamx-int8"
     if "amx_tile" in library.features():
-        assert _compiled(tmp_path / "amx.so", *flags).ferrule_dense_unit() == 3
+        assert ctypes.CDLL(str(compiler.shared_library(SOURCE, flags=flags))).ferrule_dense_unit() == 3
     else:  # it cannot run: nothing of it is called
-        subprocess.run(["g++", *library.FLAGS, *flags, "-c", str(SOURCE), "-o", str(tmp_path / "amx.o")], check=True)
+        compiler.object_file(SOURCE, *flags)
 
 
 class _Tiles:
@@ -186,10 +180,10 @@ def test_tiles_that_are_refused_or_wrong_are_not_used(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("march", "unit"), [("x86-64", 0), ("x86-64-v3", 1), ("x86-64-v4", 1)])
-def test_each_generation_of_processors(march: str, unit: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_generation_of_processors(march: str, unit: int, monkeypatch: pytest.MonkeyPatch) -> None:
     if not {"avx512f", "avx2"} <= library.features():
         pytest.skip("this processor does not run them all")
-    loaded = _compiled(tmp_path / "kernels.so", f"-march={march}")
+    loaded = ctypes.CDLL(str(compiler.shared_library(SOURCE, flags=[f"-march={march}"])))
     assert loaded.ferrule_dense_unit() == unit
     _use(loaded, monkeypatch)
     try:

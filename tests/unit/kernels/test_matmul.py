@@ -20,12 +20,13 @@ from ferrule_kernels.cpu import library, matmul
 from ferrule_kernels.cpu.bank import Abreast
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form, Levels
+from tests import compiler
 
 FORMS = [Form(8), Form(8, digits=2), Form(8, 64), Form(4, 32), Form(4, 32, digits=2), Form(4, 64), Form(4, 128)]
 FORMS += [Form(6, 16), Form(6, 64, digits=2), Form(5, 32), Form(5), Form(3, 32), Form(3, 96), Form(2, 16), Form(2, 64)]
 SHAPES = [(1, 1), (16, 8), (17, 7), (64, 32), (48, 96), (70, 100), (130, 333), (200, 257)]
 BATCHES = (1, 2, 3, 4, 5, 6, 7, 12, 13, 33, 70)
-SOURCES = [str(Path(library.__file__).parent / name) for name in ("matmul.cpp", "matmul_pack.cpp", "blocks.cpp")]
+SOURCES = [Path(library.__file__).parent / name for name in ("matmul.cpp", "matmul_pack.cpp", "blocks.cpp")]
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
@@ -504,8 +505,7 @@ def test_each_generation_of_processors_computes_the_same(march: str, tmp_path: P
     """
     if march == "x86-64-v4" and "avx512bw" not in library.features():
         pytest.skip("this processor has no AVX-512")
-    target = tmp_path / "kernels.so"
-    subprocess.run(["g++", *library.FLAGS, f"-march={march}", "-shared", *SOURCES, "-o", str(target)], check=True)
+    target = compiler.shared_library(*SOURCES, flags=[f"-march={march}"])
     script = """
 import ctypes, sys, torch
 from ferrule_kernels.cpu import library, matmul
@@ -514,6 +514,7 @@ if sys.argv[1]:
     library.load = lambda: ctypes.CDLL(sys.argv[1])
 from ferrule_kernels.cpu.matmul import PackedMatrix, Workspace
 from ferrule_kernels.matmul import Form, Levels
+from tests import compiler
 torch.manual_seed(0)
 made = []
 forms = [Form(8), Form(8, digits=2), Form(4, 32), Form(4, 64), Form(6, 16), Form(5, 32, 2), Form(3, 32), Form(2, 16)]

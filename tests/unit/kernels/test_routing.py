@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -13,6 +12,7 @@ import torch
 from ferrule_kernels import moe
 from ferrule_kernels.cpu import library, routing
 from ferrule_kernels.moe import Routing
+from tests import compiler
 
 try:
     library.load()
@@ -32,7 +32,7 @@ ROUTINGS = {
 
 
 @pytest.fixture(scope="module", params=["installed", "x86-64-v3", "x86-64-v4"], autouse=True)
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Use the installed library, then the kernels for processors that this one can stand for."""
     if request.param == "installed":
         yield
@@ -40,9 +40,8 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     needed = {"x86-64-v3": "avx2", "x86-64-v4": "avx512f"}[request.param]
     if needed not in library.features():
         pytest.skip(f"the processor has no {needed}")
-    source, target = Path(library.__file__).with_name("routing.cpp"), tmp_path_factory.mktemp("kernels") / "routing.so"
-    command = ["g++", *library.FLAGS, f"-march={request.param}", "-shared", str(source), "-o", str(target)]
-    subprocess.run(command, check=True)
+    source = Path(library.__file__).with_name("routing.cpp")
+    target = compiler.shared_library(source, flags=[f"-march={request.param}"])
     caches = routing._route, routing._arrange, routing._combine
     with pytest.MonkeyPatch.context() as patch:
         loaded = ctypes.CDLL(str(target))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import shutil
-import subprocess
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from ferrule_kernels import tables as reference
 from ferrule_kernels.cpu import library, tables
 from ferrule_kernels.cpu.tables import MergedTables, TableMatrix
 from ferrule_kernels.tables import Additive, AdditiveForm, Palette
+from tests import compiler
 from tests.unit.kernels.test_matmul import compiled
 
 SHAPES = [(1, 32), (4, 64), (70, 160), (33, 320), (18, 1312)]
@@ -124,12 +124,11 @@ def test_what_no_kernel_multiplies() -> None:
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 @pytest.mark.parametrize("march", ["x86-64", "x86-64-v3", "x86-64-v4"])
-def test_each_generation_of_processors(march: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_generation_of_processors(march: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Run each generation that this processor can run: each adds lanes up in an order of its own."""
     if march == "x86-64-v4" and "avx512bw" not in library.features():
         pytest.skip("this processor has no AVX-512")
-    target, source = tmp_path / "kernels.so", Path(library.__file__).parent / "tables.cpp"
-    subprocess.run(["g++", *library.FLAGS, f"-march={march}", "-shared", str(source), "-o", str(target)], check=True)
+    target = compiler.shared_library(Path(library.__file__).with_name("tables.cpp"), flags=[f"-march={march}"])
     monkeypatch.setattr(library, "load", lambda: ctypes.CDLL(str(target)))
     monkeypatch.setattr(tables, "_kernels", tables._kernels.__wrapped__)
     for dtype in DTYPES:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from torch import nn
 from ferrule.assembly.model import pack
 from ferrule_kernels.cpu import library
 from ferrule_nn import DeltaSpec, GatedDelta, GatedRMSNorm, Mamba2Mixer, Mamba2Spec, ShortConv
+from tests import compiler
 from tests.shared import grid
 from tests.unit.nn.test_states import HIDDEN, LENGTH, Context, fill, text
 
@@ -47,7 +47,7 @@ LAYERS: dict[str, Callable[[], nn.Module]] = {
 
 
 @pytest.fixture(scope="module", params=["installed", "x86-64-v3", "x86-64-v4"])
-def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def kernels(request: pytest.FixtureRequest) -> Iterator[None]:
     """Use the installed library, then the kernels for processors that this one can stand for."""
     if request.param == "installed":
         yield
@@ -57,10 +57,8 @@ def kernels(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
         pytest.skip(f"the processor has no {needed}")
     if Path(library.load()._name).stem.partition(".")[0] == request.param.replace("x86-64-", "_"):
         pytest.skip("these are the installed ones")
-    target = tmp_path_factory.mktemp("kernels") / "states.so"
     sources = [*SOURCES, SOURCES[0].with_name("elementwise.cpp")]
-    command = ["g++", *library.FLAGS, f"-march={request.param}", "-shared", *map(str, sources), "-o", str(target)]
-    subprocess.run(command, check=True)
+    target = compiler.shared_library(*sources, flags=[f"-march={request.param}"])
     with pytest.MonkeyPatch.context() as patch:
         loaded = ctypes.CDLL(str(target))
         patch.setattr(library, "load", lambda: loaded)

@@ -1,70 +1,117 @@
-"""What a streamed token costs in each protocol: `python -m tools.benchmarks.protocols [PATH …]`.
+"""Processor time of a streamed token through each protocol: `python -m tools.benchmarks.protocols [--tokens 4000]`.
 
-One server makes its tokens up, so that nearly all of its API process's work is the stream's. Streams of one protocol
-run side by side, and protocols take turns. Shown are medians of rounds: µs of the API process's processor time for
-each token, and what that is beside chat completions.
+A scripted service takes the place of the engine, so what is measured is the router, its form and the HTTP frame,
+without a socket. Rounds alternate between the protocols; shown are medians, and how they compare with chat completions.
 """
 
 from __future__ import annotations
 
 import argparse
-import http.client
+import asyncio
+import gc
 import json
-import sys
-from collections.abc import Mapping
-from concurrent.futures import ThreadPoolExecutor
+import time
+from collections.abc import Mapping, Sequence
 from statistics import median
 from typing import Any
 
-from ferrule_testkit.server import WITHOUT_MODEL
-from tools.benchmarks.edge import CHAT, Server, serving
+from starlette.types import ASGIApp, Message
 
-_TOKENS = 400
-_STREAMS = 8
-_TALK = {"model": "ferrule-tiny", "messages": [{"role": "user", "content": "Hello"}]}
-_GENERATE = {"inputs": "Hello", "parameters": {"max_new_tokens": _TOKENS}}
-BODIES: Mapping[str, Mapping[str, Any]] = {
-    CHAT: _TALK | {"max_tokens": _TOKENS, "ignore_eos": True, "stream": True},
-    "/v1/messages": _TALK | {"max_tokens": _TOKENS, "stream": True},
-    "/api/chat": _TALK | {"options": {"num_predict": _TOKENS}},
-    "/generate_stream": _GENERATE,
+from ferrule.api.app import build_app
+from ferrule.api.lifecycle import Lifecycle
+from ferrule.config import Config, FrontendConfig
+from ferrule.interfaces.parsers import Content
+from ferrule.interfaces.service import Generate, Output, Usage
+from ferrule.plugin import discover
+from ferrule.types import FinishReason
+from ferrule_testkit.service import ScriptedService
+
+_MESSAGES = [{"role": "user", "content": "hello"}]
+CALLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "chat completions": ("/v1/chat/completions", {"messages": _MESSAGES}),
+    "messages": ("/v1/messages", {"model": "fake", "max_tokens": 9, "messages": _MESSAGES}),
+    "responses": ("/v1/responses", {"input": "hello", "store": False}),
+    "responses, stored": ("/v1/responses", {"input": "hello"}),
+    "ollama": ("/api/chat", {"model": "fake", "messages": _MESSAGES}),
+    "tgi": ("/generate_stream", {"inputs": "hello"}),
 }
+_FIRST = "chat completions"
 
 
-def stream(port: int, path: str) -> int:
-    """Read one stream, and return how many events it had. Raises SystemExit for another answer."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
-    connection.request("POST", path, json.dumps(BODIES[path]), {"content-type": "application/json"})
-    answer = connection.getresponse()
-    body = answer.read()
-    connection.close()
-    if answer.status != 200:
-        raise SystemExit(f"{path}: {answer.status} {body.decode()}")
-    return sum(1 for line in body.splitlines() if line.startswith((b"data: {", b"{")))
+def application(tokens: int) -> ASGIApp:
+    """Return the application over a service whose every answer has so many tokens, each an output of its own."""
+
+    def script(request: Generate, index: int, ids: tuple[int, ...]) -> Sequence[Output]:
+        usage = Usage(prompt_tokens=len(ids), completion_tokens=tokens)
+        parts = [Output(index=index, first=not n, events=(Content(" word"),), usage=usage) for n in range(tokens)]
+        return [*parts, Output(index=index, usage=usage, finish=FinishReason.STOP)]
+
+    lifecycle = Lifecycle()
+    app = build_app(Config(frontend=FrontendConfig(disable_uvicorn_access_log=True)), discover(), lifecycle)
+    lifecycle.ready(ScriptedService(script))
+    return app
 
 
-def measure(server: Server, path: str) -> float:
-    """Return the µs of the API process for each event of a stream."""
-    used = server.cpu_seconds
-    with ThreadPoolExecutor(_STREAMS) as pool:
-        events = sum(pool.map(lambda _: stream(server.port, path), range(_STREAMS)))
-    return (server.cpu_seconds - used) * 1e6 / events
+async def seconds(app: ASGIApp, path: str, body: Mapping[str, Any]) -> float:
+    """Return the processor time of one streamed answer. Raises RuntimeError where it is not one."""
+    content = json.dumps({**body, "stream": True}).encode()
+    headers = {"content-type": "application/json", "content-length": str(len(content)), "host": "localhost"}
+    scope: dict[str, Any] = {
+        "type": "http",
+        "asgi": {"version": "3.0"},
+        "http_version": "1.1",
+        "method": "POST",
+        "scheme": "http",
+        "path": path,
+        "raw_path": path.encode(),
+        "query_string": b"",
+        "root_path": "",
+        "state": {},
+        "client": ("127.0.0.1", 1),
+        "server": ("127.0.0.1", 80),
+        "headers": [(name.encode(), value.encode()) for name, value in headers.items()],
+    }
+    inbox: list[Message] = [{"type": "http.request", "body": content, "more_body": False}]
+    status = 0
+
+    async def receive() -> Message:
+        if inbox:
+            return inbox.pop()
+        await asyncio.Event().wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        nonlocal status
+        status = message.get("status", status)
+
+    gc.collect()
+    start = time.process_time()
+    await app(scope, receive, send)
+    taken = time.process_time() - start
+    if status != 200:
+        raise RuntimeError(f"{path} answers {status}")
+    return taken
+
+
+async def measure(tokens: int, rounds: int) -> dict[str, float]:
+    """Return the seconds of a token, by protocol: the median of the rounds."""
+    app = application(tokens)
+    found: dict[str, list[float]] = {name: [] for name in CALLS}
+    for _ in range(rounds + 1):
+        for name, (path, body) in CALLS.items():
+            found[name].append(await seconds(app, path, body) / tokens)
+    return {name: median(values[1:]) for name, values in found.items()}  # the first round warms up
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", default=[path for path in BODIES if path != "/generate_stream"])
-    parser.add_argument("--rounds", type=int, default=7)
-    asked = parser.parse_args()
-    paths = [CHAT, *(path for path in asked.paths if path != CHAT)]
-    found: dict[str, list[float]] = {path: [] for path in paths}
-    with serving(sys.executable, *WITHOUT_MODEL) as server:
-        for _ in range(asked.rounds + 1):
-            for path in paths:
-                found[path].append(measure(server, path))
-    costs = {path: median(values[1:]) for path, values in found.items()}  # the first round warms up
-    for path, cost in costs.items():
-        print(f"{path:24} {cost:7.1f} µs a token, {cost / costs[CHAT]:.2f} of chat completions")
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--tokens", type=int, default=4000, help="Tokens of an answer.")
+    parser.add_argument("--rounds", type=int, default=9, help="Rounds of which the median is shown.")
+    given = parser.parse_args()
+    found = asyncio.run(measure(given.tokens, given.rounds))
+    print(f"{'protocol':<20} {'µs a token':>10} {'of chat':>8}")
+    for name, value in found.items():
+        print(f"{name:<20} {value * 1e6:10.1f} {value / found[_FIRST]:8.2f}")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -128,11 +128,12 @@ class ResponseStoreKit(Kit):
         kept = response("one", ended=False)
         store.add(kept)
         big = b"x" * 100_000
-        for doing in (
+        calls: Sequence[Callable[[], bool]] = (
             lambda: store.add(response("two", response=big)),
             lambda: store.update(response("one", ended=False, response=big)),
             lambda: store.append("", "one", [big]),
-        ):
+        )
+        for doing in calls:
             try:
                 doing()
             except RequestFailed as error:

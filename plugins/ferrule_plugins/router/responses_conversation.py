@@ -75,10 +75,8 @@ def item_id(kind: str, name: str, number: int | str) -> str:
 
 def response_of(some_id: str) -> str | None:
     """Return the id of the response that an item's id tells; None for an id of another form."""
-    match some_id.split("_"):
-        case [_, name, _]:
-            return f"resp_{name}"
-    return None
+    name, _, number = some_id.partition("_")[2].rpartition("_")
+    return f"resp_{name}" if name and number else None
 
 
 def message_item(name: str, text: str) -> dict[str, Any]:

@@ -1,100 +1,101 @@
-"""What an open page at `/ui` costs the engine: processor seconds for each token, with and without one, in turns.
+"""What an open page at `/ui` costs the engine: the share of the engine's processor time that goes into its pictures.
 
-    python -m tools.benchmarks.live --rounds 12 --streams 32
+    OMP_NUM_THREADS=1 python -m tools.benchmarks.live --streams 32
 
-The embedded model serves streams that never end. In every other window somebody asks for the picture of the engine once
-a second, as the page does. The engine's processor time is counted, and not the clock's, so that other work on the
-machine matters little; the cost is the median over neighbouring windows.
+The embedded model serves streams in this process, and a picture is asked for once a second, as by the page. The
+processor time that pictures take, and noting down steps for them, is compared with that of all of the engine's threads,
+so other work on the machine matters little.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import tempfile
-import threading
+import asyncio
 import time
-import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable
+from typing import Any
 
-from ferrule_testkit import server as servers
+from ferrule.client.inline import InlineClient
+from ferrule.config.parse import parse
+from ferrule.config.resolve import resolve
+from ferrule.env import before_libraries, read
+from ferrule.live import Live
+from ferrule.locate.localise import localise
+from ferrule.plugin import discover
+from ferrule.types import EngineRequest, TokenSampling
+from ferrule_contrib import tiny
 
-_BODY = {"prompt": "Once upon a time", "max_tokens": 1900, "ignore_eos": True}
+_PROMPT = tuple(range(20, 84))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=12, help="pairs of windows")
-    parser.add_argument("--seconds", type=float, default=5.0, help="length of a window")
     parser.add_argument("--streams", type=int, default=32)
+    parser.add_argument("--seconds", type=int, default=20)
+    parser.add_argument("--blocks", type=int, default=16_385, help="of the cache")
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        arguments = ["--max-num-seqs", str(given.streams), "--no-enable-prefix-caching"]
-        around = {"FERRULE_CPU_KVCACHE_SPACE": "1"}
-        with servers.running(arguments, Path(folder) / "log", around) as server, _load(server.url, given.streams):
-            _measure(server, given.rounds, given.seconds)
+    before_libraries()
+    asyncio.run(_measure(given.streams, given.seconds, given.blocks))
 
 
-def _measure(server: servers.Server, rounds: int, seconds: float) -> None:
-    costs = []
-    for number in range(rounds):
-        pair = {}
-        for asks in (False, True) if number % 2 else (True, False):
-            pair[asks] = _window(server, seconds, asks)
-        costs.append(pair[True] / pair[False] - 1)
-        print(
-            f"{pair[False] * 1e6:8.2f} µs for a token, {pair[True] * 1e6:8.2f} with a page: {costs[-1]:+.2%}",
-            flush=True,
-        )
-    quarter, middle, three = statistics.quantiles(costs, n=4)
-    print(f"an open page costs {middle:+.2%} (half of the pairs: {quarter:+.2%} to {three:+.2%})")
+async def _measure(streams: int, seconds: int, blocks: int) -> None:
+    plugins = discover()
+    options = [str(tiny.path()), "--max-num-seqs", str(streams), "--num-gpu-blocks-override", str(blocks)]
+    config = localise(resolve(parse(options, env=read()).config), plugins)
+    pictures, notes = _Timed(Live.picture), _Timed(Live.note)
+    Live.picture, Live.note = pictures.method, notes.method  # type: ignore[method-assign]
+    client = InlineClient(config, plugins)
+    await client.wait_ready()
+    if client.loop is None:
+        raise RuntimeError("the engine does not run")
+    talks = [asyncio.create_task(_talk(client, number)) for number in range(streams)]
+    await asyncio.sleep(2)
+    begun, steps = _engine_seconds(), (await client.call("stats"))["steps"]
+    for _ in range(seconds):
+        await client.call("live")
+        await asyncio.sleep(1)
+    used, steps = _engine_seconds() - begun, (await client.call("stats"))["steps"] - steps
+    print(f"{streams} streams, {blocks - 1} blocks, {seconds} pictures, {steps} steps, {used:.1f} processor seconds")
+    print(f"a picture: {pictures.mean * 1e3:.2f} ms; noting down a step: {notes.mean * 1e6:.1f} µs")
+    print(f"an open page costs {(pictures.spent + notes.spent) / used:.2%}")
+    for talk in talks:
+        talk.cancel()
+    await client.close()
 
 
-def _window(server: servers.Server, seconds: float, asks: bool) -> float:
-    """Return the engine's processor seconds for each token that it generated meanwhile."""
-    engine = server.children()["engine"]
-    before = _processor_seconds(engine), _tokens(server.url)
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if asks:
-            urllib.request.urlopen(f"{server.url}/ui/api/live", timeout=60).read()
-        time.sleep(1)
-    after = _processor_seconds(engine), _tokens(server.url)
-    return (after[0] - before[0]) / (after[1] - before[1])
+def _engine_seconds() -> float:
+    """Return the processor time of all threads but this one, which is the client's."""
+    return time.process_time() - time.thread_time()
 
 
-def _processor_seconds(pid: int) -> float:
-    fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+class _Timed:
+    """A method whose calls are timed on the thread that makes them."""
+
+    def __init__(self, method: Callable[..., Any]) -> None:
+        self.spent, self.calls = 0.0, 0
+
+        def timed(*args: Any) -> Any:
+            begun = time.thread_time()
+            try:
+                return method(*args)
+            finally:
+                self.spent += time.thread_time() - begun
+                self.calls += 1
+
+        self.method = timed
+
+    @property
+    def mean(self) -> float:
+        return self.spent / max(1, self.calls)
 
 
-def _tokens(url: str) -> float:
-    text = urllib.request.urlopen(f"{url}/metrics", timeout=60).read().decode()
-    return sum(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:generation_tokens_total"))
-
-
-@contextmanager
-def _load(url: str, streams: int) -> Iterator[None]:
-    """Keep so many streams busy: each asks again when its answer ends."""
-    stopped = threading.Event()
-
-    def talk() -> None:
-        data = json.dumps(_BODY).encode()
-        while not stopped.is_set():
-            request = urllib.request.Request(f"{url}/v1/completions", data, {"content-type": "application/json"})
-            urllib.request.urlopen(request, timeout=600).read()
-
-    for _ in range(streams):
-        threading.Thread(target=talk, daemon=True).start()
-    time.sleep(5)  # until all run
-    try:
-        yield
-    finally:
-        stopped.set()
+async def _talk(client: InlineClient, number: int) -> None:
+    """Keep one stream busy."""
+    for again in range(1_000_000):
+        work = TokenSampling(seed=number, max_tokens=1900, stop_token_ids=())
+        request = EngineRequest(id=f"{number}-{again}", prompt_ids=_PROMPT, work=work, arrival=time.monotonic())
+        async for _ in client.generate(request):
+            pass
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 An engine makes one when a client calls ``live``, between two steps. It costs nothing else while nobody looks: steps are
 noted down for a few seconds after the last call only. Its size is bounded, and so is the time that it takes: 256
-requests, 16,384 blocks of the cache, 120 steps. What is beyond is counted and not shown.
+requests, 8,192 blocks of the cache, 120 steps. What is beyond is counted and not shown.
 
 This reads the default scheduler's own state, which is why it is not in the plugin contract: a scheduler that does not
 derive from that one shows its figures alone.
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
@@ -22,11 +22,11 @@ from ferrule.engine.blocks import BlockPool
 from ferrule.engine.loop import EngineLoop
 from ferrule.engine.request import Request
 from ferrule.engine.scheduler import DefaultScheduler
-from ferrule.types import StepPlan
+from ferrule.types import Chunk, StepPlan
 
 MAX_ROWS = 256  # of the requests that run, and of those that wait
 MAX_STEPS = 120
-MAX_BLOCKS = 16_384  # that are looked at: of a larger cache, every second, third … one
+MAX_BLOCKS = 8_192  # that are looked at: of a larger cache, every second, third … one
 MAX_CELLS = 1_024  # of the map of the cache
 WATCHED_SECONDS = 5.0  # after a call for which steps are noted down
 
@@ -38,21 +38,23 @@ class Live:
         """Answer the loop's calls ``live``."""
         self._loop = loop
         self._clock = clock
-        self._steps: deque[tuple[float, float, int, int]] = deque(maxlen=MAX_STEPS)
+        self._noted: deque[tuple[float, float, tuple[Chunk, ...]]] = deque(maxlen=MAX_STEPS)
+        self._steps: deque[tuple[float, float, int, int]] = deque(maxlen=MAX_STEPS)  # ended, seconds, tokens, decoding
         self._asked = 0.0
         self._ended = 0.0  # when the last noted step ended
         loop.calls["live"] = self.picture
 
     def note(self, plan: StepPlan, begun: float, ended: float) -> None:
-        """Note down a step. With several in flight, a step counts from the end of the one before it."""
+        """Note down a step. With several in flight, a step counts from the end of the one before it.
+
+        Its rows are counted when a picture is taken, if it is still among the newest steps then.
+        """
+        self._noted.append((ended, ended - max(begun, self._ended), plan.chunks))
+        self._ended = ended
         if ended - self._asked > WATCHED_SECONDS:
             self._loop.on_step = None
+            self._noted.clear()
             self._steps.clear()
-            return
-        decoding = sum(chunk.count - chunk.drafts == 1 and chunk.ends == "sample" for chunk in plan.chunks)
-        tokens = plan.num_tokens
-        self._steps.append((ended, ended - max(begun, self._ended), tokens, decoding))
-        self._ended = ended
 
     def picture(self) -> dict[str, Any]:
         """Return what the engine does now, as values of JSON; times in seconds.
@@ -63,6 +65,8 @@ class Live:
         """
         now = self._asked = self._clock()
         self._loop.on_step = self.note
+        self._steps.extend((ended, seconds, *_counts(chunks)) for ended, seconds, chunks in self._noted)
+        self._noted.clear()
         scheduler, limits = self._loop.scheduler, self._loop.scheduler.limits
         found = {
             "now": now,
@@ -81,6 +85,16 @@ class Live:
             found["waiting"] = list(islice(_waiting(scheduler, now), MAX_ROWS))
             found["blocks"] = _blocks(scheduler.cache.pool)
         return found
+
+
+def _counts(chunks: Iterable[Chunk]) -> tuple[int, int]:
+    """Return how many tokens a step computes, and how many of its rows decode."""
+    tokens = decoding = 0
+    for chunk in chunks:
+        count = chunk.count
+        tokens += count
+        decoding += count - chunk.drafts == 1 and chunk.ends == "sample"
+    return tokens, decoding
 
 
 def _running(request: Request, blocks: int, now: float) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def cases() -> Iterator[tuple[str, str, Access]]:
         for method in METHODS:
             yield (
                 method,
-                path.replace("{model:path}", "fake"),
+                path.replace("{model:path}", "fake").replace("/ui/{file}", "/ui/app.js"),
                 served.get("GET" if method == "HEAD" else method, strictest),
             )
 

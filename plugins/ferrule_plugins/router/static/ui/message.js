@@ -82,7 +82,7 @@ function figures(one) {
   if (usage) {
     const seconds = (last - first) / 1000;
     parts.unshift(`${usage.completion_tokens} tokens`);
-    if (seconds > 0 && usage.completion_tokens > 1) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
+    if (seconds > 0.05 && usage.completion_tokens > 1) parts.push(`${((usage.completion_tokens - 1) / seconds).toFixed(1)} tokens/s`);
     parts.push(`prompt ${usage.prompt_tokens}`);
   }
   if (one.finish && one.finish !== "stop") parts.push(`ended by ${one.finish}`);

@@ -29,6 +29,7 @@ FLOORS = {
     "kernels/ferrule_kernels": 85,
     "distributions/ferrule-quantize/src/ferrule_quantize": 92,
     "distributions/ferrule-tensorizer/src/ferrule_tensorizer": 94,
+    "distributions/ferrule-tgi/src/ferrule_tgi": 94,
 }
 _OMITTED = "plugins/ferrule_plugins/attention/flex_attention.py"  # torch compiles its functions from their bytecode
 # How often a line runs before its probe is taken out. Then every module is looked through, which takes as long as a

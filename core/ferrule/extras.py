@@ -8,7 +8,7 @@ from types import MappingProxyType
 from ferrule.errors import nearest
 
 # kind:name → the extra of `ferrule` that brings the distribution which offers it
-EXTRAS = MappingProxyType({"command:quantize": "quantize", "load_format:tensorizer": "tensorizer"})
+EXTRAS = MappingProxyType({"command:quantize": "quantize", "load_format:tensorizer": "tensorizer", "router:tgi": "tgi"})
 
 
 def missing(kind: str, name: str) -> str:

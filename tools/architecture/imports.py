@@ -43,7 +43,7 @@ ONLY_IN: Mapping[str, str] = {"pluggy": "core/ferrule/hooks.py"}
 # Import packages that stand on the core.
 _SDKS = ("ferrule_files", "ferrule_nn", "ferrule_parsing", "ferrule_protocol", "ferrule_quant")
 _BUILT_IN = ("ferrule_contrib", "ferrule_kernels", "ferrule_plugins")
-_DISTRIBUTIONS = ("ferrule_quantize", "ferrule_tensorizer")
+_DISTRIBUTIONS = ("ferrule_quantize", "ferrule_tensorizer", "ferrule_tgi")
 _BESIDE = (*_SDKS, *_DISTRIBUTIONS, "ferrule_plugins", "ferrule_contrib", "ferrule_testkit", "tools")
 # What is built in keeps to what strangers may import, but for these files, or folders, and what they need.
 _INSIDE: Mapping[str, str] = {

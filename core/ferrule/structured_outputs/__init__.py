@@ -14,7 +14,7 @@ from ferrule.structured_outputs.params import (
     constraint_of,
     grammar_of,
 )
-from ferrule.structured_outputs.sources import MAX_CHOICES, MAX_NESTING, MAX_SOURCE_BYTES, JsonSchema
+from ferrule.structured_outputs.sources import MAX_CHOICES, MAX_NESTING, MAX_SOURCE_BYTES, JsonSchema, Pattern
 from ferrule.structured_outputs.tags import StructuralTag
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "ConstraintFields",
     "GuidedDecodingParams",
     "JsonSchema",
+    "Pattern",
     "StructuralTag",
     "StructuredOutputs",
     "StructuredOutputsParams",

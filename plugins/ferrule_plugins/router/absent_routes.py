@@ -25,6 +25,7 @@ _TASKS: Mapping[str, str] = {
     "/v1/audio/translations": "transcription",
 }
 
+_TGI = "TGI's routes: pip install 'ferrule[tgi]', and --routers +tgi."
 _CHAT = "POST /v1/chat/completions answers conversations."
 
 # Features, by their path; a last "/" stands for all below.
@@ -47,8 +48,8 @@ _FEATURES: Mapping[str, str] = {
     "/v1/engines/": "OpenAI has removed engines; GET /v1/models lists the models.",
     "/v1/load_lora_adapter": "LoRA adapters are not in this build.",
     "/v1/unload_lora_adapter": "LoRA adapters are not in this build.",
-    "/generate": "POST /v1/completions continues a prompt.",
-    "/generate_stream": "POST /v1/completions with stream continues a prompt.",
+    "/generate": f"POST /v1/completions continues a prompt. {_TGI}",
+    "/generate_stream": f"POST /v1/completions with stream continues a prompt. {_TGI}",
     "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
     "/inference/": "Disaggregated front ends are not in this build.",
 }

@@ -24,7 +24,7 @@ OTHERS: dict[str, dict[str, Any]] = {
 
 
 def test_an_extra_brings_each_distribution() -> None:
-    assert OTHERS.keys() == {"ferrule-quantize", "ferrule-tensorizer"}
+    assert OTHERS.keys() == {"ferrule-quantize", "ferrule-tensorizer", "ferrule-tgi"}
     for name, project in OTHERS.items():
         assert project["name"] == name
         assert project["version"] == __version__

@@ -1,0 +1,1 @@
+"""Routes of Text Generation Inference, as a router plugin of Ferrule."""

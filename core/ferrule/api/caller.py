@@ -15,7 +15,7 @@ from ferrule.api.respond import Send
 from ferrule.api_keys import Caller
 from ferrule.config import Config
 from ferrule.errors import UnauthorisedError
-from ferrule.hooks import HookRunner
+from ferrule.hooks import HEADERS, HookRunner
 from ferrule.interfaces.hooks import AccessRequest
 from ferrule.interfaces.router import SCOPE_KEY, Access
 
@@ -53,6 +53,7 @@ class CallerCheck:
             call.claim.key = call.caller.name
             answer.info = replace(answer.info, key_name=call.caller.name)
         path = scope["root_path"] + (decoded(call.path) or "")
+        HEADERS.set(call.headers)  # each call is a task, with a context of its own
         with self._keys.callers.visit(call.caller if entry.body is not None else None):
             await self._app({**scope, "method": entry.method, "path": path, SCOPE_KEY: answer}, receive, send)
 

@@ -68,7 +68,7 @@ class EngineLoop:
         self._debug = debug
         self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that does not count as a stall
-        self._in_flight: deque[tuple[StepPlan, Step]] = deque()
+        self._in_flight: deque[tuple[StepPlan, float, Step]] = deque()  # with the seconds of planning
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
@@ -94,9 +94,10 @@ class EngineLoop:
             raise self._fault
         self._take_messages()
         self._queue_prepared()
-        plan = None if self._sleep.level else self.scheduler.schedule(self._clock())
+        now = self._clock()
+        plan = None if self._sleep.level else self.scheduler.schedule(now)
         if plan is not None:
-            self._in_flight.append((plan, self.executor.submit(plan)))
+            self._in_flight.append((plan, self._clock() - now, self.executor.submit(plan)))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._end_oldest_step()
         self._mark_progress(plan)
@@ -116,8 +117,10 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------ steps
 
     def _end_oldest_step(self) -> None:
-        plan, step = self._in_flight.popleft()
+        plan, planning, step = self._in_flight.popleft()
         result = step.result()
+        if (took := result.seconds) is not None:
+            result = msgspec.structs.replace(result, seconds=msgspec.structs.replace(took, scheduler=planning))
         now = self._clock()
         self.last_progress = now
         self._deliver(self.scheduler.commit(plan, result, now))

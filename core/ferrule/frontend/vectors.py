@@ -21,6 +21,8 @@ from ferrule.frontend.admission.validate import (
     scoped,
 )
 from ferrule.frontend.operations import Operations
+from ferrule.hooks import HEADERS
+from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.service import ChatPrompt, Pool, Pooled, Prompt, Service
 from ferrule.types import EngineRequest, FinishReason, Pooling, RequestDelta
 
@@ -34,6 +36,19 @@ class Vectors(Operations, Service):
     async def pool(self, request: Pool) -> list[Pooled]:
         """See `ferrule.interfaces.service.Service.pool`."""
         arrival = time.monotonic()
+        with self._telling_refusals(request.model or self.resolve(None), arrival):
+            admitted = await self._admit_pooled(request, arrival)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._vector(one, account)) for one, account in admitted]
+        except* FerruleError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _admit_pooled(self, request: Pool, arrival: float) -> list[tuple[EngineRequest, Account]]:
+        """Check a request and read its prompts. Return the engine's request of each, with an account. Raises what
+        `pool` raises.
+        """
         self._check_available()
         check_task("embed", self.model)
         self.resolve(request.model)
@@ -42,7 +57,9 @@ class Vectors(Operations, Service):
         caller = CALLER.get()
         salt = scoped(salt, caller, self._config.cache.cache_scope)
         with self.ledger.reserve(len(request.prompts)) as reservation:
-            prompts = [await self._pooled_ids(prompt, reservation) for prompt in request.prompts]
+            read_from = time.monotonic()
+            read = [await self._pooled_ids(prompt, reservation) for prompt in request.prompts]
+            read_at = time.monotonic()
             self._check_available()
             asked = [
                 EngineRequest(
@@ -54,30 +71,36 @@ class Vectors(Operations, Service):
                     cache_salt=salt,
                     key_name="" if caller is None else caller.name,
                 )
-                for ids in prompts
+                for ids, _ in read
             ]
-            accounts = [self._account(one, reservation) for one in asked]
-        try:
-            async with asyncio.TaskGroup() as group:
-                parts = zip(asked, accounts, strict=True)
-                tasks = [group.create_task(self._vector(one, account)) for one, account in parts]
-        except* FerruleError as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+            told = Arrival(
+                at=arrival,
+                headers=HEADERS.get(),
+                chat=isinstance(request.prompts[0], ChatPrompt),
+                num_prompts=len(asked),
+                num_choices=len(asked),
+                read_from=read_from,
+                rendered=read[-1][1],
+                read=read_at,
+                submitted=time.monotonic(),
+            )
+            return [(one, self._account(one, reservation, told)) for one in asked]
 
-    async def _pooled_ids(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> tuple[int, ...]:
+    async def _pooled_ids(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> tuple[tuple[int, ...], float]:
+        """Return the ids of a prompt, and when it was rendered: see `PromptReader.read_timed`."""
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             raise RequestError("Vectors are computed of texts and token ids, not of prompt_embeds.", "prompt_embeds")
-        ids = (await self._reader.read(prompt)).ids
+        read, rendered = await self._reader.read_timed(prompt)
+        ids = read.ids
         check_pooled(ids, self._reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
         reservation.add_tokens(len(ids))
-        return ids
+        return ids, rendered
 
-    def _account(self, request: EngineRequest, reservation: Reservation) -> Account:
+    def _account(self, request: EngineRequest, reservation: Reservation, arrival: Arrival) -> Account:
         prompt = len(request.prompt_ids)
         account = Account(request.arrival, prompt, 0, 1, weight=prompt, id=request.id, caller=CALLER.get())
         reservation.turn(account)
-        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None)
+        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None, arrival)
         return account
 
     async def _vector(self, request: EngineRequest, account: Account) -> Pooled:

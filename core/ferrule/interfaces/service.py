@@ -87,6 +87,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
     stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
+    answer_id: str = ""  # the answer's name, as the client sees it: for hooks
     names: Mapping[str, str] = {}  # fields that the protocol spells in another way than this class and its params
 
     def spelt(self, param: str | None) -> str | None:

@@ -8,6 +8,8 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ferrule import log
 from ferrule.config import RouterSettings
 from ferrule.errors import RequestError
@@ -91,16 +93,16 @@ class Asked:
         except RequestError:
             service.resolve(request.model)  # of two mistakes, an unknown model is reported
             raise
-        admitted = await service.admit(request)
         header = info.headers.get("x-request-id", "")
-        name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
+        name = f"{prefix}-{body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)}"
+        admitted = await service.admit(replace(request, answer_id=name))
         front = config.frontend
         options = body.stream_options
         include_usage = options is not None and bool(options.include_usage)
         as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
-        _log_notes(f"{prefix}-{name}", body, config)
+        _log_notes(name, body, config)
         asked = cls(
-            id=f"{prefix}-{name}",
+            id=name,
             created=int(time.time()),
             model=admitted.model,
             fingerprint=fingerprint(service),

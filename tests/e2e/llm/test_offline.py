@@ -549,7 +549,7 @@ def test_hooks_are_told_and_notices_are_logged(
         def process_stopping(self, process: str, status: int) -> None:
             told.append((process, status))
 
-    monkeypatch.setattr("ferrule.llm.backend.open_hooks", lambda plugins: HookRunner([("test", Told())]))
+    monkeypatch.setattr("ferrule.llm.backend.open_hooks", lambda plugins, config: HookRunner([("test", Told())]))
     monkeypatch.setenv("FERRULE_NO_SUCH_VARIABLE", "1")
     with LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64):
         assert told == [("llm", str(tiny_llama))]

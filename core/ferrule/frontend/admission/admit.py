@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,7 @@ class Prepared(Struct, frozen=True):
     read: ReadPrompt
     sampling: TokenSampling
     media: tuple[MediaItem, ...] = ()
+    rendered: float = 0.0  # see `PromptReader.read_timed`
 
     @property
     def weight(self) -> int:
@@ -110,12 +112,12 @@ class PromptReader:
         """
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             return await self._embed(prompt.embeds, checked)
-        read = await self.read(prompt)
+        read, rendered = await self.read_timed(prompt)
         ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
         if len(ids) < len(read.ids):
             text = read.text and await self._truncated(read.ids, read.text, checked.kept(len(ids)))
             read = ReadPrompt(ids, text, read.notes)
-        return Prepared(read, sampling)
+        return Prepared(read, sampling, rendered=rendered)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
         """Return the part of a prompt's text that belongs to the ids in `kept`."""
@@ -140,26 +142,34 @@ class PromptReader:
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
         """Return the ids, the text and the notes of a prompt. Raises RequestError."""
+        return (await self.read_timed(prompt))[0]
+
+    async def read_timed(self, prompt: Prompt | ChatPrompt) -> tuple[ReadPrompt, float]:
+        """Return what `read` returns, and the instant at which a conversation was a text; 0.0 where none was rendered.
+
+        The instant is in seconds on the monotonic clock. Raises RequestError.
+        """
         notes: tuple[str, ...] = ()
+        rendered_at = 0.0
         if isinstance(prompt, ChatPrompt):
             encoder, param = self._need_encoder(), "messages"
             written = await self.renderer.encode(prompt, encoder)
             if written is not None:
                 text = decode(encoder.tokenizer, written, skip_special_tokens=False)
-                return ReadPrompt(self._known(written, param), text)
+                return ReadPrompt(self._known(written, param), text), rendered_at
             rendered = await self.renderer.write(prompt)
-            text, notes = rendered.text, rendered.notes
+            text, notes, rendered_at = rendered.text, rendered.notes, time.monotonic()
         elif prompt.ids is not None:
             if prompt.text is not None or prompt.suffix:
                 raise RequestError("A prompt is a text, with or without a suffix, or token ids.", "prompt")
-            return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt"))
+            return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt")), rendered_at
         else:
             encoder, param = self._need_encoder(), "prompt"
             text = check_text(prompt.text, self.max_characters, param)
             if prompt.suffix:
                 text = infill(encoder.tokenizer, text, check_text(prompt.suffix, self.max_characters, "suffix"))
         ids = await encoder.encode(text, add_special_tokens=prompt.add_special_tokens)
-        return ReadPrompt(self._known(ids, param), text, notes)
+        return ReadPrompt(self._known(ids, param), text, notes), rendered_at
 
     def _known(self, ids: Sequence[int], param: str) -> tuple[int, ...]:
         if ids and max(ids) >= self.rules.vocab_size:

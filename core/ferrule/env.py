@@ -21,7 +21,16 @@ from msgspec import Struct
 from ferrule.env_vllm import FOREIGN
 from ferrule.errors import ConfigError, nearest
 
-__all__ = ["Environment", "ObjectStore", "caches", "object_store", "report", "told_library", "variable"]
+__all__ = [
+    "Environment",
+    "ObjectStore",
+    "caches",
+    "object_store",
+    "report",
+    "told_library",
+    "trace_protocol",
+    "variable",
+]
 
 PLUGIN_PREFIX = "FERRULE_PLUGIN_"  # of variables that plugins read themselves
 _LEVELS = ("debug", "info", "warning", "error")
@@ -266,6 +275,13 @@ def object_store(variables: Mapping[str, str] | None = None) -> ObjectStore:
         tensorizer_key_id=first("S3_ACCESS_KEY_ID"),
         tensorizer_secret=first("S3_SECRET_ACCESS_KEY"),
     )
+
+
+def trace_protocol(variables: Mapping[str, str] | None = None) -> str:
+    """Return the protocol that OpenTelemetry's variables name for spans: by default, as in vLLM, grpc."""
+    source = os.environ if variables is None else variables
+    names = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+    return next((source[name].strip() for name in names if source.get(name, "").strip()), "grpc")
 
 
 def report(variables: Mapping[str, str] | None = None) -> dict[str, str]:

@@ -9,20 +9,23 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import pluggy
 
 from ferrule.config import ServerSettings
-from ferrule.errors import PluginError
-from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.errors import PluginError, StartupError
+from ferrule.interfaces.hooks import AccessRequest, Arrival, Hooks
 from ferrule.interfaces.plugins import Plugins
 from ferrule.plugin.faults import FaultCount
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
 
-    from ferrule.config import Resolved
+    from ferrule.config import Config, Resolved
+    from ferrule.errors import FerruleError
     from ferrule.interfaces.stats import RequestStats
     from ferrule.sampling_params import SamplingParams
     from ferrule.types import EngineStats
@@ -30,6 +33,9 @@ if TYPE_CHECKING:
 _PROJECT = "ferrule"
 _HOOK_NAMES = tuple(name for name, _ in inspect.getmembers(Hooks, inspect.isfunction) if not name.startswith("_"))
 _impl = pluggy.HookimplMarker(_PROJECT)
+
+# Of the HTTP call that is being served, with lower-case names. As `CALLER`, it is found and not passed.
+HEADERS: ContextVar[Mapping[str, str]] = ContextVar("headers", default=MappingProxyType({}))
 
 
 class _Manager(pluggy.PluginManager):
@@ -62,19 +68,20 @@ class HookRunner:
         """The number of exceptions of each plugin that raised any, by its title."""
         return {guard.title: guard.faults.count for guard in self._guards if guard.faults.count}
 
-    def has(self, name: str) -> bool:
-        """Return whether a plugin overrides this hook."""
-        return any(hasattr(guard, name) for guard in self._guards)
-
     def process_started(self, process: str, config: Resolved) -> None:
         self._manager.hook.process_started(process=process, config=ServerSettings.of(config))
 
     def process_stopping(self, process: str, status: int) -> None:
         self._manager.hook.process_stopping(process=process, status=status)
 
-    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None) -> None:
+    def request_refused(self, model: str, error: FerruleError, arrival: Arrival) -> None:
+        self._manager.hook.request_refused(model=model, error=error, arrival=arrival)
+
+    def request_admitted(
+        self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None, arrival: Arrival
+    ) -> None:
         self._manager.hook.request_admitted(
-            request_id=request_id, model=model, prompt_tokens=prompt_tokens, params=params
+            request_id=request_id, model=model, prompt_tokens=prompt_tokens, params=params, arrival=arrival
         )
 
     def request_finished(self, request_id: str, stats: RequestStats) -> None:
@@ -100,9 +107,15 @@ class HookRunner:
         return [line for lines in self._manager.hook.report_header(config=ServerSettings.of(config)) for line in lines]
 
 
-def open_hooks(plugins: Plugins) -> HookRunner:
-    """Load the hooks plugins that are on. All of them were named, so a broken one is a PluginError."""
-    return HookRunner([(plugins.title("hooks", name), plugins.make("hooks", name)) for name in plugins.names("hooks")])
+def open_hooks(plugins: Plugins, config: Config | None = None) -> HookRunner:
+    """Load the hooks plugins that are on. All of them were asked for, so a broken one is a PluginError.
+
+    A plugin that states ``only_with`` is on where `config` has a value for that option.
+    """
+    given = None if config is None else config.observability
+    options = {name: plugins.stated("hooks", name, "only_with") for name in plugins.names("hooks")}
+    names = [name for name, option in options.items() if option is None or getattr(given, option, None)]
+    return HookRunner([(plugins.title("hooks", name), plugins.make("hooks", name)) for name in names])
 
 
 class _Guard:
@@ -141,7 +154,9 @@ class _Guard:
             if not self.faults.disabled:
                 try:
                     return _checked(name, method(*args))
-                except (Exception, SystemExit):
+                except (Exception, SystemExit) as error:
+                    if name == "process_started" and isinstance(error, StartupError):
+                        raise
                     self._failed(name)
             return False if name == "authorise" else None
 

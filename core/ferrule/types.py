@@ -275,11 +275,29 @@ class RowResult(Struct, frozen=True, kw_only=True, gc=False):
     invalid: bool = False
 
 
+class StepSeconds(Struct, frozen=True, gc=False):
+    """Seconds of one step, or of all steps of a request. They are measured with --collect-detailed-traces.
+
+    `forward` is the model's forward pass, until the device has ended it; 0.0 where that was not measured. `execute` is
+    the step on its worker, from its inputs to its result: forward pass, sampling, copies. `scheduler` is its planning.
+    """
+
+    execute: float
+    forward: float = 0.0
+    scheduler: float = 0.0
+
+    def __add__(self, other: StepSeconds | None) -> StepSeconds:
+        if other is None:
+            return self
+        return StepSeconds(self.execute + other.execute, self.forward + other.forward, self.scheduler + other.scheduler)
+
+
 class StepResult(Struct, frozen=True, gc=False):
     """Rows in the order of the plan's chunks."""
 
     step: int
     rows: tuple[RowResult, ...]
+    seconds: StepSeconds | None = None  # where steps are measured
 
 
 # ------------------------------------------------------------------------------------- engine → frontend
@@ -292,6 +310,7 @@ class RequestTimes(Struct, frozen=True, gc=False):
     scheduled: float = 0.0
     first_token: float = 0.0
     finished: float = 0.0
+    seconds: StepSeconds | None = None  # of the steps that computed it, where steps are measured
 
 
 class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):

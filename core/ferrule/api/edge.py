@@ -24,6 +24,7 @@ from ferrule.api.respond import CLOSE, Responder, Send
 from ferrule.api_keys import Caller
 from ferrule.config import Config
 from ferrule.errors import OverloadedError
+from ferrule.hooks import HEADERS
 from ferrule.interfaces.router import ON_BEHALF, SCOPE_KEY, Access, RequestInfo
 from ferrule.interfaces.stats import HttpStats
 from ferrule.schema import REQUEST_ID, Undeclared
@@ -136,6 +137,7 @@ class Edge:
             call.claim.key = call.caller.name
             answer.info = replace(answer.info, key_name=call.caller.name)
         works = entry.body is not None
+        HEADERS.set(answer.info.headers)  # each call is a task, with a context of its own
         with self._callers.keys.visit(call.caller if works else None):
             if entry.access is not Access.PUBLIC:
                 self._lifecycle.admit(call.exchange, works)

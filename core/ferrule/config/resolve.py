@@ -14,7 +14,7 @@ from typing import Any
 from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
-from ferrule.config.sections import Config, DecodingConfig, ModelConfig, SchedulerConfig
+from ferrule.config.sections import Config, DecodingConfig, ModelConfig, ObservabilityConfig, SchedulerConfig
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
@@ -24,6 +24,7 @@ from ferrule.plugin.files import path_ref
 
 _MAX_NUM_SEQS = 256
 _MAX_NUM_BATCHED_TOKENS = 2048
+_DETAILED_TRACES = ("model", "worker", "all")
 _COMPILATION = (  # keys that vLLM documents; what a platform does not read, it says
     *("level", "mode", "backend", "custom_ops", "splitting_ops", "pass_config", "compile_sizes", "compile_mm_encoder"),
     *("use_inductor", "inductor_compile_config", "inductor_passes", "use_inductor_graph_partition"),
@@ -55,6 +56,11 @@ def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
         ("tool_parser", config.frontend.tool_call_parser),
     )
     return tuple((kind, name) for kind, name in chosen if name)
+
+
+def detailed_traces(section: ObservabilityConfig) -> frozenset[str]:
+    """Return the names in --collect-detailed-traces, of which one value may have several."""
+    return frozenset(name for value in section.collect_detailed_traces for name in value.split(","))
 
 
 def step_tokens(section: ResolvedScheduler, max_model_len: int, splits_prompts: bool = True) -> int:
@@ -270,7 +276,22 @@ def _contradictions(config: Config) -> list[str]:
     version = config.observability.show_hidden_metrics_for_version
     if version is not None and not re.fullmatch(r"\d+\.\d+(\.\w+)?", version):
         problems.append(f"--show-hidden-metrics-for-version: {version!r} is not X.Y.")
+    problems += _trace_problems(config.observability)
     root = config.frontend.root_path
     if root and not root.startswith("/"):
         problems.append(f"--root-path: {root!r} must begin with '/'.")
+    return problems
+
+
+def _trace_problems(section: ObservabilityConfig) -> list[str]:
+    endpoint, problems = section.otlp_traces_endpoint, []
+    if endpoint is not None and not re.fullmatch(r"(?:https?|grpc)://[^\s/]\S*|[^\s/]+:\d+", endpoint):
+        problems.append(f"--otlp-traces-endpoint: {endpoint!r:.120} is not a URL such as http://localhost:4317.")
+    names = detailed_traces(section)
+    problems += [
+        f"--collect-detailed-traces: {name!r:.80} does not exist; use {', '.join(_DETAILED_TRACES)}."
+        for name in sorted(names.difference(_DETAILED_TRACES))
+    ]
+    if names and endpoint is None:
+        problems.append("--collect-detailed-traces needs --otlp-traces-endpoint: without it there are no traces.")
     return problems

@@ -17,6 +17,7 @@ from ferrule.config.sections import (
     DeviceConfig,
     LoadConfig,
     ModelConfig,
+    ObservabilityConfig,
     ParallelConfig,
     SchedulerConfig,
 )
@@ -84,6 +85,7 @@ class WorkerSettings:
     scheduler: ResolvedScheduler
     parallel: ParallelConfig
     device: DeviceConfig
+    observability: ObservabilityConfig
     env: Environment
     parsers: tuple[tuple[str, str], ...]  # (kind, name) of those that read the output: their tags count as text
 

@@ -446,6 +446,16 @@ class ObservabilityConfig:
     show_hidden_metrics_for_version: str | None = opt(
         None, "Show metrics that are hidden since version X.Y as well.", server=True
     )
+    otlp_traces_endpoint: str | None = opt(
+        None, "URL of the collector that a span of each request is sent to, by OpenTelemetry's protocol."
+    )
+    collect_detailed_traces: tuple[str, ...] = opt(
+        (),
+        "Seconds of steps in the spans: `worker`, planning and execution; `model`, also the forward pass, which waits "
+        "for the device in each step; `all`, both.",
+        nargs="+",
+        opens=("None",),
+    )
     log_config_file: str | None = opt(
         None, "JSON file in the form of logging.config.dictConfig, for all processes.", env="logging_config_path"
     )

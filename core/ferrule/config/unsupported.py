@@ -24,7 +24,6 @@ _PLATFORM_OPTIONS = "options of a platform"
 _PROMPT_ADAPTERS = "prompt adapters"
 _RAY = "Ray workers"
 _SPECULATION = "speculative decoding"
-_TRACES = "tracing"
 
 _NO_SWAP = "a preempted request is computed again, nothing is swapped out"
 _NO_POOL = "API processes tokenize, there is no pool"
@@ -332,21 +331,6 @@ class SpeculativeConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ObservabilityConfig:
-    """Logs, metrics and traces."""
-
-    otlp_traces_endpoint: str | None = opt(None, "URL that OpenTelemetry spans are sent to.", missing=_TRACES)
-    collect_detailed_traces: tuple[str, ...] = opt(
-        (),
-        "Modules that detailed traces are collected for.",
-        choices=("model", "worker", "all", "None"),
-        nargs="+",
-        missing=_TRACES,
-        accepted=(("None",),),
-    )
-
-
-@dataclass(frozen=True, kw_only=True)
 class SchedulerConfig:
     """The choice of requests for each step."""
 
@@ -414,7 +398,6 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
         "multimodal": MultiModalConfig,
         "lora": LoRAConfig,
         "speculative": SpeculativeConfig,
-        "unsupported_observability": ObservabilityConfig,
         "unsupported_scheduler": SchedulerConfig,
         "vllm": VllmConfig,
     }

@@ -69,7 +69,8 @@ class EngineLoop:
         self._debug = debug
         self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that does not count as a stall
-        self._in_flight: deque[tuple[StepPlan, Step, float]] = deque()
+        # With when the step began, and the seconds of planning.
+        self._in_flight: deque[tuple[StepPlan, Step, float, float]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
@@ -98,7 +99,8 @@ class EngineLoop:
         begun = self._clock()
         plan = None if self._sleep.level else self.scheduler.schedule(begun)
         if plan is not None:
-            self._in_flight.append((plan, self.executor.submit(plan), begun))
+            planning = self._clock() - begun
+            self._in_flight.append((plan, self.executor.submit(plan), begun, planning))
         if self._in_flight and (plan is None or len(self._in_flight) >= self._depth):
             self._end_oldest_step()
         self._mark_progress(plan)
@@ -118,8 +120,10 @@ class EngineLoop:
     # ------------------------------------------------------------------------------------ steps
 
     def _end_oldest_step(self) -> None:
-        plan, step, begun = self._in_flight.popleft()
+        plan, step, begun, planning = self._in_flight.popleft()
         result = step.result()
+        if (took := result.seconds) is not None:
+            result = msgspec.structs.replace(result, seconds=msgspec.structs.replace(took, scheduler=planning))
         now = self._clock()
         if self.on_step is not None:
             self.on_step(plan, begun, now)

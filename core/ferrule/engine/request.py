@@ -24,6 +24,7 @@ from ferrule.types import (
     RequestDelta,
     RequestTimes,
     RowResult,
+    StepSeconds,
     TokenLogprobs,
 )
 
@@ -67,6 +68,7 @@ class Request:
     num_prompt_logprobs: int = 0  # delivered: those of positions 1 to this one
     scheduled: float = 0.0
     first_token: float = 0.0
+    seconds: StepSeconds | None = None  # of its steps, where they are measured
 
     def __post_init__(self) -> None:
         spec = self.spec
@@ -208,7 +210,7 @@ class Request:
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """Make the terminal delta of `delta`."""
-        times = RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now)
+        times = RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now, self.seconds)
         cached, count = max(0, self.cached), self.num_preemptions
         return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times)
 

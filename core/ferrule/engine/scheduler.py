@@ -277,6 +277,7 @@ class DefaultScheduler(Scheduler):
             request = self._requests.get(chunk.id)
             if request is None or request.epoch != row.epoch:
                 continue
+            request.seconds = result.seconds and result.seconds + request.seconds
             if (delta := self._credit(request, chunk, row, now)) is not None:
                 deltas.append(delta)
         self.counters.steps += 1
@@ -306,8 +307,7 @@ class DefaultScheduler(Scheduler):
             self.cache.confirm(request.id, request.ids, request.confirmed)
             return self._end(request, RequestDelta(id=request.id, vector=vector), FinishReason.STOP, now)
         count, finish, stop = request.append(row.token_ids)
-        computed = request.confirmed if finish is None else min(request.confirmed, len(request.ids))
-        self.cache.confirm(request.id, request.ids, computed)
+        self.cache.confirm(request.id, request.ids, min(request.confirmed, len(request.ids)))
         self.counters.generation_tokens += count
         delta = request.delta(row, count, stop, prompt_logprobs)
         return delta if finish is None else self._end(request, delta, finish, now)

@@ -81,11 +81,13 @@ class _Fewer(Step):
         return self.computed.done()
 
     def result(self) -> StepResult:
-        rows = iter(self.computed.result().rows)
+        computed = self.computed.result()
+        rows = iter(computed.rows)
         return StepResult(
             self.plan.step,
             tuple(
                 next(rows) if chunk.id in self.kept else RowResult(id=chunk.id, epoch=chunk.epoch, error=_FAILED)
                 for chunk in self.plan.chunks
             ),
+            computed.seconds,
         )

@@ -25,11 +25,12 @@ from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.self_check import check_finite
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import DeviceSettings, WorkerSettings
-from ferrule.config.resolve import step_tokens
+from ferrule.config.resolve import detailed_traces, step_tokens
 from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
 from ferrule.execution.host_copy import HostCopy
 from ferrule.execution.shortage import Shortage
+from ferrule.execution.timing import open_runner
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, Model
@@ -130,7 +131,7 @@ class Worker:
             kernels=context.kernels,
             zeros=self.platform.memory().zeros,
         )
-        self._runner = runner = ModelRunner(parts)
+        self._runner = runner = open_runner(parts, detailed_traces(self.config.observability))
         self._shortage = Shortage(runner, self.platform.memory())
         tokens = step_tokens(self.config.scheduler, limits.max_model_len, loaded.model.splits_prompts)
         self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from ferrule.client.base import EngineClient
-from ferrule.errors import EngineDead, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, UnavailableError
 from ferrule.frontend.admission.ledger import Ledger
+from ferrule.hooks import HEADERS
+from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.service import Administration, Health
 from ferrule.interfaces.stats import HttpStats
 
@@ -28,6 +32,15 @@ class Operations(Administration):
         health = self._client.health()
         if health.state != "ready":
             raise UnavailableError(f"The engine cannot take requests now: {health.state}.")
+
+    @contextmanager
+    def _telling_refusals(self, model: str, at: float) -> Iterator[None]:
+        """Tell hooks of an error with which a request that came `at` this instant is refused."""
+        try:
+            yield
+        except FerruleError as error:
+            self.ledger.loggers.hooks.request_refused(model, error, Arrival(at=at, headers=HEADERS.get()))
+            raise
 
     async def call(self, name: str, *args: Any) -> Any:
         try:

@@ -34,8 +34,9 @@ from ferrule.frontend.template_fit import warn_of_misfit
 from ferrule.frontend.text.detokenize import offsets
 from ferrule.frontend.text.render import Encoder, Renderer
 from ferrule.frontend.vectors import Vectors
-from ferrule.hooks import HookRunner, open_hooks
+from ferrule.hooks import HEADERS, HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
+from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
@@ -120,21 +121,10 @@ class FrontendService(Vectors):
     async def admit(self, request: Generate) -> Admitted:
         arrival = self._clock()
         try:
-            model = self.resolve(request.model)
-            self._check_available()
-            check_task("generate", self.model)
-            checked = await check_request(request, self._reader.rules, self._client.remote)
-            with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
-                if checked.bad_words:
-                    checked = await self._reader.with_bad_words(checked)
-                prompts = await self._read(request, checked, reservation)
-                pairs = zip(request.prompts, prompts, strict=True)
-                plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
-                self._check_available()
-                outputs = self._submit(request, checked, plans, reservation, model)
+            with self._telling_refusals(request.model or self.names[0], arrival):
+                return await self._admit(request, arrival)
         except RequestError as error:
             raise error.about(request.spelt(error.param)) from error
-        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
     # ---------------------------------------------------------------------------------------- the server's side
 
@@ -199,6 +189,38 @@ class FrontendService(Vectors):
 
     # ---------------------------------------------------------------------------------------- admission
 
+    async def _admit(self, request: Generate, arrival: float) -> Admitted:
+        model = self.resolve(request.model)
+        self._check_available()
+        check_task("generate", self.model)
+        checked = await check_request(request, self._reader.rules, self._client.remote)
+        with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
+            if checked.bad_words:
+                checked = await self._reader.with_bad_words(checked)
+            read_from = self._clock()
+            prompts = await self._read(request, checked, reservation)
+            read = self._clock()
+            pairs = zip(request.prompts, prompts, strict=True)
+            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
+            self._check_available()
+            submitted = self._clock()
+            requests, outputs = self._submit(request, checked, plans, reservation)
+            told = Arrival(
+                at=arrival,
+                headers=HEADERS.get(),
+                answer_id=request.answer_id,
+                chat=isinstance(request.prompts[0], ChatPrompt),
+                num_prompts=len(prompts),
+                num_choices=len(requests),
+                read_from=read_from,
+                rendered=prompts[-1].read.rendered_at,
+                read=read,
+                submitted=submitted,
+            )
+            for one in requests:
+                self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params, told)
+        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+
     async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
@@ -238,8 +260,9 @@ class FrontendService(Vectors):
         return Planned(prompt, reading, engine_request)
 
     def _submit(
-        self, request: Generate, checked: Checked, plans: Sequence[Planned], reservation: Reservation, model: str
-    ) -> Outputs:
+        self, request: Generate, checked: Checked, plans: Sequence[Planned], reservation: Reservation
+    ) -> tuple[Sequence[EngineRequest], Outputs]:
+        """Hand the choices to the engine. Return them, and their outputs."""
         requests, choices = list[EngineRequest](), list[Choice]()
         for plan in plans:
             group: list[Account] = []
@@ -270,13 +293,12 @@ class FrontendService(Vectors):
                 streams, cancel = search_beams(self._client, request.beam, requests, readings, self._tasks)
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
-        for one, choice in zip(requests, choices, strict=True):
+        for choice in choices:
             reservation.turn(choice.account)
-            self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params)
         if not self._config.frontend.disable_log_requests:
             self._log(plans, requests[:: checked.best_of], checked.best_of)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
-        return BestOf(outputs, checked) if checked.best_of > checked.n else outputs
+        return requests, BestOf(outputs, checked) if checked.best_of > checked.n else outputs
 
     def _log(self, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int) -> None:
         """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
@@ -307,7 +329,7 @@ def build_service(
     folder = folder or Path(config.model.model)
     inputs = inputs or open_inputs(config, plugins)
     reader = open_reader(config, plugins, client, inputs, folder)
-    hooks = hooks or open_hooks(plugins)
+    hooks = hooks or open_hooks(plugins, config)
     hooks.register_metrics()
     loggers = Loggers(open_loggers(config, plugins, client), hooks, config.observability.disable_log_stats)
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer

@@ -21,7 +21,9 @@ from ferrule.frontend.admission.validate import (
     scoped,
 )
 from ferrule.frontend.operations import Operations
-from ferrule.interfaces.service import ChatPrompt, Pool, Pooled, Prompt, Service
+from ferrule.hooks import HEADERS
+from ferrule.interfaces.hooks import Arrival
+from ferrule.interfaces.service import ChatPrompt, Pool, Pooled, Prompt, ReadPrompt, Service
 from ferrule.types import EngineRequest, FinishReason, Pooling, RequestDelta
 
 
@@ -34,6 +36,19 @@ class Vectors(Operations, Service):
     async def pool(self, request: Pool) -> list[Pooled]:
         """See `ferrule.interfaces.service.Service.pool`."""
         arrival = time.monotonic()
+        with self._telling_refusals(request.model or self.resolve(None), arrival):
+            admitted = await self._admit_pooled(request, arrival)
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._vector(one, account)) for one, account in admitted]
+        except* FerruleError as errors:
+            raise errors.exceptions[0] from None
+        return [task.result() for task in tasks]
+
+    async def _admit_pooled(self, request: Pool, arrival: float) -> list[tuple[EngineRequest, Account]]:
+        """Check a request and read its prompts. Return the engine's request of each, with an account. Raises what
+        `pool` raises.
+        """
         self._check_available()
         check_task("embed", self.model)
         self.resolve(request.model)
@@ -42,42 +57,48 @@ class Vectors(Operations, Service):
         caller = CALLER.get()
         salt = scoped(salt, caller, self._config.cache.cache_scope)
         with self.ledger.reserve(len(request.prompts)) as reservation:
-            prompts = [await self._pooled_ids(prompt, reservation) for prompt in request.prompts]
+            read_from = time.monotonic()
+            read = [await self._read_pooled(prompt, reservation) for prompt in request.prompts]
+            read_at = time.monotonic()
             self._check_available()
             asked = [
                 EngineRequest(
                     id=secrets.token_hex(16),
-                    prompt_ids=ids,
+                    prompt_ids=prompt.ids,
                     work=Pooling(normalize=request.normalize),
                     arrival=arrival,
                     priority=priority,
                     cache_salt=salt,
                     key_name="" if caller is None else caller.name,
                 )
-                for ids in prompts
+                for prompt in read
             ]
-            accounts = [self._account(one, reservation) for one in asked]
-        try:
-            async with asyncio.TaskGroup() as group:
-                parts = zip(asked, accounts, strict=True)
-                tasks = [group.create_task(self._vector(one, account)) for one, account in parts]
-        except* FerruleError as errors:
-            raise errors.exceptions[0] from None
-        return [task.result() for task in tasks]
+            told = Arrival(
+                at=arrival,
+                headers=HEADERS.get(),
+                chat=isinstance(request.prompts[0], ChatPrompt),
+                num_prompts=len(asked),
+                num_choices=len(asked),
+                read_from=read_from,
+                rendered=read[-1].rendered_at,
+                read=read_at,
+                submitted=time.monotonic(),
+            )
+            return [(one, self._account(one, reservation, told)) for one in asked]
 
-    async def _pooled_ids(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> tuple[int, ...]:
+    async def _read_pooled(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> ReadPrompt:
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             raise RequestError("Vectors are computed of texts and token ids, not of prompt_embeds.", "prompt_embeds")
-        ids = (await self._reader.read(prompt)).ids
-        check_pooled(ids, self._reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
-        reservation.add_tokens(len(ids))
-        return ids
+        read = await self._reader.read(prompt)
+        check_pooled(read.ids, self._reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        reservation.add_tokens(len(read.ids))
+        return read
 
-    def _account(self, request: EngineRequest, reservation: Reservation) -> Account:
+    def _account(self, request: EngineRequest, reservation: Reservation, arrival: Arrival) -> Account:
         prompt = len(request.prompt_ids)
         account = Account(request.arrival, prompt, 0, 1, weight=prompt, id=request.id, caller=CALLER.get())
         reservation.turn(account)
-        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None)
+        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None, arrival)
         return account
 
     async def _vector(self, request: EngineRequest, account: Account) -> Pooled:

@@ -4,7 +4,8 @@ Derive from `Hooks` and override what you want to hear; leave out parameters tha
 its own instance, made without arguments. Calls come on the thread that does the work, per request and per second at
 most, so return soon and never block. A hook that raises is logged with its distribution and counted; after three
 failures that plugin is not called again in that process. Third-party hooks are off until `--plugins-allow` or
-FERRULE_PLUGINS names them.
+FERRULE_PLUGINS names them. A class may state a literal ``only_with``, the name of an option in
+`ServerSettings.observability`: then it is imported only where that option is given.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ferrule.config import ServerSettings
+    from ferrule.errors import FerruleError
     from ferrule.interfaces.stats import RequestStats
     from ferrule.sampling_params import SamplingParams
     from ferrule.types import EngineStats
@@ -30,16 +32,45 @@ class AccessRequest:
     client: str = ""  # address of the peer, empty when it is not known
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Arrival:
+    """A request on its way to the engine. All of its choices are told of with the same object.
+
+    Instants are seconds on the machine's monotonic clock; 0.0 where a phase was left out, or is not reached.
+    """
+
+    at: float
+    headers: Mapping[str, str]  # of the HTTP call, with lower-case names; offline, what the caller gives
+    answer_id: str = ""  # the answer's name, as the client sees it; "" where the protocol has none
+    chat: bool = False  # its prompts are conversations
+    num_prompts: int = 0
+    num_choices: int = 0  # that go to the engine, of all prompts
+    read_from: float = 0.0  # parameters are checked: from now on prompts are rendered and tokenized
+    rendered: float = 0.0  # a conversation is a text
+    read: float = 0.0  # all prompts are token ids
+    submitted: float = 0.0  # the choices are with the engine
+
+
 class Hooks:
     """All hooks, each doing nothing. None has to be overridden: a plugin has the methods that it wants to be called."""
 
     def process_started(self, process: str, config: ServerSettings) -> None:
-        """Note that a process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0."""
+        """Note that a process has started; no model is loaded yet. `process` is its name: launcher, api-0, engine-0.
+
+        A StartupError that is raised here stops the start.
+        """
 
     def process_stopping(self, process: str, status: int) -> None:
         """Note that a process is about to end with this status. Not called when it is killed or dies of a fault."""
 
-    def request_admitted(self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None) -> None:
+    def request_refused(self, model: str, error: FerruleError, arrival: Arrival) -> None:
+        """Note that a request that was well-formed did not get to the engine (API process): a parameter or its prompt
+        is wrong (RequestError), the queue is full (OverloadedError), the engine is not there (UnavailableError).
+        """
+
+    def request_admitted(
+        self, request_id: str, model: str, prompt_tokens: int, params: SamplingParams | None, arrival: Arrival
+    ) -> None:
         """Note that one choice of a request was handed to the engine (API process). `request_id` is ours, not the
         client's.
 

@@ -63,6 +63,7 @@ class ReadPrompt(Struct, frozen=True):
     ids: tuple[int, ...]
     text: str | None = None
     notes: tuple[str, ...] = ()
+    rendered_at: float = 0.0  # when a conversation was a text, in seconds on the monotonic clock; 0.0: it never was
 
 
 class Generate(Struct, frozen=True, kw_only=True):
@@ -87,6 +88,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     thought_tokens: bool = True  # False: outputs have no ids and logprobs of thoughts and of the markup around them
     stop_in_reasoning: bool = False  # True: stop strings end the output within thoughts, too
     streamed: bool = True  # False: the outputs are folded before anybody sees one
+    answer_id: str = ""  # the answer's name, as the client sees it: for hooks
     names: Mapping[str, str] = {}  # fields that the protocol spells in another way than this class and its params
 
     def spelt(self, param: str | None) -> str | None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ferrule.types import EngineStats, FinishReason, ModelInfo
+from ferrule.types import EngineStats, FinishReason, ModelInfo, RequestTimes
 
 if TYPE_CHECKING:
     from ferrule.config import StatSettings
@@ -34,6 +34,8 @@ class RequestStats(Struct, frozen=True, kw_only=True):
     called_tools: bool | None = None  # None: no tool parser read the choice
     streamed: bool = True
     key_name: str = ""  # of the API key that the request came with
+    times: RequestTimes | None = None  # instants in the engine
+    error: str | None = None  # with finish ERROR, where the engine has said why
 
 
 class HttpStats(Struct, frozen=True, kw_only=True):

@@ -58,7 +58,7 @@ def run_one_process(config: Resolved, plugins: Plugins, listener: socket.socket,
 
     Raises StartupError.
     """
-    hooks = open_hooks(plugins)
+    hooks = open_hooks(plugins, config)
     hooks.process_started("api-0", config)
 
     async def main() -> int:

@@ -41,7 +41,7 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
     a folder is not fetched: its hub is asked for its files, and what they contain is not checked.
     """
     _check_plugins(config, plugins)
-    hooks = open_hooks(plugins)
+    hooks = open_hooks(plugins, config)
     if is_path(config.model.model) and is_path(config.model.tokenizer):
         local = localise(config, plugins)
         checkpoint.configured(local.model, plugins)

@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
     try:
         die_with_parent(stream)
         open_log(boot.config, boot.name if boot.config.frontend.api_server_count > 1 else argv[0])
-        hooks = open_hooks(boot.plugins)
+        hooks = open_hooks(boot.plugins, boot.config)
         hooks.process_started(boot.name, boot.config)
         if argv[0] == "engine":
             if memory_limits():

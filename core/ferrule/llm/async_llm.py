@@ -50,14 +50,16 @@ class AsyncLLM:
         request_id: str,
         *,
         lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs of one prompt, until one is `finished`; `SamplingParams.output_kind` decides what each has.
 
+        With `trace_headers` the request's span continues a trace: traceparent, tracestate.
         Closing the generator, or cancelling the task that iterates over it, ends the request and frees its memory.
         Raises RequestError for whatever is wrong with the request, RequestFailed, EngineDead.
         """
-        running = running_request(request_id, prompt, sampling_params, lora_request, priority)
+        running = running_request(request_id, prompt, sampling_params, lora_request, priority, trace_headers)
         arrived: asyncio.Queue[News] = asyncio.Queue()
         running.deliver = _across(asyncio.get_running_loop(), arrived)
         try:

@@ -69,7 +69,7 @@ class Backend:
             raise
 
     async def _start(self, config: Resolved, plugins: Plugins) -> None:
-        hooks = open_hooks(plugins)
+        hooks = open_hooks(plugins, config)
         hooks.process_started(_NAME, config)
         self._loop.opened.callback(hooks.process_stopping, _NAME, 0)
         self._inputs = open_inputs(config, plugins)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 from ferrule.config import Config
 from ferrule.config.sections import ModelConfig
@@ -21,7 +21,12 @@ from ferrule.sampling_params import SamplingParams
 
 
 def running_request(
-    request_id: str, prompt: TextOrIds, params: SamplingParams, lora_request: None, priority: int
+    request_id: str,
+    prompt: TextOrIds,
+    params: SamplingParams,
+    lora_request: None,
+    priority: int,
+    trace_headers: Mapping[str, str] | None,
 ) -> Running:
     """Make a request as callers of an engine describe it, whose news go nowhere yet. Raises RequestError."""
     if not isinstance(request_id, str):
@@ -29,8 +34,16 @@ def running_request(
     if lora_request is not None:
         raise RequestError("lora_request: LoRA adapters are not in this build.", "lora_request")
     given = read_prompt(prompt, "prompt")
-    request = Generate(prompts=(given.prompt,), params=params, priority=priority, cache_salt=given.cache_salt, raw=True)
-    return Running(request_id, request, lambda news: None, given.text)
+    request = Generate(
+        prompts=(given.prompt,),
+        params=params,
+        priority=priority,
+        cache_salt=given.cache_salt,
+        raw=True,
+        answer_id=request_id,
+    )
+    headers = {name.lower(): value for name, value in (trace_headers or {}).items()}
+    return Running(request_id, request, lambda news: None, given.text, headers=headers)
 
 
 def _while_there(deliver: Callable[[Running, News], None], running: Running) -> Callable[[News], None]:
@@ -72,10 +85,14 @@ class LLMEngine(EngineCalls):
         params: SamplingParams,
         *,
         lora_request: None = None,
+        trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> None:
-        """Begin a request. Raises RequestError for whatever is wrong with it, and for an id that is in use."""
-        running = running_request(request_id, prompt, params, lora_request, priority)
+        """Begin a request. With `trace_headers` its span continues a trace: traceparent, tracestate.
+
+        Raises RequestError for whatever is wrong with it, and for an id that is in use.
+        """
+        running = running_request(request_id, prompt, params, lora_request, priority, trace_headers)
         running.deliver = _while_there(self._deliver, running)
         with self._changed:
             if request_id in self._running:

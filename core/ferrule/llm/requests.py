@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ferrule.errors import EngineDead, RequestError
+from ferrule.hooks import HEADERS
 from ferrule.interfaces.service import Generate, Outputs, Service
 from ferrule.llm.outputs import RequestOutput
 from ferrule.llm.progress import Progress
@@ -28,6 +29,7 @@ class Running:
     aborted: bool = False  # before it was admitted
     reading: bool = False  # the task has begun: what is cancelled sooner would never close its stream
     dropped: bool = False
+    headers: Mapping[str, str] = field(default_factory=dict)  # as of an HTTP call, for hooks: a trace to continue
 
 
 class Requests:
@@ -38,11 +40,14 @@ class Requests:
         self._running: dict[str, Running] = {}
 
     async def start(self, running: Running) -> None:
-        """Admit a request and begin to deliver its news. Raises RequestError, also for a request id that is in use."""
+        """Admit a request and begin to deliver its news, in a task of its own. Raises RequestError, also for a request
+        id that is in use.
+        """
         name, params = running.request_id, running.request.params
         if name in self._running:
             raise RequestError(f"The request_id {name!r:.80} is in use.", "request_id")
         self._running[name] = running
+        HEADERS.set(running.headers)
         try:
             admitted = await self._service.admit(running.request)
         except BaseException:

@@ -6,7 +6,7 @@ Plugins.make(kind, name, …) -> instance         the same, made with what the k
 check_plugins(plugins, chosen, component, …)    those that are chosen are imported and their options read, early
 load_first(plugins, kind, candidates, refuses)  for options whose value is `auto`
 ferrule.config.plugins.configured(plugins, …)   the same discovery under the user's options
-ferrule.hooks.open_hooks(plugins)               what tells every hooks plugin
+ferrule.hooks.open_hooks(plugins, config)       what tells every hooks plugin
 """
 
 from ferrule.plugin.auto import load_first

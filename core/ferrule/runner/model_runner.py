@@ -10,7 +10,6 @@ import torch
 
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
-from ferrule.interfaces.executor import Step
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import Generates, Model, PoolRow, Pools
 from ferrule.interfaces.platform import Recorder, Transfers
@@ -156,7 +155,7 @@ class ModelRunner:
         return self.compute(plan).result()
 
     @torch.inference_mode()
-    def compute(self, plan: StepPlan) -> Step:
+    def compute(self, plan: StepPlan) -> Outcome:
         """Queue the chunks of a plan that was applied, or some of them. Steps end in the order in which they began."""
         if not plan.chunks:
             return Outcome(plan, {})

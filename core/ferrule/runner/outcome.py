@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import islice, takewhile
 
@@ -14,7 +14,7 @@ from ferrule.interfaces.platform import Copies, Transfers
 from ferrule.interfaces.sampler import Sampled
 from ferrule.runner import logprobs
 from ferrule.runner.draws import guesses_of
-from ferrule.types import Chunk, RowResult, StepPlan, StepResult, TokenLogprobs
+from ferrule.types import Chunk, RowResult, StepPlan, StepResult, StepSeconds, TokenLogprobs
 
 _NOT_FINITE = "The model computed numbers that are not finite."
 _BARRED = "No token is allowed here by all of what the request asks for: constraint, allowed and banned tokens."
@@ -32,6 +32,7 @@ class Outcome(Step):
     faults: dict[int, str]  # by row
     invalid: set[int] = field(default_factory=set)  # rows whose request is to blame for the fault
     tensors: list[torch.Tensor] = field(default_factory=list)
+    seconds: Callable[[], StepSeconds] | None = None  # that it has taken when it is read, where steps are measured
     _copies: Copies | None = None  # of `tensors`, on their way to the host; None: nothing was computed
     _prompts: list[tuple[int, list[int]]] = field(default_factory=list)  # row, and what `tops` its entries have
     _pooled: dict[int, int] = field(default_factory=dict)  # by row: its place among the vectors
@@ -146,4 +147,4 @@ class Outcome(Step):
                     vector=None if vector is None else vector.tobytes(),
                 )
             )
-        return StepResult(self.plan.step, tuple(rows))
+        return StepResult(self.plan.step, tuple(rows), self.seconds and self.seconds())

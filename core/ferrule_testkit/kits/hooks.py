@@ -11,9 +11,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule.config import Config
 from ferrule.config.resolve import resolve
-from ferrule.errors import nearest
+from ferrule.errors import OverloadedError, nearest
 from ferrule.hooks import HookRunner
-from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.hooks import AccessRequest, Arrival, Hooks
 from ferrule.interfaces.stats import RequestStats
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineStats, FinishReason
@@ -30,6 +30,7 @@ ACCESSES = (
     AccessRequest("GET", "", {"": ""}),
     AccessRequest("GET", "/%00%ff/..//", {f"h{n}": "v" * 100 for n in range(100)}),
 )
+_ARRIVAL = Arrival(at=1.0, headers={"traceparent": "\xff-", "x": ""}, num_choices=1, read_from=1.0, submitted=2.0)
 _STATS = RequestStats(
     finish=FinishReason.ABORT,
     prompt_tokens=3,
@@ -114,7 +115,8 @@ _EVENTS: Mapping[str, Callable[[HookRunner], Any]] = {
     "process_started": lambda runner: runner.process_started("api-0", resolve(Config())),
     "report_header": lambda runner: runner.report_header(resolve(Config())),
     "register_metrics": lambda runner: runner.register_metrics(),
-    "request_admitted": lambda runner: runner.request_admitted("r1", "m", 3, SamplingParams()),
+    "request_admitted": lambda runner: runner.request_admitted("r1", "m", 3, SamplingParams(), _ARRIVAL),
+    "request_refused": lambda runner: runner.request_refused("m", OverloadedError("full"), _ARRIVAL),
     "request_finished": lambda runner: runner.request_finished("r1", _STATS),
     "request_finished of a stranger": lambda runner: runner.request_finished("r2", _STATS),
     "step_stats": lambda runner: runner.step_stats(EngineStats(), 0),

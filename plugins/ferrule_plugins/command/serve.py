@@ -81,7 +81,7 @@ def _serve(argv: Sequence[str], parsed: Parsed, plugins: Plugins) -> int:
             from ferrule.launch.api_main import run_one_process  # brings the HTTP server, which a launcher lacks
 
             return run_one_process(config, chosen, listener, reloader)
-        hooks = open_hooks(chosen)
+        hooks = open_hooks(chosen, config)
         hooks.process_started("launcher", config)
         status = Supervisor(config, chosen, listener, reloader, hooks, probe).run()
         hooks.process_stopping("launcher", status)

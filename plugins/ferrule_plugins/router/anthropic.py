@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fastapi import APIRouter
+from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.errors import RequestError
@@ -143,12 +144,13 @@ class _Handler:
 
     async def answer(self, body: MessagesBody, info: RequestInfo) -> JSON | EventStream:
         prompt, notes = self._read(body, info)
-        admitted = await self._service.admit(self._request(body, prompt))
+        name = f"msg_{info.id}"
+        admitted = await self._service.admit(replace(self._request(body, prompt), answer_id=name))
         user = body.metadata.user_id if body.metadata is not None else None
         if user is not None and not self._config.frontend.disable_log_requests:
-            _logger.info("request notes", id=f"msg_{info.id}", user_id=user)
+            _logger.info("request notes", id=name, user_id=user)
         extension = extended(notes.extension, admitted.prompts[0].notes)
-        form = MessageForm(f"msg_{info.id}", admitted.model, parallel_calls(body.tool_choice), extension)
+        form = MessageForm(name, admitted.model, parallel_calls(body.tool_choice), extension)
         if body.stream:
             outputs = admitted.outputs()
             return EventStream(Closing(events(form, outputs), outputs), notes.headers)

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from msgspec.structs import replace
+
 from ferrule import log
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
@@ -57,18 +59,18 @@ class Asked:
         except RequestError:
             service.resolve(request.model)  # of two mistakes, an unknown model is reported
             raise
-        admitted = await service.admit(request)
         header = info.headers.get("x-request-id", "")
-        name = body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)
+        name = f"{prefix}-{body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)}"
+        admitted = await service.admit(replace(request, answer_id=name))
         front = config.frontend
         options = body.stream_options
         include_usage = options is not None and bool(options.include_usage)
         as_ids, with_ids = body.return_tokens_as_token_ids, body.return_token_ids
         told = {name: str(value)[:_LOGGED] for name in NOTES if (value := getattr(body, name, None))}
         if told and not front.disable_log_requests:
-            _logger.info("request notes", id=f"{prefix}-{name}", **told)
+            _logger.info("request notes", id=name, **told)
         asked = cls(
-            id=f"{prefix}-{name}",
+            id=name,
             created=int(time.time()),
             model=admitted.model,
             fingerprint=fingerprint(service),

@@ -85,9 +85,8 @@ def review(body: GenerateBody, unknown_fields: Sequence[str], ctx: RouterContext
 
 def _read_by_plugins(ctx: RouterContext) -> bool:
     """Return whether a plugin was chosen that may read extra arguments. No built-in one reads them."""
-    if ctx.plugins.names("hooks"):
-        return True
     chosen = [each for each in ctx.config.chosen if each[0] in _READS_ARGUMENTS]
+    chosen += [("hooks", name) for name in ctx.plugins.names("hooks")]
     return not all(ctx.plugins.is_builtin(*each) for each in chosen)
 
 

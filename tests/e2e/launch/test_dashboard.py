@@ -1,20 +1,27 @@
-"""The dashboard asks for what a server shows."""
+"""The dashboard asks for what a server shows, and the files around it bring both together."""
 
 from __future__ import annotations
 
 import json
 import re
+import shutil
+import socket
+import subprocess
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+import yaml
 from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule_testkit import server as servers
 from tools import ROOT
 
-FILE = ROOT / "docs" / "dashboards" / "ferrule.json"
+FOLDER = ROOT / "docs" / "dashboards"
+FILE = FOLDER / "ferrule.json"
 OF_PROMETHEUS = {"instance", "job"}  # labels that the scrape adds
 WORDS = {
     *("sum", "max", "by", "rate", "increase", "histogram_quantile", "vector", "or", "time", "le"),
@@ -87,3 +94,67 @@ def test_panels_fit_and_do_not_overlap() -> None:
             assert [target["refId"] for target in panel["targets"]] == list("ABCDEF"[: len(panel["targets"])])
     titles = [panel["title"] for panel in panels() if panel["type"] == "row"]
     assert titles == ["Now", "Traffic", "Latency", "Queue and cache", "Tokens", "HTTP", "Processes"]
+
+
+def read(name: str) -> Any:
+    return yaml.safe_load((FOLDER / name).read_text(encoding="utf-8"))
+
+
+def test_the_containers_are_given_the_files_and_find_each_other() -> None:
+    services = read("compose.yaml")["services"]
+    mounts = [mount.split(":") for service in services.values() for mount in service["volumes"]]
+    files = {source: target for source, target, *_ in mounts if source.startswith(".")}
+    assert all((FOLDER / source).is_file() for source in files)
+    (source,) = read("grafana/datasource.yaml")["datasources"]
+    assert source["url"] == "http://prometheus:9090"
+    assert source["jsonData"]["timeInterval"] == read("prometheus.yml")["global"]["scrape_interval"]
+    (provider,) = read("grafana/dashboards.yaml")["providers"]
+    assert files["./ferrule.json"] == f"{provider['options']['path']}/ferrule.json"
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == files["./ferrule.json"]
+    assert all(port.startswith("127.0.0.1:") for service in services.values() for port in service["ports"])
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("prometheus") is None, reason="needs Prometheus: apt-get install prometheus")
+def test_every_panel_has_data_in_prometheus(tiny_llama: Path, tmp_path: Path) -> None:
+    """Run the real Prometheus with the file that the containers are given, but for the address and the interval."""
+    args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny"]
+    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+        config = (
+            (FOLDER / "prometheus.yml").read_text(encoding="utf-8").replace("host.docker.internal:8000", server.url[7:])
+        )
+        (tmp_path / "prometheus.yml").write_text(config.replace("5s", "1s"), encoding="utf-8")
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            address = f"127.0.0.1:{taken.getsockname()[1]}"
+        command = ["prometheus", f"--config.file={tmp_path}/prometheus.yml", f"--storage.tsdb.path={tmp_path}/data"]
+        with (tmp_path / "prometheus.log").open("w") as log:
+            prometheus = subprocess.Popen([*command, f"--web.listen-address={address}"], stderr=log, stdout=log)
+        try:
+            check_panels(server, f"http://{address}/api/v1/query")
+        finally:
+            prometheus.terminate()
+            prometheus.wait(60)
+
+
+def check_panels(server: servers.Server, api: str) -> None:
+    """Keep the server busy until each expression has a value; Prometheus needs to have scraped twice for a rate."""
+    values = {"$model": ".*", "$instance": ".*", "$__rate_interval": "20s"}
+    asked = [re.sub(r"\$\w+", lambda match: values[match[0]], expression) for expression, _ in expressions()]
+
+    def empty() -> list[str]:
+        with ThreadPoolExecutor(4) as pool:
+            body = {"model": "tiny", "prompt": [1, 2, 3], "max_tokens": 20, "ignore_eos": True}
+            for _ in pool.map(lambda _: httpx.post(f"{server.url}/v1/completions", json=body, timeout=240), range(20)):
+                pass
+        found = {}
+        for expression in asked:
+            try:
+                answer = httpx.get(api, params={"query": expression}, timeout=60).json()
+            except httpx.ConnectError:  # it is still starting
+                time.sleep(0.2)
+                return asked
+            assert answer["status"] == "success", (expression, answer)
+            found[expression] = answer["data"]["result"]
+        return [expression for expression, result in found.items() if not result]
+
+    assert servers.until(lambda: not empty()), empty()

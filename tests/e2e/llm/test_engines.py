@@ -34,6 +34,7 @@ from ferrule.llm.metrics import Counter, Gauge, Histogram
 from ferrule.types import EngineStats
 from ferrule_plugins.sampler.default import DefaultSampler
 from ferrule_testkit.checkpoints import write_tokenizer
+from tests.otlp_collector import grpc_collector
 
 GREEDY = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
 LONG = SamplingParams(temperature=0, max_tokens=200, ignore_eos=True)
@@ -423,3 +424,17 @@ engine.step()
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert (done.returncode, done.stdout) == (0, "['MainThread']\n"), done.stderr
     assert "Traceback" not in done.stderr
+
+
+async def test_requests_are_traced(tiny_llama: Path) -> None:
+    with grpc_collector() as collector:
+        traced: dict[str, Any] = {"otlp_traces_endpoint": collector.endpoint, "collect_detailed_traces": ["worker"]}
+        args = AsyncEngineArgs(str(tiny_llama), **OPTIONS, **traced)
+        with AsyncLLM.from_engine_args(args) as opened:
+            headers = {"Traceparent": f"00-{'a' * 32}-{'b' * 16}-01"}
+            async for _ in opened.generate("hello", GREEDY, "mine", trace_headers=headers):
+                pass
+    (span,) = collector.requests()
+    assert (span.trace_id, span.parent, span.attributes["gen_ai.request.id"]) == ("a" * 32, "b" * 16, "mine")
+    assert span.attributes["gen_ai.latency.time_in_model_execute"] > 0
+    assert "gen_ai.latency.time_in_model_forward" not in span.attributes

@@ -515,6 +515,22 @@ def test_worker_extensions_that_cannot_be(tiny_llama: Path, target: str, said: s
         LLM(str(tiny_llama), dtype="float32", worker_extension_cls=target)
 
 
+def check_trace(trace: dict[str, Any]) -> None:
+    """Check a trace by the description of Chrome's format: what each phase must have, and that slices nest."""
+    needed = {"X": {"ts", "dur"}, "M": {"args"}, "C": {"ts", "args"}, "i": {"ts"}, "b": {"ts", "id", "cat"}}
+    needed["e"] = needed["b"]
+    slices: dict[tuple[Any, Any], list[tuple[float, float]]] = {}
+    for event in trace["traceEvents"]:
+        assert {"name", "pid", "ph"} | needed[event["ph"]] <= set(event), event
+        assert all(isinstance(event[key], (int, float)) for key in ("ts", "dur") if key in event)
+        if event.get("cat") == "step" and event["ph"] == "X":
+            slices.setdefault((event["pid"], event["tid"]), []).append((event["ts"], event["ts"] + event["dur"]))
+        if event["ph"] == "C":
+            assert all(isinstance(value, (int, float)) for value in event["args"].values())
+    for track in slices.values():
+        assert all(before[1] <= after[0] for before, after in itertools.pairwise(sorted(track)))
+
+
 def test_a_profile_is_written(tiny_llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, llm: LLM) -> None:
     with pytest.raises(RequestError, match="FERRULE_TORCH_PROFILER_DIR"):
         llm.start_profile()
@@ -525,10 +541,19 @@ def test_a_profile_is_written(tiny_llama: Path, tmp_path: Path, monkeypatch: pyt
         opened.start_profile()
         with pytest.raises(RequestError, match="already"):
             opened.start_profile()
-        opened.generate("hello", GREEDY, use_tqdm=False)
+        opened.generate(["hello", "you"], GREEDY, use_tqdm=False)
         name = opened.stop_profile()
-        events = json.loads(gzip.decompress((tmp_path / "traces" / name).read_bytes()))["traceEvents"]
-        assert any("linear" in event.get("name", "") for event in events)
+        trace = json.loads(gzip.decompress((tmp_path / "traces" / name).read_bytes()))
+        check_trace(trace)
+        events = trace["traceEvents"]
+        computed = [event for event in events if "linear" in event.get("name", "")]
+        steps = [event for event in events if event.get("cat") == "step" and event["ph"] == "X"]
+        assert {"rows": 2, "tokens": 2, "decoded": 2, "of prompts": 0, "admitted": 0} in [
+            each["args"] for each in steps
+        ]
+        for event in computed:  # all of it within steps: the clocks are one
+            assert any(step["ts"] <= event["ts"] <= step["ts"] + step["dur"] for step in steps)
+        assert sorted(event["ph"] for event in events if event.get("cat") == "request") == ["b", "b", "e", "e"]
         assert "/" not in name
         opened.start_profile()
         assert opened.stop_profile() != name
@@ -549,7 +574,7 @@ def test_hooks_are_told_and_notices_are_logged(
         def process_stopping(self, process: str, status: int) -> None:
             told.append((process, status))
 
-    monkeypatch.setattr("ferrule.llm.backend.open_hooks", lambda plugins: HookRunner([("test", Told())]))
+    monkeypatch.setattr("ferrule.llm.backend.open_hooks", lambda plugins, config: HookRunner([("test", Told())]))
     monkeypatch.setenv("FERRULE_NO_SUCH_VARIABLE", "1")
     with LLM(str(tiny_llama), dtype="float32", num_gpu_blocks_override=64):
         assert told == [("llm", str(tiny_llama))]

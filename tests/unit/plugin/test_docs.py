@@ -13,7 +13,7 @@ from ferrule.config.parse import parse
 from ferrule.config.plugins import configured
 from ferrule.env import Environment
 from ferrule.hooks import open_hooks
-from ferrule.interfaces.hooks import AccessRequest, Hooks
+from ferrule.interfaces.hooks import AccessRequest, Arrival, Hooks
 from ferrule.interfaces.scheduler import RequestView
 from ferrule.plugin import KINDS
 from ferrule.sampling_params import SamplingParams
@@ -77,7 +77,7 @@ def test_the_example_hooks_work(site, tmp_path):
     file = tmp_path / "audit.py"
     file.write_text(EXAMPLES["audit.py"])
     hooks = open_hooks(site.discover(plugin=(f"hooks={file}",)))
-    hooks.request_admitted("r1", "m", 5, SamplingParams())
+    hooks.request_admitted("r1", "m", 5, SamplingParams(), Arrival(at=1.0, headers={}))
     assert hooks.authorise(AccessRequest("GET", "/v1/models", {"x-door": "back"})) is False
     assert hooks.authorise(AccessRequest("GET", "/v1/models", {})) is None
     assert hooks.failures == {}

@@ -6,10 +6,10 @@ import logging
 
 import pytest
 
-from ferrule.config import Config
-from ferrule.errors import PluginError
+from ferrule.config import Config, ObservabilityConfig
+from ferrule.errors import ConfigError, PluginError
 from ferrule.hooks import HookRunner, open_hooks
-from ferrule.interfaces.hooks import AccessRequest
+from ferrule.interfaces.hooks import AccessRequest, Arrival
 from ferrule.plugin.faults import MAX_FAULTS
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import EngineStats
@@ -59,7 +59,7 @@ def tell(hooks: HookRunner) -> None:
 
 
 def admit(hooks: HookRunner) -> None:
-    hooks.request_admitted("r1", "m", 7, SamplingParams())
+    hooks.request_admitted("r1", "m", 7, SamplingParams(), Arrival(at=1.0, headers={}))
 
 
 def test_with_no_plugin_nothing_happens_and_nothing_is_decided():
@@ -197,3 +197,26 @@ def test_a_named_hooks_plugin_that_is_broken_stops_start_up(site, source, part):
     with pytest.raises(PluginError, match="bad-dist 1.0") as caught:
         open_hooks(site.discover(plugins_allow=("bad-dist",)))
     assert part in str(caught.value)
+
+
+def test_hooks_that_need_an_option_are_imported_with_it_alone(site):
+    source = "raise ImportError('imported')\nfrom ferrule.interfaces.hooks import Hooks\n\n\nclass Mine(Hooks):\n"
+    site.install(hooks_dist("needy-dist", source + "    only_with = 'otlp_traces_endpoint'\n"))
+    plugins = site.discover(plugins_allow=("needy-dist",))
+    admit(open_hooks(plugins, Config()))
+    with pytest.raises(PluginError, match="imported"):
+        open_hooks(plugins, Config(observability=ObservabilityConfig(otlp_traces_endpoint="http://127.0.0.1:1")))
+
+
+def test_a_hook_can_stop_the_start_and_nothing_later(site):
+    source = (
+        "from ferrule.errors import ConfigError\nfrom ferrule.interfaces.hooks import Hooks\n\n\nclass Mine(Hooks):\n"
+        "    def process_started(self, process, config):\n        raise ConfigError('wrong')\n\n"
+        "    def step_stats(self, stats, engine):\n        raise ConfigError('wrong')\n"
+    )
+    site.install(hooks_dist("stop-dist", source))
+    hooks = open_hooks(site.discover(plugins_allow=("stop-dist",)))
+    with pytest.raises(ConfigError, match="wrong"):
+        hooks.process_started("launcher", Config())
+    tell(hooks)
+    assert list(hooks.failures.values()) == [1]

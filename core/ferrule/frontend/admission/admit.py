@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -115,7 +116,7 @@ class PromptReader:
         ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
         if len(ids) < len(read.ids):
             text = read.text and await self._truncated(read.ids, read.text, checked.kept(len(ids)))
-            read = ReadPrompt(ids, text, read.notes)
+            read = replace(read, ids=ids, text=text)
         return Prepared(read, sampling)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
@@ -147,10 +148,12 @@ class PromptReader:
             return ReadPrompt(check_ids(prompt.ids, self.rules, "prompt"))
         encoder, ids = self._need_encoder(), None
         notes: tuple[str, ...] = ()
+        rendered_at = 0.0
         if isinstance(prompt, ChatPrompt):
             param = "messages"
             rendered = await self.renderer.write(prompt, encoder)
             text, notes, ids = rendered.text, rendered.notes, rendered.ids
+            rendered_at = time.monotonic() if ids is None else 0.0
         else:
             param = "prompt"
             text = check_text(prompt.text, self.max_characters, param)
@@ -160,7 +163,7 @@ class PromptReader:
             ids = tuple(await encoder.encode(text, add_special_tokens=prompt.add_special_tokens))
         if ids and max(ids) >= self.rules.vocab_size:
             raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
-        return ReadPrompt(ids, text, notes)
+        return ReadPrompt(ids, text, notes, rendered_at)
 
     async def with_bad_words(self, checked: Checked) -> Checked:
         """Add the id sequences of the texts that must not be generated."""

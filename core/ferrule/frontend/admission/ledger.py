@@ -181,7 +181,7 @@ class Ledger:
         now = self._clock()
         times = last and last.times
         times = times or RequestTimes(account.arrival, first_token=account.first_token, finished=now)
-        stats = _stats(account, finish, times, last.num_preemptions if last else 0, now)
+        stats = _stats(account, finish, times, last, now)
         self.loggers.tell("on_finish", stats)
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
@@ -237,7 +237,9 @@ def _part(limit: int) -> int:
     return max(1, limit // 2) if BACKGROUND.get() else limit
 
 
-def _stats(account: Account, finish: FinishReason, times: RequestTimes, preemptions: int, now: float) -> RequestStats:
+def _stats(
+    account: Account, finish: FinishReason, times: RequestTimes, last: RequestDelta | None, now: float
+) -> RequestStats:
     """Return the figures of a choice. The phase in which a choice was ended lasts until its end."""
 
     def between(start: float, end: float) -> float:
@@ -258,9 +260,11 @@ def _stats(account: Account, finish: FinishReason, times: RequestTimes, preempti
         inference_time=between(times.scheduled, times.finished),
         prefill_time=between(times.scheduled, first),
         decode_time=between(times.first_token, times.finished),
-        num_preemptions=preemptions,
+        num_preemptions=last.num_preemptions if last else 0,
         longest=max(one.generated for one in group) if all(one.settled for one in group) else None,
         called_tools=account.called_tools,
         key_name=account.caller.name if account.caller else "",
         streamed=account.streamed,
+        times=times,
+        error=last.error if last else None,
     )

@@ -88,7 +88,7 @@ def _work(batch: Batch, file: BinaryIO, seen: Survey, journal: Journal) -> int:
     config = localise(batch.config, batch.plugins)
     if listener is not None:
         _logger.info("metrics at %s/metrics", base_url(listener, config))
-    hooks = open_hooks(batch.plugins)
+    hooks = open_hooks(batch.plugins, config)
     hooks.process_started("run-batch", config)
     status = _FAILED
     try:

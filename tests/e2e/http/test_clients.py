@@ -83,7 +83,9 @@ def clients() -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    with servers.running(SERVE, tmp_path_factory.mktemp("server") / "log", ONE_THREAD) as found:
+    folder = tmp_path_factory.mktemp("server")
+    stored = ("--plugin-config.router:batches.folder", str(folder / "store"))
+    with servers.running([*SERVE, *stored], folder / "log", ONE_THREAD) as found:
         yield found
 
 

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from ferrule.api_keys import Callers
+from ferrule.api_keys import BACKGROUND, Callers
 from ferrule.config import Config, DecodingConfig, FrontendConfig, LimitsConfig, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.errors import (
@@ -383,6 +383,27 @@ async def test_what_users_wish_of_waits_reaches_the_engine(folder: Path) -> None
     async with serving(folder, engine) as service:
         await outputs(service, one(targets=Targets(1.5, 0.08), priority=-2))
     assert [(each.targets, each.priority) for each in engine.requests] == [(Targets(1.5, 0.08), -2)]
+
+
+async def test_requests_of_the_server_itself_come_after_those_of_clients(folder: Path) -> None:
+    """Let them have half of the queue, and a lower priority; let one of any size in while nothing waits."""
+    engine = FakeEngine()
+    async with serving(folder, engine, limits={"max_waiting_requests": 4}) as service:
+        engine.running.clear()
+        token = BACKGROUND.set(True)
+        try:
+            own = [await service.admit(one(priority=3)) for _ in range(2)]
+            with pytest.raises(OverloadedError):
+                await service.admit(one())
+            with pytest.raises(OverloadedError):
+                service.check_room(0)
+        finally:
+            BACKGROUND.reset(token)
+        service.check_room(0)
+        theirs = [await service.admit(one(priority=3)) for _ in range(2)]
+        assert engine.requests[0].priority > 3 == engine.requests[2].priority
+        for admitted in own + theirs:
+            await admitted.outputs().aclose()
 
 
 # ------------------------------------------------------------------------------------------- refusals

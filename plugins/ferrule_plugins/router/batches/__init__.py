@@ -12,8 +12,8 @@ Decisions that concern the modules of this package together:
 - Files and batches belong to the name of the API key that made them; for all other keys they do not exist.
 - When the store is full a new file is refused. No file is removed before it expires, except by its owner. Of batches
   the one that ended first makes room for a new one: its owner could not delete it.
-- Lines come after requests of clients: they take the places that those leave (`work`), half of the queue at most, and
-  have a lower priority.
+- Lines come after requests of clients: few are in flight while those have any (`work`), they may use half of the queue,
+  and they have a lower priority.
 """
 
 from __future__ import annotations

@@ -25,3 +25,6 @@ class StoreOptions:
     max_inflight: Annotated[
         int, Meta(ge=0, description="Requests of batches in flight at once; 0 stands for half of --max-num-seqs.")
     ] = 0
+    max_beside_clients: Annotated[
+        int, Meta(ge=1, description="The same while clients have requests, and for ten seconds after that.")
+    ] = 8

@@ -28,6 +28,7 @@ from ferrule_plugins.router.batches.store import LIVE, Store
 _AT_ONCE = 4  # batches that one process runs; more of them wait
 _LOOK = 1.0  # seconds between two looks for batches of other processes
 _SWEEP = 300.0  # seconds between two looks for what has expired
+_QUIET = 10.0  # seconds after a request of a client until lines take all places again
 _PAUSE = 10.0  # seconds until a batch is tried again after an error
 _MOST_SEQS = 256  # the default of --max-num-seqs
 _RUNS = ("ready", "stalled")  # states of a server whose engine runs
@@ -42,8 +43,8 @@ class Worker:
         self._ctx = ctx
         self._store = store
         self._options = options
-        most = options.max_inflight or (ctx.config.scheduler.max_num_seqs or _MOST_SEQS) // 2
-        self._most = max(1, most // ctx.config.frontend.api_server_count)
+        self._most = options.max_inflight or max(1, (ctx.config.scheduler.max_num_seqs or _MOST_SEQS) // 2)
+        self._quiet_from = 0.0  # a monotonic time, after which clients have had no request for a while
         self._awake = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self._runs: dict[str, Run] = {}
@@ -129,5 +130,14 @@ class Worker:
         return Asker(send, self._serves, busy_tries=None, fault_tries=2)
 
     def _window(self) -> int:
-        """Return how many requests of each batch may be in flight: an equal part of what clients leave."""
-        return max(1, (self._most - self._ctx.load()) // max(1, len(self._runs)))
+        """Return how many requests of each batch may be in flight now.
+
+        A request in flight cannot be taken back, so there are few of them as long as clients are about.
+        """
+        now, clients = time.monotonic(), self._ctx.load()
+        if clients:
+            self._quiet_from = now + _QUIET
+        most = self._most - clients
+        if now <= self._quiet_from:
+            most = min(most, self._options.max_beside_clients)
+        return max(1, most // self._ctx.config.frontend.api_server_count // max(1, len(self._runs)))

@@ -45,17 +45,20 @@ class Coded:
 
 
 class CodedScheme(Quantized):
-    """A scheme that packs what `coded` returns for a layer with loaded parameters. Activations are not quantized."""
+    """A scheme that packs what `read_codes` returns for a layer with loaded parameters.
+
+    Activations are not quantized.
+    """
 
     def __init__(self, shared: Shared, dtype: torch.dtype | None = None) -> None:
         super().__init__(shared, dtype, wide=True)
 
     @abstractmethod
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         """Return the codes in the layer's parameters. Raises CheckpointError for invalid ones."""
 
     def weights(self, layer: Any) -> Integers | Wide:
-        coded = self.coded(layer)
+        coded = self.read_codes(layer)
         return coded.integers() if products_of(layer).looks_up else Wide(coded.widened(self.given), _WHY)
 
 

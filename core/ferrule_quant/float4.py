@@ -39,7 +39,7 @@ class Float4Scheme(CodedScheme):
         layer.weight, layer.weight_scale = None, scale
         setattr(layer, self._numbers, packed)
 
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         scales = layer.weight_scale.detach()
         if self.kind == "nvfp4":
             scales = checked(scales).float() / layer.weight_global_scale.detach()

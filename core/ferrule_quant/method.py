@@ -75,8 +75,8 @@ class OneOf(CheckedMethod):
     def embedding(self, layer: LinearLayer) -> LinearScheme | None:
         return self._method.embedding(layer)
 
-    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._method.decoded(tensors)
+    def decode_tensors(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return self._method.decode_tensors(tensors)
 
 
 def check_cache_scheme(scheme: Any) -> None:

@@ -234,7 +234,7 @@ def fill(model: Model, choice: ModelChoice, source: WeightSource) -> str | None:
         with torch.no_grad(), waiting(f"the weights in {folder}", choice.load_timeout, _TOO_SLOW) as progress:
             tensors = _told(source.tensors(folder, model, choice.load_options), progress)
             tensors = choice.cache_scales.without(tensors)
-            tensors = tensors if choice.method is None else choice.method.decoded(tensors)
+            tensors = tensors if choice.method is None else choice.method.decode_tensors(tensors)
             filled = model.load_weights(choice.device.platform.memory().loading(model, tensors))
     except CheckpointError as error:
         if source.place and source.place not in error.message:

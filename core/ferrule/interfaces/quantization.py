@@ -136,12 +136,12 @@ class QuantizationMethod(ABC):
 
         Its `rows` is called in place of `matmul`, and may not be None once the table is packed. `layer` has an output
         for each row of the table. Not called where a device has no
-        kernel that reads rows (`ferrule_nn.LayerKernels.reads_rows`). By default returns None, and `decoded` or the
-        load format widens what is quantized.
+        kernel that reads rows (`ferrule_nn.LayerKernels.reads_rows`). By default returns None, and `decode_tensors` or
+        the load format widens what is quantized.
         """
         return None
 
-    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+    def decode_tensors(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield a checkpoint's tensors, with floats in place of quantized ones that belong to no linear layer.
 
         An example is an embedding. Raises CheckpointError for tensors that do not fit each other.

@@ -76,7 +76,7 @@ class BitsAndBytes(CheckedMethod):
 class Nf4FromFloats(CodedScheme):
     """A scheme for float weights that are quantized once loaded."""
 
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         return coded_of(layer.weight.detach())
 
 
@@ -169,7 +169,7 @@ class BlocksScheme(CodedScheme):
             raise ValueError("nested_offset is not a number")
         return torch.full(size, offset)
 
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         scales = layer.weight_absmax.detach()
         if self.nested:
             maps, rows = layer.weight_nested_quant_map.detach(), outputs(layer)

@@ -16,7 +16,7 @@ _PART = re.compile(  # of names of embeddings in the library transformers
 _ROWS = 4096  # that are made floats at a time
 
 
-def decoded(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+def decode_tensors(tensors: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield `tensors` with ``weight`` in place of the three that an embedding has. Raises CheckpointError."""
     waiting: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in tensors:

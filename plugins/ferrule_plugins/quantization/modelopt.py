@@ -169,7 +169,7 @@ class NvFp4Scheme(CodedScheme):
         layer.weight = weight
         layer.ignored_tensors = (*layer.ignored_tensors, "input_scale")
 
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         scales = checked(layer.weight_scale.detach()).float() * layer.weight_scale_2.detach()
         return Coded(halves(layer.weight.detach()), E2M1, scales, self._group)
 

@@ -47,6 +47,6 @@ class Mxfp4Scheme(CodedScheme):
         scales = checkpoint_parameter(layer, (-1, groups), torch.uint8)
         layer.weight, layer.blocks, layer.scales = None, blocks, scales
 
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         codes = halves(layer.blocks.detach())[:, : layer.in_features]
         return Coded(codes, E2M1, powers_of_two(layer.scales.detach()), GROUP)

@@ -41,13 +41,13 @@ class BlocksFromFloats(Fp8FromFloats):
 
 
 class Mxfp4FromFloats(CodedScheme):
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         self.given = layer.weight.dtype
         return in_rows(layer.weight.detach(), 32, powers)
 
 
 class NvFp4FromFloats(CodedScheme):
-    def coded(self, layer: Any) -> Coded:
+    def read_codes(self, layer: Any) -> Coded:
         self.given, weight = layer.weight.dtype, layer.weight.detach()
         whole = weight.abs().amax().float() / (_E4M3 * _E2M1)
         return in_rows(weight, 16, lambda parts: small_floats(parts, whole))

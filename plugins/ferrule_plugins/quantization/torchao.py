@@ -170,8 +170,8 @@ class TorchAo(CheckedMethod):
             return _INT4[stored.packing](self.shared, dtype, stored.settings.group)
         return IntxScheme(self.shared, dtype, stored)
 
-    def decoded(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
-        return embeddings.decoded(tensors)
+    def decode_tensors(self, tensors: Iterator[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
+        return embeddings.decode_tensors(tensors)
 
 
 def _fitting(stored: Stored | None, inputs: int) -> Stored | None:

@@ -133,7 +133,7 @@ def _of_files(folder: Path, width: int) -> tuple[Cost, int]:
     return cost, table * width + sum(tensors[name][1] for name in packed)
 
 
-def decoded(limits: Limits, cost: Cost, rows: float, context: float, seconds: float) -> dict[str, float]:
+def decode_figures(limits: Limits, cost: Cost, rows: float, context: float, seconds: float) -> dict[str, float]:
     """Return figures of decode steps that take `seconds` each, with `rows` rows of `context` tokens each."""
     if not cost.step_bytes or not seconds:
         return {}

@@ -206,7 +206,7 @@ def near(machine: limits.Limits, cost: limits.Cost, records: list[Record], durat
     if gaps:
         rows = sum(r.chunks[-1] - r.chunks[0] for r in done) / duration  # that decode at a time
         context = sum(r.prompt_tokens + r.output_tokens / 2 for r in done) / len(done)
-        found = limits.decoded(machine, cost, rows, context, percentile(gaps, 50))
+        found = limits.decode_figures(machine, cost, rows, context, percentile(gaps, 50))
     sampled = sum(r.output_tokens for r in done)
     tokens = sampled + sum(r.prompt_tokens - r.cached_tokens for r in done)
     return found | limits.computed("compute", machine, cost, (tokens, sampled), duration)

@@ -74,7 +74,7 @@ def latency(options: LatencyBench, config: Config, plugins: Plugins) -> int:
     if steps and (step := (percentile(counted, 50) - prefill) / steps) > 0:
         figures["decode_step_ms"] = round(step * 1e3, 3)
         context = options.input_len + options.output_len / 2
-        figures.update(limits.decoded(machine, cost, rows, context, step))
+        figures.update(limits.decode_figures(machine, cost, rows, context, step))
     figures.update(machine.figures)
     renamed = {  # for scripts for the documented `bench latency`; seconds
         "avg_latency": sum(counted) / len(counted),

@@ -92,14 +92,14 @@ def test_what_is_not_known_is_not_shown(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{")
     for folder in (None, "no/such/folder", str(tmp_path)):
         assert limits.cost_of(folder) == Cost()
-    assert limits.decoded(Limits(), Cost(), 1, 1, 1.0) == {}
+    assert limits.decode_figures(Limits(), Cost(), 1, 1, 1.0) == {}
     assert limits.computed("prefill", Limits(), Cost(), (1, 1), 1.0) == {}
-    assert limits.decoded(Limits(), Cost(step_bytes=10**9), 1, 1, 0.5) == {"decode_gb_s": 2.0}
+    assert limits.decode_figures(Limits(), Cost(step_bytes=10**9), 1, 1, 0.5) == {"decode_gb_s": 2.0}
 
 
 def test_fractions() -> None:
     machine, cost = Limits(2, 10e9, 4e12, 8e12), Cost(10**9, 10**8, 2 * 10**9, 10**5)
-    assert limits.decoded(machine, cost, 10, 1000, 0.5) == {"decode_gb_s": 6.0, "decode_of_limit": 0.6}
+    assert limits.decode_figures(machine, cost, 10, 1000, 0.5) == {"decode_gb_s": 6.0, "decode_of_limit": 0.6}
     assert limits.computed("prefill", machine, cost, (500, 1), 1.0) == {
         "prefill_tflop_s": 1.0,
         "prefill_of_limit": 0.25,

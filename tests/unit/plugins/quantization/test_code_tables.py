@@ -36,7 +36,7 @@ def test_devices_without_a_kernel_have_the_same_numbers_as_floats(name: str) -> 
     for own, tensor in tensors.items():
         layer.get_parameter(own).data.copy_(tensor)
     assert isinstance(layer.scheme, CodedScheme)
-    torch.testing.assert_close(layer.scheme.coded(layer).widened(torch.float32), meant, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(layer.scheme.read_codes(layer).widened(torch.float32), meant, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ def test_e2m1_is_near_for_any_size_of_numbers(scheme: Any, most: float) -> None:
     for factor in (1.0, 1e-12, 1e12):
         weight = torch.randn(40, 72, generator=torch.Generator().manual_seed(3)) * factor
         weight[3], weight[4, :32] = 0, 0
-        meant = scheme(Shared()).coded(_layer(weight)).widened(torch.float32)
+        meant = scheme(Shared()).read_codes(_layer(weight)).widened(torch.float32)
         assert (meant - weight).norm() < most * weight.norm()
         assert not meant[3].any()
 
@@ -86,7 +86,7 @@ def test_numbers_that_are_not_finite_give_scales_that_are_not(broken: float) -> 
     weight = torch.ones(4, 64)
     weight[1, 3] = broken
     for scheme in (Mxfp4FromFloats, NvFp4FromFloats):
-        assert not scheme(Shared()).coded(_layer(weight)).scales.isfinite().all()
+        assert not scheme(Shared()).read_codes(_layer(weight)).scales.isfinite().all()
 
 
 def test_blocks_are_those_of_a_gpu() -> None:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file, save_file
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.plugins import Plugins
-from ferrule_plugins.quantization.embeddings import decoded
+from ferrule_plugins.quantization.embeddings import decode_tensors
 from ferrule_plugins.quantization.torchao import TorchAo
 from ferrule_testkit.caps import fake_caps
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
@@ -161,7 +161,7 @@ def test_an_embedding_becomes_floats(
 def test_embeddings_of_another_form_are_told(name: str, value: torch.Tensor | None, said: str) -> None:
     tensors = {**_embedding(8, 16, 2)[0], name: value}
     with pytest.raises(CheckpointError, match=said):
-        list(decoded((f"model.embed_tokens.{end}", each) for end, each in tensors.items() if each is not None))
+        list(decode_tensors((f"model.embed_tokens.{end}", each) for end, each in tensors.items() if each is not None))
 
 
 def test_an_embedding_without_numbers_is_told() -> None:
@@ -171,4 +171,4 @@ def test_an_embedding_without_numbers_is_told() -> None:
         "_weight_zero_point": torch.zeros((0, 0), dtype=torch.int8),
     }
     with pytest.raises(CheckpointError, match="are not those of"):
-        list(decoded((f"wte.{end}", each) for end, each in empty.items()))
+        list(decode_tensors((f"wte.{end}", each) for end, each in empty.items()))

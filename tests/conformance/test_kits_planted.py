@@ -28,6 +28,7 @@ from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
 from ferrule.interfaces.platform import Copies, DeviceMemory, Execution, Transfers
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme
+from ferrule.interfaces.response_store import StoredResponse
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs
 from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatch, Sampled
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
@@ -43,6 +44,7 @@ from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_plugins.quantization.integers import Int8
+from ferrule_plugins.response_store.memory import MemoryStore
 from ferrule_plugins.sampler.default import DefaultSampler
 from ferrule_plugins.stat_logger.prometheus import Prometheus
 from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
@@ -300,6 +302,39 @@ class ListsHalf(HuggingFace):
 class RaisesForNames(HuggingFace):
     def refuses(self, name: str) -> str | None:
         return None if name[0].isalpha() else "has other names"
+
+
+# ------------------------------------------------------------------------------------------ response_store
+
+
+class OneOwner(MemoryStore):
+    def get(self, owner: str, response_id: str) -> StoredResponse | None:
+        return super().get(owner, response_id) or super().get("me", response_id)
+
+
+class LastEndCounts(MemoryStore):
+    def update(self, response: StoredResponse) -> bool:
+        return super().update(response) or (self.delete(response.owner, response.id) and self.add(response))
+
+
+class ForgetsNothing(MemoryStore):
+    def _evict(self) -> None:
+        pass
+
+
+class GivesEventsTwice(MemoryStore):
+    def events(self, owner: str, response_id: str, start: int) -> Sequence[bytes]:
+        return super().events(owner, response_id, max(0, start - 1))
+
+
+class ReplacesIds(MemoryStore):
+    def add(self, response: StoredResponse) -> bool:
+        self.delete(response.owner, response.id)
+        return super().add(response)
+
+
+class SharesNothing(MemoryStore):
+    shared = True
 
 
 # ------------------------------------------------------------------------------------------ quantization
@@ -1140,6 +1175,13 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", RefusesNull, "test_null_means_the_default"
     yield "router", NullIsTheMost, "test_null_means_the_default"
     yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
+    yield "response_store", OneOwner, "test_an_owner_sees_nothing_of_others"
+    yield "response_store", LastEndCounts, "test_only_what_goes_on_is_changed"
+    yield "response_store", ForgetsNothing, "test_the_number_is_bounded"
+    yield "response_store", ForgetsNothing, "test_the_age_is_bounded"
+    yield "response_store", GivesEventsTwice, "test_events_stay_in_order"
+    yield "response_store", ReplacesIds, "test_an_id_is_taken_once"
+    yield "response_store", SharesNothing, "test_instances_share_or_do_not"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"

@@ -52,6 +52,7 @@ class ResponseStoreKit(Kit):
         promise(store.add(mine) and store.add(other), "two owners cannot have one id")
         store.append("me", "one", [b"mine"])
         promise(store.events("you", "one", 0) in ([], ()), "events of another owner are shown")
+        promise(store.get("they", "one") is None, "another owner reads a response")
         promise(not store.delete("they", "one"), "another owner deletes a response")
         promise(store.delete("me", "one") and store.get("me", "one") is None, "a deleted response is there")
         promise(store.get("you", "one") == other, "a deletion takes another owner's response")

@@ -63,7 +63,18 @@ def programs() -> list[tuple[str, str, str]]:
 @pytest.fixture(scope="session")
 def clients() -> Path:
     """Return the `bin` folder of an environment with the clients."""
-    wanted = (HERE / "requirements.txt").read_bytes()
+    return environment("requirements.txt")
+
+
+@pytest.fixture(scope="session")
+def agents() -> Path:
+    """Return the `bin` folder of an environment with OpenAI's Agents SDK."""
+    return environment("agents.txt")
+
+
+def environment(requirements: str) -> Path:
+    """Return the `bin` folder of an environment with these requirements, which is made where it is not there."""
+    wanted = (HERE / requirements).read_bytes()
     key = hashlib.sha256(wanted + sys.version.encode()).hexdigest()[:12]
     cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "ferrule"
     home = cache / f"clients-{key}"
@@ -73,7 +84,7 @@ def clients() -> Path:
         subprocess.run([sys.executable, "-m", "venv", home], check=True)
         pip = [home / "bin" / "python", "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
         installed = subprocess.run(
-            [*pip, "-r", HERE / "requirements.txt"], capture_output=True, text=True, timeout=1000, check=False
+            [*pip, "-r", HERE / requirements], capture_output=True, text=True, timeout=1000, check=False
         )
         if installed.returncode:
             pytest.fail(f"the clients cannot be installed:\n{installed.stderr[-2000:]}")
@@ -144,6 +155,14 @@ def test_curl(server: servers.Server, clients: Path, tmp_path: Path) -> None:
 def test_errors_are_the_clients_own(server: servers.Server, clients: Path, tmp_path: Path) -> None:
     out = script("openai_errors.py", server.url, clients, tmp_path)
     assert out.splitlines() == ["404 400 400 400 404 404 401", "200 application/json", "[0, 1, 2, 3]"]
+
+
+def test_the_agents_sdk(server: servers.Server, agents: Path, tmp_path: Path) -> None:
+    """Call a function over Responses, send its result back, and read the answer, whole and streamed."""
+    assert script("agents_loop.py", server.url, agents, tmp_path).splitlines() == [
+        "whole ['tool_call_item', 'tool_call_output_item'] message_output_item 1",
+        "streamed True True 2",
+    ]
 
 
 def test_a_full_queue_is_waited_for_by_the_client(clients: Path, tmp_path: Path) -> None:

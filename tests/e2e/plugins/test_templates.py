@@ -165,10 +165,11 @@ def served(
         "--logits-processor-pattern": "logits_processor",
         "--tool-call-parser": "tool_parser",
         "--reasoning-parser": "reasoning_parser",
+        "--response-store": "response_store",
     }
     args = [str(tiny_llama), "--served-model-name", "tiny", "--num-gpu-blocks-override", "17"]
     args += [word for flag, kind in chosen.items() for word in (flag, f"demo-{kind}")]
-    args += ["--enable-auto-tool-choice", "--routers", "openai", "tokenize", "health", "demo-router"]
+    args += ["--enable-auto-tool-choice", "--routers", "openai", "responses", "tokenize", "health", "demo-router"]
     args += ["--plugins-allow", *(f"{kind}:demo-{kind}" for kind in KINDS)]
     log = tmp_path_factory.mktemp("served") / "log"
     with (
@@ -259,6 +260,20 @@ def test_a_route_of_a_package_answers(served: tuple[servers.Server, httpx.Client
     for answer in (client.post("/demo-router", json={"text": ""}), client.get("/demo-router/nothing")):
         assert set(answer.json()) == {"error"}
         assert isinstance(answer.json()["error"], str)
+
+
+def test_responses_are_kept_by_a_package(served: tuple[servers.Server, httpx.Client]) -> None:
+    """Use `response_store`."""
+    _, client = served
+    made = client.post("/v1/responses", json={"input": "hello", "max_output_tokens": 3}).json()
+    assert client.get(f"/v1/responses/{made['id']}").json() == made
+    asked = {"input": "more", "max_output_tokens": 3, "previous_response_id": made["id"], "background": True}
+    stream = client.post("/v1/responses", json=asked | {"stream": True}).text
+    name = re.search(r'"id":"(resp_[^"]*)"', stream)
+    assert name is not None
+    assert client.get(f"/v1/responses/{name[1]}?stream=true").text == stream
+    assert client.delete(f"/v1/responses/{made['id']}").json()["deleted"] is True
+    assert client.get(f"/v1/responses/{made['id']}").status_code == 404
 
 
 def test_figures_of_packages_are_shown(served: tuple[servers.Server, httpx.Client]) -> None:

@@ -53,12 +53,12 @@ def measure(server: Server, path: str) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("paths", nargs="*", default=[path for path in BODIES if path != "/generate_stream"])
+    parser.add_argument("paths", nargs="*", default=list(BODIES))
     parser.add_argument("--rounds", type=int, default=7)
     asked = parser.parse_args()
     paths = [CHAT, *(path for path in asked.paths if path != CHAT)]
     found: dict[str, list[float]] = {path: [] for path in paths}
-    with serving(sys.executable, *WITHOUT_MODEL) as server:
+    with serving(sys.executable, *WITHOUT_MODEL, "--routers", "+tgi") as server:
         for _ in range(asked.rounds + 1):
             for path in paths:
                 found[path].append(measure(server, path))

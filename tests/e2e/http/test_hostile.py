@@ -84,6 +84,8 @@ def check(response: httpx.Response, field: str | None, what: object) -> None:
         return
     assert 400 <= response.status_code < 500, shown
     error = response.json()["error"]
+    if isinstance(error, str):  # on Ollama's paths
+        error = {"message": error, "type": "", "param": None, "code": response.status_code}
     assert set(error) == {"message", "type", "param", "code"}, shown
     assert not LEAKS.search(response.text), shown
     assert len(error["message"]) < 500, shown

@@ -58,7 +58,7 @@ Grammar = Annotated[
 
 
 class Parameters(Body):
-    """How the answer is generated. null means the same as an absent field."""
+    """Parameters of the generation. null means the same as an absent field."""
 
     max_new_tokens: Annotated[Count, Field(description="Most tokens to generate. Default: 100.")] = 100
     do_sample: Annotated[

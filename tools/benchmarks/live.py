@@ -43,8 +43,7 @@ async def _measure(streams: int, seconds: int, blocks: int) -> None:
     options = [str(tiny.path()), "--max-num-seqs", str(streams), "--num-gpu-blocks-override", str(blocks)]
     config = localise(resolve(parse(options, env=read()).config), plugins)
     pictures, notes = _Timed(Live.picture), _Timed(Live.note)
-    setattr(Live, "picture", pictures.method)  # noqa: B010
-    setattr(Live, "note", notes.method)  # noqa: B010
+    Live.picture, Live.note = pictures.method, notes.method  # type: ignore[method-assign, assignment]
     client = InlineClient(config, plugins)
     await client.wait_ready()
     if client.loop is None:

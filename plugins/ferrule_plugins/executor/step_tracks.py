@@ -43,7 +43,7 @@ class StepTracks:
         return _Followed(self, plan, step, now)
 
     def ended(self, plan: StepPlan, began: int) -> None:
-        prompts = [chunk for chunk in plan.chunks if chunk.count > 1]
+        prompts = [chunk for chunk in plan.chunks if chunk.count > 1]  # a prompt's last token alone looks decoded
         counts = {"decoded": len(plan.chunks) - len(prompts), "of prompts": sum(chunk.count for chunk in prompts)}
         args = {"rows": len(plan.chunks), "tokens": plan.num_tokens, "admitted": len(plan.admits), **counts}
         name, tid = f"step {plan.step}", 1 + plan.step % len(_TRACKS)

@@ -120,9 +120,8 @@ def test_every_panel_has_data_in_prometheus(tiny_llama: Path, tmp_path: Path) ->
     """Run the real Prometheus with the file that the containers are given, but for the address and the interval."""
     args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
-        config = (
-            (FOLDER / "prometheus.yml").read_text(encoding="utf-8").replace("host.docker.internal:8000", server.url[7:])
-        )
+        config = (FOLDER / "prometheus.yml").read_text(encoding="utf-8")
+        config = config.replace("host.docker.internal:8000", server.url.removeprefix("http://"))
         (tmp_path / "prometheus.yml").write_text(config.replace("5s", "1s"), encoding="utf-8")
         with socket.create_server(("127.0.0.1", 0)) as taken:
             address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -172,8 +172,13 @@ IN_DEPTH = {
     # Of the others, tests/unit/plugins/quantization compares the products.
     "test_zeros_are_zeros": (("quantization",), WEIGHTS),
     "test_a_row_is_as_it_is_alone": (("quantization",), WEIGHTS),
-    # Of the others, test_models.py compares every token with that of transformers.
+    # Of the others, test_models.py compares every token with that of transformers, in steps of chunks and preemption.
     "test_a_change_of_any_weight_changes_the_answer": (("model",), ("LlamaForCausalLM", "GPT2LMHeadModel")),
+    "test_equals_transformers": (("model",), ("LlamaForCausalLM",)),
+    "test_a_prompt_in_chunks_is_the_prompt": (("model",), ("LlamaForCausalLM",)),
+    "test_a_slot_keeps_nothing_of_its_former_request": (("model",), ("LlamaForCausalLM",)),
+    # tests/simulate runs the others with steps in flight.
+    "test_random_work_with_steps_in_flight": (("policy",), ("fair", "priority_ageing")),
 }
 
 

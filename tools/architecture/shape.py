@@ -19,14 +19,14 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_600  # with adapters, guesses, media and vectors in engine and runner, none of them a room of its own
+MAX_SERVING = 6_700  # with a kind for stores of responses, steps that are measured, and a picture of the engine at work
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
         "ferrule.alike": 40,
         "ferrule.errors": 80,
         "ferrule.extras": 15,
-        "ferrule.env": 185,
+        "ferrule.env": 200,
         "ferrule.env_vllm": 270,  # a table
         "ferrule.log": 200,
         "ferrule.config": 2_400,

@@ -47,7 +47,9 @@ def application(tokens: int) -> ASGIApp:
         return [*parts, Output(index=index, usage=usage, finish=FinishReason.STOP)]
 
     lifecycle = Lifecycle()
-    app = build_app(Config(frontend=FrontendConfig(disable_uvicorn_access_log=True, routers=("+tgi",))), discover(), lifecycle)
+    app = build_app(
+        Config(frontend=FrontendConfig(disable_uvicorn_access_log=True, routers=("+tgi",))), discover(), lifecycle
+    )
     lifecycle.ready(ScriptedService(script))
     return app
 

@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK over Responses: a function is called, its result goes back, and the answer comes. Arguments: URL."""
+"""OpenAI's Agents SDK over Responses: a function is called, and the answer comes after its result. Arguments: URL."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import http.client
 import json
+import re
 import sys
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -21,10 +22,11 @@ from tools.benchmarks.edge import CHAT, Server, serving
 
 _TOKENS = 400
 _STREAMS = 8
+_COUNT = re.compile(rb'"(?:completion_tokens|output_tokens|eval_count|generated_tokens)":(\d+)')
 _TALK = {"model": "ferrule-tiny", "messages": [{"role": "user", "content": "Hello"}]}
-_GENERATE = {"inputs": "Hello", "parameters": {"max_new_tokens": _TOKENS}}
+_GENERATE = {"inputs": "Hello", "parameters": {"max_new_tokens": _TOKENS, "details": True}}
 BODIES: Mapping[str, Mapping[str, Any]] = {
-    CHAT: _TALK | {"max_tokens": _TOKENS, "ignore_eos": True, "stream": True},
+    CHAT: _TALK | {"max_tokens": _TOKENS, "stream": True, "stream_options": {"include_usage": True}},
     "/v1/messages": _TALK | {"max_tokens": _TOKENS, "stream": True},
     "/api/chat": _TALK | {"options": {"num_predict": _TOKENS}},
     "/generate_stream": _GENERATE,
@@ -32,7 +34,7 @@ BODIES: Mapping[str, Mapping[str, Any]] = {
 
 
 def stream(port: int, path: str) -> int:
-    """Read one stream, and return how many events it had. Raises SystemExit for another answer."""
+    """Read one stream, and return how many tokens it tells of. Raises SystemExit for another answer."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=120)
     connection.request("POST", path, json.dumps(BODIES[path]), {"content-type": "application/json"})
     answer = connection.getresponse()
@@ -40,15 +42,15 @@ def stream(port: int, path: str) -> int:
     connection.close()
     if answer.status != 200:
         raise SystemExit(f"{path}: {answer.status} {body.decode()}")
-    return sum(1 for line in body.splitlines() if line.startswith((b"data: {", b"{")))
+    return int(_COUNT.findall(body)[-1])
 
 
 def measure(server: Server, path: str) -> float:
-    """Return the µs of the API process for each event of a stream."""
+    """Return the µs of the API process for each token of streams."""
     used = server.cpu_seconds
     with ThreadPoolExecutor(_STREAMS) as pool:
-        events = sum(pool.map(lambda _: stream(server.port, path), range(_STREAMS)))
-    return (server.cpu_seconds - used) * 1e6 / events
+        tokens = sum(pool.map(lambda _: stream(server.port, path), range(_STREAMS)))
+    return (server.cpu_seconds - used) * 1e6 / tokens
 
 
 def main() -> None:

@@ -13,13 +13,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from playwright.sync_api import Browser, Page, Route, sync_playwright
+from playwright.sync_api import Browser, Page, Route, ViewportSize, sync_playwright
 
 from ferrule_testkit import server as servers
 from tools import ROOT
 
 _FOLDER = ROOT / "docs" / "images"
-_SIZE = {"width": 1280, "height": 800}
+_SIZE: ViewportSize = {"width": 1280, "height": 800}
 _BUSY = {"n": 7, "max_tokens": 1600, "ignore_eos": True, "temperature": 1}
 _ARGUMENTS = ("--max-num-seqs", "12", "--num-gpu-blocks-override", "1025", "--max-num-batched-tokens", "256")
 _QUESTION = "Compare three ways to sort a list in Python."

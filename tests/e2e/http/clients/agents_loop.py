@@ -1,4 +1,4 @@
-"""OpenAI's Agents SDK over Responses: a function is called, its result goes back, and the answer comes. Arguments: URL."""
+"""OpenAI's Agents SDK over Responses: a function is called, its result goes back, the answer comes. Arguments: URL."""
 
 from __future__ import annotations
 

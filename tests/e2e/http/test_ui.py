@@ -57,6 +57,7 @@ def browser() -> Iterator[Browser]:
     if CHROMIUM is None:
         text = "There is no Chromium (apt-get install chromium), so nobody has looked at the page at /ui."
         (pytest.fail if os.environ.get("CI") else pytest.skip)(text)
+    expect.set_options(timeout=PATIENCE)
     with sync_playwright() as playwright:
         arguments = ["--no-sandbox"] if os.geteuid() == 0 else []
         chromium = playwright.chromium.launch(executable_path=CHROMIUM, args=arguments)
@@ -79,7 +80,7 @@ def opened(
         page.get_by_label("This server needs a key").fill(key)
         page.keyboard.press("Enter")
         if view == "chat":
-            expect(page.get_by_label("temperature")).to_be_attached(timeout=PATIENCE)
+            expect(page.get_by_label("temperature")).to_be_attached()
     yield page
     tab.close()
     assert errors == []
@@ -187,7 +188,7 @@ def test_axe_finds_nothing(browser: Browser, server: servers.Server, theme: Any,
         found = {}
         for view in VIEWS:
             page.goto(f"{server.url}/ui#/{view}")
-            expect(page.locator("main .controls, main td").first).to_be_attached(timeout=PATIENCE)
+            expect(page.locator("main .controls, main td").first).to_be_attached()
             if view in {"plugins", "options"}:
                 page.get_by_label("Filter").fill("policy")  # some rows stand for all: axe looks at each cell
             wide = page.evaluate("document.documentElement.scrollWidth")
@@ -239,6 +240,7 @@ CALL = {"index": 0, "id": "call-1", "function": {"name": "weather", "arguments":
 def test_a_chat_by_keyboard_alone(browser: Browser, server: servers.Server) -> None:
     """Give the key, set a control, ask, stop an answer with Esc, and ask again, without a mouse."""
     with opened(browser, server, key="", viewport={"width": 1280, "height": 900}) as page:
+        expect(page.get_by_label("This server needs a key")).to_be_focused()
         page.keyboard.type(KEY)
         page.keyboard.press("Enter")
         expect(page.get_by_label("temperature")).to_be_visible()

@@ -8,7 +8,7 @@ from ferrule.alike import alike
 from ferrule.config.schema import Schema
 from ferrule.config.unsupported import engine_sections
 from ferrule.errors import nearest
-from ferrule_plugins.router.openai_schema import ChatBody
+from ferrule_plugins.router.openai.schema import ChatBody
 
 _SCHEMA = Schema(engine_sections())
 _FIELDS = sorted(ChatBody.model_fields)

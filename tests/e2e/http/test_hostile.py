@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import pytest
 
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 from ferrule_testkit import server as servers
 from tools.campaign.victim import beside
 

@@ -16,7 +16,7 @@ from ferrule.api.json_body import JsonScan, decode
 from ferrule.errors import RequestError
 from ferrule.schema import Body, Int, Strict, Undeclared, refusal_of, shaped
 from ferrule.schema.undeclared import telling
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 
 KINDS = [CompletionBody, ChatBody]
 NAMES = sorted({name for kind in KINDS for name in kind.model_fields})

@@ -10,7 +10,7 @@ import pytest
 
 from ferrule.errors import OverloadedError, RequestFailed, UnavailableError
 from ferrule.interfaces.service import ChatPrompt
-from ferrule_plugins.router.anthropic_schema import CountBody, MessagesBody
+from ferrule_plugins.router.anthropic.schema import CountBody, MessagesBody
 from tests.fakes.http import Site
 from tests.unit.plugins.router.test_openai import WRONG
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ferrule.errors import RequestError
-from ferrule_plugins.router.anthropic_conversation import (
+from ferrule_plugins.router.anthropic.conversation import (
     choice_of,
     continues,
     conversation,
@@ -15,7 +15,7 @@ from ferrule_plugins.router.anthropic_conversation import (
     parallel_calls,
     signature_of,
 )
-from ferrule_plugins.router.anthropic_schema import CountBody
+from ferrule_plugins.router.anthropic.schema import CountBody
 
 USE = {"type": "tool_use", "id": "t1", "name": "add", "input": {"a": 1, "b": "é"}}
 CALL = {"id": "t1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": "é"}'}}

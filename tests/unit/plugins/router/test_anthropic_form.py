@@ -13,9 +13,9 @@ from pydantic_core import from_json
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import Answer, Output, Usage, add_up
 from ferrule.types import FinishReason
-from ferrule_plugins.router.anthropic_answers import Message, MessageEvent
-from ferrule_plugins.router.anthropic_conversation import signature_of
-from ferrule_plugins.router.anthropic_form import MessageForm
+from ferrule_plugins.router.anthropic.answers import Message, MessageEvent
+from ferrule_plugins.router.anthropic.conversation import signature_of
+from ferrule_plugins.router.anthropic.form import MessageForm
 from tests.unit.plugins.router.test_openai_forms import CALLS, EVENTS, cut, outputs
 
 CUT_OFF: tuple[Event, ...] = (CallStart(0, "c0", "add"), CallArguments(0, '{"a": "on'), CallEnd(0))

@@ -10,7 +10,7 @@ import pytest
 
 from ferrule.errors import OverloadedError, RequestFailed, UnavailableError
 from ferrule.interfaces.service import ChatPrompt, Prompt
-from ferrule_plugins.router.ollama_schema import (
+from ferrule_plugins.router.ollama.schema import (
     OllamaChatBody,
     OllamaEmbedBody,
     OllamaGenerateBody,

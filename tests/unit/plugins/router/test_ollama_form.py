@@ -11,8 +11,8 @@ from pydantic import ConfigDict, TypeAdapter, with_config
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import Admitted, Answer, Output, Usage, add_up
-from ferrule_plugins.router.ollama_answers import OllamaChatAnswer
-from ferrule_plugins.router.ollama_form import ChatForm, Form, GenerateForm
+from ferrule_plugins.router.ollama.answers import OllamaChatAnswer
+from ferrule_plugins.router.ollama.form import ChatForm, Form, GenerateForm
 from ferrule_testkit.service import ScriptedService
 from tests.unit.plugins.router.test_openai_forms import CALLS, EVENTS, cut, outputs
 

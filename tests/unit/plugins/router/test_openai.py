@@ -12,7 +12,7 @@ from ferrule.errors import RequestError
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Reasoning
 from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usage
 from ferrule.types import FinishReason, Targets
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 from tests.fakes.http import Site, chunks, error_of
 
 # ---------------------------------------------------------------------------------------- hostile values

@@ -15,8 +15,8 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Usa
 from ferrule.sampling_params import Beam
 from ferrule.schema import known_names, marks_of
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router import openai_answers
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai import answers as openai_answers
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 from tests.fakes.http import Site, chunks, error_of
 from tools import ROOT
 

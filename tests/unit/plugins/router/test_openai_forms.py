@@ -11,10 +11,10 @@ import pytest
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import Answer, Output, ReadPrompt, Usage, add_up
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.openai_chat import ChatForm
-from ferrule_plugins.router.openai_completions import CompletionForm
-from ferrule_plugins.router.openai_form import Asked, Form
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai.chat import ChatForm
+from ferrule_plugins.router.openai.completions import CompletionForm
+from ferrule_plugins.router.openai.form import Asked, Form
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 from ferrule_protocol import Notes
 from ferrule_testkit.service import ScriptedService
 

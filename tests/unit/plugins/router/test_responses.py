@@ -14,9 +14,9 @@ from ferrule.errors import ConfigError, OverloadedError, RequestFailed, Unavaila
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import ChatPrompt, Output, Usage, add_up
 from ferrule.types import FinishReason
-from ferrule_plugins.router.responses_answers import Response
-from ferrule_plugins.router.responses_form import ResponseForm
-from ferrule_plugins.router.responses_schema import ResponsesBody, TokensBody
+from ferrule_plugins.router.responses.answers import Response
+from ferrule_plugins.router.responses.form import ResponseForm
+from ferrule_plugins.router.responses.schema import ResponsesBody, TokensBody
 from tests.fakes.http import Site, error_of
 from tests.unit.plugins.router.test_openai import WRONG
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ferrule.errors import RequestError
-from ferrule_plugins.router.responses_conversation import conversation, cuts, opened, response_of, sealed
+from ferrule_plugins.router.responses.conversation import conversation, cuts, opened, response_of, sealed
 
 
 def message(role: str, *texts: str) -> dict[str, Any]:

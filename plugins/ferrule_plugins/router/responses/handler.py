@@ -14,14 +14,14 @@ from ferrule.interfaces.response_store import StoredResponse
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
 from ferrule.interfaces.service import Admitted, Answer, ChatPrompt, Outputs
 from ferrule.types import FinishReason
-from ferrule_plugins.router.responses_answers import InputTokens, ItemList, Response, ResponseEvent
-from ferrule_plugins.router.responses_background import Background, message_of
-from ferrule_plugins.router.responses_conversation import Placed, message_item, normal
-from ferrule_plugins.router.responses_form import ResponseForm
-from ferrule_plugins.router.responses_history import History, store_factory
-from ferrule_plugins.router.responses_items import ReferenceItem
-from ferrule_plugins.router.responses_request import Reading, generate, head
-from ferrule_plugins.router.responses_schema import ENCRYPTED, LOGPROBS, ResponsesBody, TokensBody
+from ferrule_plugins.router.responses.answers import InputTokens, ItemList, Response, ResponseEvent
+from ferrule_plugins.router.responses.background import Background, message_of
+from ferrule_plugins.router.responses.conversation import Placed, message_item, normal
+from ferrule_plugins.router.responses.form import ResponseForm
+from ferrule_plugins.router.responses.history import History, store_factory
+from ferrule_plugins.router.responses.items import ReferenceItem
+from ferrule_plugins.router.responses.request import Reading, generate, head
+from ferrule_plugins.router.responses.schema import ENCRYPTED, LOGPROBS, ResponsesBody, TokensBody
 from ferrule_protocol import Closing, extended
 
 _logger = log.get("responses")

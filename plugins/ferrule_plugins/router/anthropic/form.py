@@ -10,8 +10,8 @@ from pydantic_core import from_json
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.service import Answer, Output, Usage
 from ferrule.types import FinishReason
-from ferrule_plugins.router.anthropic_answers import ContentBlock, Message, MessageEvent, MessageUsage
-from ferrule_plugins.router.anthropic_conversation import signature_of
+from ferrule_plugins.router.anthropic.answers import ContentBlock, Message, MessageEvent, MessageUsage
+from ferrule_plugins.router.anthropic.conversation import signature_of
 from ferrule_protocol import Extension
 
 

@@ -10,13 +10,13 @@ from ferrule.errors import RequestError
 from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Prompt
 from ferrule.interfaces.tokenizer import ChatTokenizer
-from ferrule_plugins.router.ollama_answers import (
+from ferrule_plugins.router.ollama.answers import (
     OllamaListedModel,
     OllamaModelDetails,
     OllamaRunningModel,
     OllamaShownModel,
 )
-from ferrule_plugins.router.ollama_form import now
+from ferrule_plugins.router.ollama.form import now
 from ferrule_protocol import choose_templates, fingerprint
 
 _LATEST = ":latest"

@@ -14,7 +14,7 @@ from pydantic_core import from_json
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Event
 from ferrule.interfaces.service import Admitted, Answer, Output, Outputs, Service, ToolCall
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.ollama_answers import OllamaCall, OllamaLogprob, OllamaSaidMessage, OllamaTopLogprob
+from ferrule_plugins.router.ollama.answers import OllamaCall, OllamaLogprob, OllamaSaidMessage, OllamaTopLogprob
 from ferrule_protocol import Extension, finite
 
 

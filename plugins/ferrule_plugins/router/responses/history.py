@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from ferrule.errors import ConfigError, NotFoundError, RequestError
 from ferrule.interfaces.response_store import ResponseStore, StoredResponse
 from ferrule.interfaces.router import RouterContext
-from ferrule_plugins.router.responses_answers import ResponseEvent
-from ferrule_plugins.router.responses_conversation import characters, response_of
-from ferrule_plugins.router.responses_items import MAX_ITEMS
+from ferrule_plugins.router.responses.answers import ResponseEvent
+from ferrule_plugins.router.responses.conversation import characters, response_of
+from ferrule_plugins.router.responses.items import MAX_ITEMS
 
 T = TypeVar("T")
 

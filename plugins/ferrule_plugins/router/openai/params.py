@@ -15,7 +15,7 @@ from ferrule.sampling_params import Beam
 from ferrule.schema import check_marks
 from ferrule.structured_outputs import constraint_of, grammar_of
 from ferrule.types import Targets
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody, GenerateBody
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody, GenerateBody
 from ferrule_protocol import MAX_NOTES, Notes, unread_by_template
 
 _READS_ARGUMENTS = frozenset({"sampler", "scheduler", "executor"})  # kinds that are given requests

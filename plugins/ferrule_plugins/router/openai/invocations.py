@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import Discriminator, Tag
 
 from ferrule.errors import RequestError
-from ferrule_plugins.router.openai_schema import ChatBody, CompletionBody
+from ferrule_plugins.router.openai.schema import ChatBody, CompletionBody
 
 _NEEDS = "Give messages, as for /v1/chat/completions, or prompt (or prompt_embeds), as for /v1/completions"
 

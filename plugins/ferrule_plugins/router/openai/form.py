@@ -20,9 +20,9 @@ from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterCont
 from ferrule.interfaces.service import Admitted, Answer, Generate, Output, Service, Usage
 from ferrule.schema import REQUEST_ID
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.openai_answers import PromptLogprob, PromptLogprobs, UsageInfo
-from ferrule_plugins.router.openai_params import review
-from ferrule_plugins.router.openai_schema import NOTES, GenerateBody
+from ferrule_plugins.router.openai.answers import PromptLogprob, PromptLogprobs, UsageInfo
+from ferrule_plugins.router.openai.params import review
+from ferrule_plugins.router.openai.schema import NOTES, GenerateBody
 from ferrule_protocol import Closing, Extension, Meter, Notes, fingerprint, finite
 
 _logger = log.get("openai")

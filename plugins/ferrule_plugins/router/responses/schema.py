@@ -26,7 +26,7 @@ from ferrule.schema import (
     problem,
 )
 from ferrule.structured_outputs import JsonSchema, StructuredOutputs
-from ferrule_plugins.router.responses_items import Input
+from ferrule_plugins.router.responses.items import Input
 
 MAX_TOOLS = 1024
 LOGPROBS = "message.output_text.logprobs"

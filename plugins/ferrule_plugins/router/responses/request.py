@@ -15,10 +15,10 @@ from ferrule.interfaces.router import RequestInfo, RouterContext
 from ferrule.interfaces.service import ChatPrompt, Generate, Service
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import check_marks
-from ferrule_plugins.router.openai_params import EFFORT
-from ferrule_plugins.router.responses_answers import Response
-from ferrule_plugins.router.responses_conversation import Placed, conversation, cuts
-from ferrule_plugins.router.responses_schema import (
+from ferrule_plugins.router.openai.params import EFFORT
+from ferrule_plugins.router.responses.answers import Response
+from ferrule_plugins.router.responses.conversation import Placed, conversation, cuts
+from ferrule_plugins.router.responses.schema import (
     ENCRYPTED,
     LOGPROBS,
     AllowedTools,

@@ -18,9 +18,9 @@ from ferrule.errors import EngineDead, FerruleError, RequestError, RequestFailed
 from ferrule.interfaces.response_store import StoredResponse
 from ferrule.interfaces.service import Outputs
 from ferrule.types import FinishReason
-from ferrule_plugins.router.responses_answers import Response, ResponseEvent
-from ferrule_plugins.router.responses_form import ResponseForm
-from ferrule_plugins.router.responses_history import History
+from ferrule_plugins.router.responses.answers import Response, ResponseEvent
+from ferrule_plugins.router.responses.form import ResponseForm
+from ferrule_plugins.router.responses.history import History
 
 _logger = log.get("responses")
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ferrule_plugins.router.ollama_schema import GenerateFields, OllamaMessage, OllamaMessageCall
+from ferrule_plugins.router.ollama.schema import GenerateFields, OllamaMessage, OllamaMessageCall
 
 _SWITCHES = ("enable_thinking", "thinking")  # variables of templates that switch thoughts
 

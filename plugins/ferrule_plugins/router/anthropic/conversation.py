@@ -14,7 +14,7 @@ from itertools import groupby
 from typing import Any
 
 from ferrule.errors import RequestError
-from ferrule_plugins.router.anthropic_schema import (
+from ferrule_plugins.router.anthropic.schema import (
     AnyChoice,
     AssistantBlock,
     AssistantMessage,

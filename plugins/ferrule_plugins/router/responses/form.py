@@ -13,7 +13,7 @@ from typing import Any
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.service import Answer, Output, Service, Usage
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.responses_answers import (
+from ferrule_plugins.router.responses.answers import (
     LogprobEntry,
     OutputItem,
     Response,
@@ -21,7 +21,7 @@ from ferrule_plugins.router.responses_answers import (
     ResponseUsage,
     Status,
 )
-from ferrule_plugins.router.responses_conversation import item_id, sealed
+from ferrule_plugins.router.responses.conversation import item_id, sealed
 from ferrule_protocol import finite
 
 

@@ -8,11 +8,11 @@ from fastapi import APIRouter
 
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
 from ferrule.interfaces.service import Service
-from ferrule_plugins.router.invocations import Invocation
-from ferrule_plugins.router.openai_answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
-from ferrule_plugins.router.openai_chat import Chat
-from ferrule_plugins.router.openai_completions import Completions
-from ferrule_plugins.router.openai_schema import ChatBody
+from ferrule_plugins.router.openai.answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
+from ferrule_plugins.router.openai.chat import Chat
+from ferrule_plugins.router.openai.completions import Completions
+from ferrule_plugins.router.openai.invocations import Invocation
+from ferrule_plugins.router.openai.schema import ChatBody
 
 
 class OpenAI(Router):

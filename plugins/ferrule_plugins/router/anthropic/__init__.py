@@ -26,16 +26,16 @@ from ferrule.interfaces.router import (
 from ferrule.interfaces.service import ChatPrompt, Generate
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import check_marks
-from ferrule_plugins.router.anthropic_answers import Message, MessageEvent, TokenCount
-from ferrule_plugins.router.anthropic_conversation import (
+from ferrule_plugins.router.anthropic.answers import Message, MessageEvent, TokenCount
+from ferrule_plugins.router.anthropic.conversation import (
     choice_of,
     continues,
     conversation,
     functions,
     parallel_calls,
 )
-from ferrule_plugins.router.anthropic_form import MessageForm, events
-from ferrule_plugins.router.anthropic_schema import CountBody, MessagesBody, ThinkingOff, ThinkingOn
+from ferrule_plugins.router.anthropic.form import MessageForm, events
+from ferrule_plugins.router.anthropic.schema import CountBody, MessagesBody, ThinkingOff, ThinkingOn
 from ferrule_protocol import (
     Closing,
     Notes,

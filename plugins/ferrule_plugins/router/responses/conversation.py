@@ -16,7 +16,7 @@ from typing import Any
 from pydantic_core import from_json
 
 from ferrule.errors import RequestError
-from ferrule_plugins.router.responses_items import (
+from ferrule_plugins.router.responses.items import (
     CallItem,
     MessageItem,
     OutputTextPart,

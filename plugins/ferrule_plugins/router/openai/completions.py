@@ -9,10 +9,10 @@ from ferrule.errors import RequestError
 from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterContext
 from ferrule.interfaces.service import Admitted, Generate, Output, Prompt, ReadPrompt
 from ferrule.types import TokenLogprobs
-from ferrule_plugins.router.openai_answers import CompletionChoice, CompletionLogprobs
-from ferrule_plugins.router.openai_form import Asked, Form, respond
-from ferrule_plugins.router.openai_params import check, common
-from ferrule_plugins.router.openai_schema import CompletionBody
+from ferrule_plugins.router.openai.answers import CompletionChoice, CompletionLogprobs
+from ferrule_plugins.router.openai.form import Asked, Form, respond
+from ferrule_plugins.router.openai.params import check, common
+from ferrule_plugins.router.openai.schema import CompletionBody
 from ferrule_protocol import finite, sampling, spelling
 
 _MAX_TOKENS = 16  # the documented default

@@ -36,7 +36,7 @@ from ferrule.interfaces.router import (
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Pool, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.schema import check_marks
-from ferrule_plugins.router.ollama_answers import (
+from ferrule_plugins.router.ollama.answers import (
     OllamaChatAnswer,
     OllamaEmbedded,
     OllamaEmbedding,
@@ -46,10 +46,10 @@ from ferrule_plugins.router.ollama_answers import (
     OllamaShownModel,
     OllamaVersion,
 )
-from ferrule_plugins.router.ollama_conversation import continues, conversation, variables
-from ferrule_plugins.router.ollama_form import ChatForm, Form, GenerateForm, Seen, events, now
-from ferrule_plugins.router.ollama_models import Models
-from ferrule_plugins.router.ollama_schema import (
+from ferrule_plugins.router.ollama.conversation import continues, conversation, variables
+from ferrule_plugins.router.ollama.form import ChatForm, Form, GenerateForm, Seen, events, now
+from ferrule_plugins.router.ollama.models import Models
+from ferrule_plugins.router.ollama.schema import (
     GenerateFields,
     ModelBody,
     OllamaChatBody,

@@ -13,10 +13,10 @@ from ferrule.interfaces.router import JSON, CurrentRequest, EventStream, RouterC
 from ferrule.interfaces.service import Answer, Generate, Output, ReadPrompt, ToolCall
 from ferrule.structured_outputs import constraint_of
 from ferrule.types import FinishReason, TokenLogprobs
-from ferrule_plugins.router.openai_answers import ChatChoice, ChatCompletionMessage, ChatLogprob, ChatToolCall
-from ferrule_plugins.router.openai_form import Asked, Form, respond
-from ferrule_plugins.router.openai_params import EFFORT, check, common, echo_of, role_of
-from ferrule_plugins.router.openai_schema import ChatBody, NamedTool
+from ferrule_plugins.router.openai.answers import ChatChoice, ChatCompletionMessage, ChatLogprob, ChatToolCall
+from ferrule_plugins.router.openai.form import Asked, Form, respond
+from ferrule_plugins.router.openai.params import EFFORT, check, common, echo_of, role_of
+from ferrule_plugins.router.openai.schema import ChatBody, NamedTool
 from ferrule_protocol import chat_prompt, check_tool_choice, extended, finite, sampling, spelling
 
 

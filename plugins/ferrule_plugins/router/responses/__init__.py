@@ -25,15 +25,15 @@ from ferrule.interfaces.router import (
     needs,
     streams,
 )
-from ferrule_plugins.router.responses_answers import (
+from ferrule_plugins.router.responses.answers import (
     DeletedResponse,
     InputTokens,
     ItemList,
     Response,
     ResponseEvent,
 )
-from ferrule_plugins.router.responses_handler import Handler
-from ferrule_plugins.router.responses_schema import Include, ResponsesBody, TokensBody
+from ferrule_plugins.router.responses.handler import Handler
+from ferrule_plugins.router.responses.schema import Include, ResponsesBody, TokensBody
 
 _MOST_ITEMS = 100  # of a list
 _Included = Annotated[list[Include] | None, Query(alias="include[]", description="Accepted: nothing is left out.")]

@@ -23,15 +23,15 @@ _TASKS: Mapping[str, str] = {
 }
 
 _TGI = "TGI's routes: pip install 'ferrule[tgi]', and --routers +tgi."
-_EMBED = "is not in this build. POST /api/embed gives the vectors of texts; it needs task embed."
+_EMBED = "POST /api/embed gives the vectors of texts; it needs task embed."
 _CHAT = "POST /v1/chat/completions answers conversations."
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
-    "/v1/embeddings": f"/v1/embeddings {_EMBED}",
-    "/v2/embed": f"/v2/embed {_EMBED}",
-    "/pooling": f"/pooling {_EMBED}",
+    "/v1/embeddings": _EMBED,
+    "/v2/embed": _EMBED,
+    "/pooling": _EMBED,
     "/v1/responses/compact": "Conversations are not compacted here; truncation auto drops what is oldest.",
     "/v1/uploads/": "Uploads in parts are not in this build; POST /v1/files takes a whole file.",
     "/v1/assistants/": f"Assistants are not in this build. {_CHAT}",

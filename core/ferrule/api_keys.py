@@ -144,7 +144,9 @@ class Callers:
         number = self._known[caller.name]
         if caller.max_requests is not None:
             running = self._board.total(caller_cell(number, OPEN))
-            if running >= caller.max_requests:
+            # what is done in the background leaves the caller itself a place, if there are two
+            places = max(1, caller.max_requests - BACKGROUND.get())
+            if running >= places:
                 raise OverloadedError(f"This API key has {running} requests in progress, which is its limit.")
         if caller.tokens_per_minute is not None:
             minute, rest = divmod(self._clock(), _MINUTE)

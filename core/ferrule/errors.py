@@ -73,10 +73,12 @@ class RequestError(FerruleError):
         self.param = param
 
     def about(self, param: str | None) -> Self:
-        """Return a copy of this error with another name of the field. This error stays as it is: several requests may
-        have it.
+        """Return a copy of this error with another name of the field, also where the message begins with it. This error
+        stays as it is: several requests may have it.
         """
         made = copy(self)
+        if param and self.param and self.message.startswith(f"{self.param} "):
+            made.message = param + self.message[len(self.param) :]
         made.param = param
         return made
 

@@ -124,7 +124,8 @@ class PathTable:
     def refusal(self, found: Found) -> RequestError:
         """Return the error for a call without an entry: it names the nearest route, or the methods of the path."""
         path = found.path
-        if found.methods and (said := self._absent.get(path)):
+        own = any(entry.path == path for entry in found.methods.values())
+        if found.methods and not own and (said := self._absent.get(path)):
             # The path only looks like a value of another route's parameter.
             return NotFoundError(f"There is no route {path}. {said}")
         if found.methods:

@@ -19,6 +19,7 @@ _SHOWN = 64  # characters of a wrong value that a message repeats
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _SUCCESS = b',"error":null}\n'  # the end of a result's line: the error is its last field
 _NO_VALUE = msgspec.Raw(b"null")
+_UNSUPPORTED = {"stream": "streamed", "background": "answered in the background"}  # fields that leave no answer
 
 
 @dataclass(frozen=True)
@@ -85,8 +86,10 @@ def read_row(number: int, line: bytes, urls: Collection[str]) -> Row | Bad:
         asked = None
     if body is None or asked is None:
         return bad("missing_required_parameter", "body must be a JSON object.", "body")
-    if bytes(asked.get("stream", _NO_VALUE)).strip() not in (b"null", b"false"):
-        return bad("stream_unsupported", "requests of a batch cannot be streamed: remove body.stream.", "body.stream")
+    for name, done in _UNSUPPORTED.items():
+        if bytes(asked.get(name, _NO_VALUE)).strip() not in (b"null", b"false"):
+            message = f"requests of a batch cannot be {done}: remove body.{name}."
+            return bad(f"{name}_unsupported", message, f"body.{name}")
     return Row(number, custom_id, url, bytes(body))
 
 

@@ -12,9 +12,6 @@ from ferrule.interfaces.router import Access, RouterContext, access_of
 
 # path → the task that a model must be for
 _TASKS: Mapping[str, str] = {
-    "/v1/embeddings": "embed",
-    "/v2/embed": "embed",
-    "/pooling": "embed",
     "/classify": "classify",
     "/score": "score",
     "/v1/score": "score",
@@ -26,11 +23,15 @@ _TASKS: Mapping[str, str] = {
 }
 
 _TGI = "TGI's routes: pip install 'ferrule[tgi]', and --routers +tgi."
+_EMBED = "POST /api/embed gives the vectors of texts; it needs task embed."
 _CHAT = "POST /v1/chat/completions answers conversations."
 
 # Features, by their path; a last "/" stands for all below.
 _FEATURES: Mapping[str, str] = {
     "/v1": "This is the base URL for clients; GET /v1/models lists the models.",
+    "/v1/embeddings": _EMBED,
+    "/v2/embed": _EMBED,
+    "/pooling": _EMBED,
     "/v1/responses/compact": "Conversations are not compacted here; truncation auto drops what is oldest.",
     "/v1/uploads/": "Uploads in parts are not in this build; POST /v1/files takes a whole file.",
     "/v1/assistants/": f"Assistants are not in this build. {_CHAT}",
@@ -57,11 +58,8 @@ _FEATURES: Mapping[str, str] = {
 
 def absent_routes(ctx: RouterContext) -> dict[str, str]:
     """Return the paths that this server does not serve, each with a sentence that says why."""
-    task = ctx.config.task if ctx.config.task != "auto" else "generate"
-    found = dict(_FEATURES)
-    for path, needed in _TASKS.items():
-        found[path] = f"This server runs task {task}; {path} needs task {needed}, which is not in this build."
-    return found | _left_out(ctx)
+    tasks = {path: f"{path} needs task {needed}, which is not in this build." for path, needed in _TASKS.items()}
+    return {**_FEATURES, **tasks, **_left_out(ctx)}
 
 
 def _left_out(ctx: RouterContext) -> dict[str, str]:

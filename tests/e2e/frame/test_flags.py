@@ -290,7 +290,7 @@ def test_log_levels_of_the_http_server(server: servers.Server, http: httpx.Clien
             "POST",
             "/v1/embeddings",
             404,
-            "This server runs task generate; /v1/embeddings needs task embed, which is not in this build.",
+            "POST /api/embed gives the vectors of texts; it needs task embed.",
         ),
         ("POST", "/v1/score", 404, "needs task score"),
         ("POST", "/v1/audio/transcriptions", 404, "needs task transcription"),

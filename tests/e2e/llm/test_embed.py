@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import ollama
 import pytest
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -14,6 +15,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from ferrule import LLM, PoolingParams
 from ferrule.errors import CheckpointError, ConfigError, RequestError
+from ferrule_testkit import server as servers
 from ferrule_testkit.checkpoints import SIZES, tiny_checkpoint
 
 TEXTS = ["hello world", "the quick brown fox jumps over the lazy dog", "dog"]
@@ -27,7 +29,8 @@ def bert(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     tokenizer.save(str(folder / "tokenizer.json"))
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "unk_token": "[UNK]", "pad_token": "[PAD]"}
+    special = {f"{name}_token": f"[{name.upper()}]" for name in ("unk", "pad", "cls", "sep")}
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", **special}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))
     return folder
 
@@ -68,6 +71,28 @@ def test_more_prompts_than_slots_and_the_longest_one(llm: LLM) -> None:
     alone = [llm.embed([prompt], use_tqdm=False)[0].outputs for prompt in prompts]
     for a, b in zip(together, alone, strict=True):
         assert close(a.embedding, torch.tensor(b.embedding))
+
+
+@pytest.mark.slow
+def test_a_server_gives_the_vectors_of_transformers_to_the_client_of_ollama(bert: Path, tmp_path: Path) -> None:
+    """Cut what is too long, also for the tokenizer, as transformers does: the token that ends a text stays."""
+    with servers.running([str(bert), "--dtype", "float32", "--served-model-name", "bert"], tmp_path / "log") as server:
+        client = ollama.Client(server.url)
+        long = "hello " * 5000
+        most = SIZES["max_position_embeddings"]
+        cut = AutoTokenizer.from_pretrained(bert)(long, truncation=True, max_length=most)["input_ids"]
+        model = AutoModel.from_pretrained(bert, dtype=torch.float32, attn_implementation="eager").eval()
+        with torch.inference_mode():
+            wanted = [*(states(bert, text)[1][0] for text in TEXTS), model(torch.tensor([cut])).last_hidden_state[0, 0]]
+        found = client.embed("bert", [*TEXTS, long])
+        for vector, reference in zip(found.embeddings, wanted, strict=True):
+            assert close(list(vector), reference / reference.norm())
+        assert client.embeddings("bert", TEXTS[0]).embedding == found.embeddings[0]
+        assert client.show("bert").capabilities == ["embedding"]
+        with pytest.raises(ollama.ResponseError, match="at most"):
+            client.embed("bert", long, truncate=False)
+        with pytest.raises(ollama.ResponseError, match="for embed, and not for generate"):
+            client.generate("bert", "hello")
 
 
 def test_a_folder_of_sentence_transformers_says_how(bert: Path, tmp_path: Path) -> None:

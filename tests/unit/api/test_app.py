@@ -135,7 +135,8 @@ async def test_unknown_route_names_the_nearest() -> None:
 @pytest.mark.parametrize(
     ("path", "what"),
     [
-        ("/v1/embeddings", "runs task generate; /v1/embeddings needs task embed, which is not in this build."),
+        ("/v1/embeddings", "POST /api/embed gives the vectors of texts; it needs task embed."),
+        ("/v1/score", "/v1/score needs task score, which is not in this build."),
         ("/v1/files", "ferrule run-batch"),
         ("/v1/files/", "ferrule run-batch"),
         ("/v1/files/file-1/content", "ferrule run-batch"),

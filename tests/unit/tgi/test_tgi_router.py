@@ -11,7 +11,8 @@ import pytest
 from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError
 
-from ferrule.errors import OverloadedError, RequestFailed, UnavailableError
+from ferrule.config import LimitsConfig
+from ferrule.errors import OverloadedError, RequestError, RequestFailed, UnavailableError
 from ferrule.interfaces.service import Content, Generate, Output, Usage
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_testkit import server as servers
@@ -234,3 +235,22 @@ def test_hugging_face_s_client(client: InferenceClient) -> None:
     assert client.text_generation("Say: ", max_new_tokens=20, grammar=grammar).isdigit()
     with pytest.raises(ValidationError, match="temperature"):
         client.text_generation("1,", temperature=-1.0)
+
+
+async def test_refusals_of_the_service_have_the_names_of_this_protocol() -> None:
+    at = site()
+    for name, told in (("n", "best_of"), ("top_k", "top_k"), ("truncate_prompt_tokens", "truncate")):
+        at.service.refusal = RequestError(f"{name} must be smaller.", name)
+        assert error_of(await send(at)) == f"parameters.{told} must be smaller."
+    assert at.service.refusal.message == "truncate_prompt_tokens must be smaller."
+
+
+async def test_a_wrong_method_is_told_the_right_one() -> None:
+    """Say so of routes, too, for which servers without this router have advice."""
+    answer = await site().http.get("/generate")
+    assert (error_of(answer, 405), answer.headers["allow"]) == ("This route takes POST.", "POST")
+
+
+async def test_info_has_the_limits_of_the_server() -> None:
+    found = (await site().http.get("/info")).json()
+    assert (found["max_best_of"], found["max_total_tokens"]) == (LimitsConfig().max_n, 256)

@@ -37,6 +37,15 @@ from ferrule_tgi.form import Form, TokenForm, events
 from ferrule_tgi.schema import EitherBody, GenerateBody, Parameters
 
 _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
+_NAMES = {
+    **{name: f"parameters.{name}" for name in (*_SAME, "temperature", "stop")},
+    "max_tokens": "parameters.max_new_tokens",
+    "n": "parameters.best_of",
+    "truncate_prompt_tokens": "parameters.truncate",
+    "logprobs": "parameters.top_n_tokens",
+    "structured_outputs": "parameters.grammar",
+    "prompt": "inputs",
+}
 
 
 class TgiDialect(Dialect):
@@ -118,7 +127,7 @@ class _Handler:
             "model_dtype": model.dtype,
             "model_device_type": model.device,
             "model_pipeline_tag": "text-generation",
-            "max_best_of": 1 << 10,
+            "max_best_of": int(self._config.options["max_n"]),
             "max_input_tokens": model.max_model_len - 1,
             "max_total_tokens": model.max_model_len,
             "router": "ferrule",
@@ -174,7 +183,7 @@ class _Handler:
             grammar=None if asked.grammar is None else GrammarSpec(form=asked.grammar.form()),
             raw=True,
             streamed=stream,
-            names={"structured_outputs": "parameters.grammar", "prompt": "inputs"},
+            names=_NAMES,
         )
 
 

@@ -85,8 +85,7 @@ def file_routes(routes: APIRouter, store: Store, options: StoreOptions) -> None:
     @routes.delete("/v1/files/{file_id}", summary="Delete a file. Batches that were made of it go on.")
     async def delete(file_id: str, info: CurrentRequest) -> FileDeleted:
         record = await asyncio.to_thread(store.file, file_id, info.key_name)
-        if not await asyncio.to_thread(store.files.remove, record.id):
-            raise NotFoundError(f"There is no file {record.id!r}.")
+        await asyncio.to_thread(store.remove_file, record)
         return FileDeleted(id=record.id)
 
     @routes.get(

@@ -12,6 +12,7 @@ from ferrule_plugins.batch.journal import Journal, Record
 from ferrule_plugins.batch.rows import Bad, Row, not_run, refused, succeeded
 from ferrule_plugins.batch.source import Survey, read_rows, survey
 from ferrule_plugins.router.batches.store import INPUT, JOURNAL, BatchRecord, Fault, Store
+from ferrule_plugins.router.batches.usage import tokens_of
 
 _LOOK = 0.2  # seconds between two looks at the batch's wish to end
 _TELL = 2.0  # seconds between two updates of the counts on disk
@@ -171,8 +172,8 @@ class Run:
         record.cancelling_at = self._store.cancel_asked(self.id) if cancelled else None
         record.status = "cancelling" if cancelled else "finalizing"
         self._store.batches.write(record)
-        good = (line for line in journal.results() if succeeded(line))
-        record.output_file_id = self._store.publish(record, "output", good)
+        record.tokens = tokens_of(filter(succeeded, journal.results()))
+        record.output_file_id = self._store.publish(record, "output", filter(succeeded, journal.results()))
         bad = (line for line in journal.results() if not succeeded(line))
         record.error_file_id = self._store.publish(record, "error", bad)
         record.status = record.end

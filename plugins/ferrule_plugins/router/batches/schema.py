@@ -6,8 +6,9 @@ from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, Field
 
-from ferrule.schema import Body, Int
+from ferrule.schema import Body, Int, rule
 from ferrule_plugins.router.batches.store import BatchRecord, FileRecord
+from ferrule_plugins.router.batches.usage import Tokens
 
 T = TypeVar("T")
 
@@ -68,6 +69,7 @@ class BatchBody(Body):
     endpoint: Annotated[str, Field(description="The route of all its requests, such as /v1/chat/completions.")]
     completion_window: Annotated[
         str,
+        rule("must be a number of hours or days, such as 24h or 7d"),
         Field(
             pattern="^[1-9][0-9]{0,2}[hd]$",
             description="Hours or days after which lines that were not answered are given up: OpenAI's 24h, or another "
@@ -100,6 +102,34 @@ class BatchFaults(BaseModel):
     data: list[BatchFault]
 
 
+class InputDetails(BaseModel):
+    cached_tokens: int
+
+
+class OutputDetails(BaseModel):
+    reasoning_tokens: int
+
+
+class BatchUsage(BaseModel):
+    """The tokens of all answers of a batch."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: OutputDetails
+    total_tokens: int
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> BatchUsage:
+        return cls(
+            input_tokens=tokens.input,
+            input_tokens_details=InputDetails(cached_tokens=tokens.cached),
+            output_tokens=tokens.output,
+            output_tokens_details=OutputDetails(reasoning_tokens=tokens.reasoning),
+            total_tokens=tokens.input + tokens.output,
+        )
+
+
 class BatchObject(BaseModel):
     """A batch. Times are in seconds since 1970, null as long as that has not happened."""
 
@@ -125,11 +155,12 @@ class BatchObject(BaseModel):
     cancelling_at: int | None
     cancelled_at: int | None
     request_counts: RequestCounts
+    usage: BatchUsage | None
     metadata: dict[str, str] | None
 
     @classmethod
     def of(cls, record: BatchRecord) -> BatchObject:
-        own = {"errors", "created_at", "expires_at", "request_counts", "object"}
+        own = {"errors", "created_at", "expires_at", "request_counts", "usage", "object"}
         fields: dict[str, Any] = {name: getattr(record, name) for name in cls.model_fields if name not in own}
         faults = [BatchFault(code=f.code, message=f.message, param=f.param, line=f.line) for f in record.errors]
         return cls(
@@ -138,4 +169,5 @@ class BatchObject(BaseModel):
             created_at=record.created_at,
             expires_at=record.expires,
             request_counts=RequestCounts(total=record.total, completed=record.completed, failed=record.failed),
+            usage=BatchUsage.of(record.tokens) if record.tokens else None,
         )

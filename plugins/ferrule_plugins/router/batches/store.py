@@ -10,13 +10,15 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TypeVar
+from typing import BinaryIO
 
 import msgspec
 
+from ferrule import log
 from ferrule.errors import ConfigError, NotFoundError, OverloadedError, TooLargeError, UnavailableError
 from ferrule_plugins.router.batches.objects import Objects, Stored
 from ferrule_plugins.router.batches.options import StoreOptions
+from ferrule_plugins.router.batches.usage import Tokens
 
 CONTENT = "content"
 INPUT = "input"
@@ -27,7 +29,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 LIVE = frozenset({"validating", "in_progress", "finalizing", "cancelling"})  # statuses of batches that have not ended
 CANCELLABLE = LIVE | {"cancelled"}
 
-R = TypeVar("R", bound=Stored)
+_logger = log.get("batches")
 
 
 class FileRecord(Stored):
@@ -74,6 +76,7 @@ class BatchRecord(Stored):
     output_file_id: str | None = None
     error_file_id: str | None = None
     errors: list[Fault] = []
+    tokens: Tokens | None = None  # once the batch has ended
 
     @property
     def ended_at(self) -> int | None:
@@ -146,6 +149,12 @@ class Store:
             raise NotFoundError(f"There is no file {id[:64]!r}.", param)
         return record
 
+    def remove_file(self, record: FileRecord) -> None:
+        """Remove a file. Raises NotFoundError if another call has, UnavailableError."""
+        with disk_errors():
+            if not self.files.remove(record.id):
+                raise NotFoundError(f"There is no file {record.id!r}.")
+
     def content(self, record: FileRecord) -> Path:
         return self.files.path(record.id) / CONTENT
 
@@ -203,19 +212,19 @@ class Store:
         return msgspec.structs.replace(record, status="cancelling", cancelling_at=asked)
 
     def cancel(self, record: BatchRecord) -> None:
-        """Ask that a batch be cancelled, whichever process runs it. Does nothing if that was asked before."""
+        """Ask that a batch be cancelled, whichever process runs it. Does nothing if that was asked before.
+
+        The wish is an empty file, so that a disk that is full has room for it. Raises UnavailableError.
+        """
         with disk_errors(), contextlib.suppress(FileExistsError):
-            path = self.batches.path(record.id) / _CANCEL
-            with path.open("x", encoding="ascii") as file:
-                file.write(str(self.now))
+            (self.batches.path(record.id) / _CANCEL).touch(exist_ok=False)
 
     def cancel_asked(self, id: str) -> int | None:
         """Return when a batch was asked to be cancelled, in seconds since 1970, if it was."""
         try:
-            text = (self.batches.path(id) / _CANCEL).read_text(encoding="ascii")
+            return int((self.batches.path(id) / _CANCEL).stat().st_mtime)
         except (OSError, ValueError):
             return None
-        return int(text) if text.isdigit() else self.now  # empty: just being written, or on a disk that was full
 
     def tidy(self, record: BatchRecord) -> None:
         """Remove what an ended batch needs no more."""
@@ -239,26 +248,30 @@ def open_store(folder: str, options: StoreOptions) -> Store:
     """Open the store in a folder, which is made if need be. Raises ConfigError."""
     try:
         store = Store(Path(folder).expanduser(), options)
-        for objects in (store.files, store.batches):
-            with objects.building():
-                pass
+        with store.files.building() as file, store.batches.building() as batch:
+            (file / CONTENT).touch()
+            os.link(file / CONTENT, batch / INPUT)  # as `begin` does
     except OSError as error:
         raise ConfigError(
             f"--plugin-config.router:batches.folder {folder}: {os.strerror(error.errno or 0)}.",
-            "Name a folder that the server can write to.",
+            "Name a folder that the server can write to, on a file system that has hard links.",
         ) from None
     return store
 
 
 @contextmanager
 def disk_errors() -> Iterator[None]:
-    """Turn an error of the disk within the block into the error of a request. Raises UnavailableError."""
+    """Turn an error of the disk within the block into the error of a request, and tell the operator.
+
+    Raises UnavailableError.
+    """
     try:
         yield
     except OSError as error:
-        if error.errno in _FULL:
-            raise UnavailableError("The server's disk for files is full.", retry_after=60) from None
-        raise
+        full = error.errno in _FULL
+        _logger.error("the folder of files and batches cannot be written: %s", error)
+        said = "The server's disk for files is full." if full else "The server cannot write its files at the moment."
+        raise UnavailableError(said, retry_after=60) from None
 
 
 def _settle(file: BinaryIO) -> None:

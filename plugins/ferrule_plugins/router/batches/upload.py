@@ -29,6 +29,7 @@ _BLOCK = 1 << 20  # bytes that are written at a time
 _FIELD_BYTES = 1 << 10
 _PARTS = 16
 _HEADER_BYTES = 8 << 10  # of the headers of all parts
+_PLAIN_ENCODINGS = (b"7bit", b"8bit", b"binary")  # those that change nothing
 _NAME = 255  # characters of a file's name
 _YEAR = 365 * 86_400
 _HOUR, _MONTH = 3600, 30 * 86_400
@@ -135,7 +136,11 @@ class _Form:
 
     def end_headers(self) -> None:
         _, options = parse_options_header(self._headers.get("content-disposition"))
-        self._name = options.get(b"name", b"").decode("utf-8", "replace")
+        if not options.get(b"name"):
+            raise RequestError("The form has a part without a name (Content-Disposition).")
+        if self._headers.get("content-transfer-encoding", b"binary").lower() not in _PLAIN_ENCODINGS:
+            raise RequestError("The form has a part with a Content-Transfer-Encoding: send it as it is.")
+        self._name = options[b"name"].decode("utf-8", "replace")
         if self._name == "file":
             if self._has_file or b"filename" not in options:
                 raise RequestError("The form needs one part 'file' with a file name.", "file")
@@ -190,7 +195,7 @@ def _parser(boundary: bytes, form: _Form) -> MultipartParser:
         "on_end": form.end,
     }
     try:
-        return MultipartParser(boundary, calls)  # type: ignore[arg-type]  # a TypedDict of the same functions
+        return MultipartParser(boundary, calls, max_header_size=1 << 20)  # type: ignore[arg-type]  # a TypedDict of the same functions
     except FormParserError:
         raise RequestError("The boundary of the form is not valid.", "Content-Type") from None
 

@@ -73,6 +73,7 @@ _ABSENT: Mapping[str, str] = {
     "/api/blobs/": f"This server stores no files. {_ONE_MODEL}",
     "/api/": "Of Ollama's API there are chat, generate, embed, embeddings, tags, ps, show and version.",
 }
+_CHARACTERS = 16  # per token of the context: a service tokenizes no longer texts
 _OPTIONS = {"repetition_penalty": "repeat_penalty"}  # sampling parameters that Ollama has under another name
 _SAMPLING = (
     "temperature",
@@ -85,6 +86,11 @@ _SAMPLING = (
     "frequency_penalty",
     "repetition_penalty",
 )
+_NAMES = {
+    **{name: f"options.{_OPTIONS.get(name, name)}" for name in _SAMPLING},
+    "structured_outputs": "format",
+    "logprobs": "top_logprobs",
+}
 
 
 class LinesOfJson(Dialect):
@@ -304,9 +310,12 @@ class _Handler:
         return Prompt(ids=(*context, *read.ids[begins:])), read.notes
 
     async def _cut(self, text: str) -> Prompt:
-        """Return the beginning of a text that fits the context."""
-        ids = await self._service.tokenize(Prompt(text=text))
-        return Prompt(ids=tuple(ids[: self._service.model.max_model_len]))
+        """Return the beginning of a text that fits the context. The token that ends every text, if any, stays."""
+        most, tokenizer = self._service.model.max_model_len, self._service.tokenizer
+        ids = await self._service.tokenize(Prompt(text=text[: most * _CHARACTERS]))
+        if len(ids) > most and tokenizer is not None and ids[-1] in tokenizer.all_special_ids:
+            return Prompt(ids=(*ids[: most - 1], ids[-1]))
+        return Prompt(ids=tuple(ids[:most]))
 
     # ---------------------------------------------------------------------------------------- parameters
 
@@ -339,7 +348,7 @@ class _Handler:
             grammar=_grammar_of(body),
             tools=tools,
             streamed=body.stream,
-            names={"structured_outputs": "format", "logprobs": "top_logprobs"},
+            names=_NAMES,
         )
 
 

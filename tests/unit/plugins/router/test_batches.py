@@ -7,6 +7,7 @@ import contextlib
 import errno
 import json
 import os
+import shutil
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -25,12 +26,20 @@ from ferrule_plugins.router.batches import work
 from ferrule_plugins.router.batches.options import StoreOptions
 from ferrule_plugins.router.batches.run import Run
 from ferrule_plugins.router.batches.store import BatchRecord, FileRecord, Store, open_store
+from ferrule_plugins.router.batches.usage import Tokens, tokens_of
 from ferrule_testkit.service import echo_script
 from tests.fakes.batches import URL, BatchSite, ids, line
 
 GONE = "file-" + "0" * 32
 Still = tuple[BatchSite, Path]
-BROKEN = b"{\n" + b"[1]\n" + line("x", url="/v1/chat/completions") + line("") + line("s", stream=True)
+BROKEN = (
+    b"{\n"
+    + b"[1]\n"
+    + line("x", url="/v1/chat/completions")
+    + line("")
+    + line("s", stream=True)
+    + line("g", background=True)
+)
 
 
 @pytest.fixture
@@ -166,6 +175,8 @@ ANCHOR = ('name="expires_after[anchor]"', b"created_at")
         (form(FILE, *[(f'name="{n}"', b"") for n in range(20)]), None),
         (form((f'name="{"n" * 9000}"', b"")), None),
         (form(FILE, PURPOSE, boundary=b"C"), None),
+        (form(FILE, PURPOSE, ("", b"x")), None),
+        (form(('name="file"; filename="a"\r\nContent-Transfer-Encoding: base64', b"e30="), PURPOSE), None),
         (b"", None),
         (b"{}", None),
     ],
@@ -228,6 +239,34 @@ async def test_a_full_disk_is_an_error_of_the_upload(still: Still, monkeypatch: 
     assert (await site.http.post(URL, json={"prompt": "hi"})).status_code == 200
 
 
+async def test_a_disk_that_cannot_be_written_is_an_error_of_each_call(
+    still: Still, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    site, _ = still
+    file, batch = (await site.upload(line("a"))).json()["id"], await site.create(line("a"))
+
+    def read_only(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("mkdir", "rename", "touch"):
+        monkeypatch.setattr(Path, name, read_only)
+    body = {"input_file_id": file, "endpoint": URL, "completion_window": "24h"}
+    for answer in (
+        await site.upload(b"{}"),
+        await site.http.delete(f"/v1/files/{file}"),
+        await site.http.post("/v1/batches", json=body),
+        await site.http.post(f"/v1/batches/{batch['id']}/cancel"),
+    ):
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "60")
+        assert "cannot write" in answer.json()["error"]["message"]
+    monkeypatch.undo()
+    assert (await site.http.get(f"/v1/batches/{batch['id']}")).json() == batch
+    for id in (file, batch["input_file_id"]):
+        assert (await site.http.delete(f"/v1/files/{id}")).status_code == 200
+    (folder,) = (still[1] / "batches").glob("batch_*")
+    shutil.rmtree(folder)
+
+
 def _full(*args: Any) -> NoReturn:
     raise OSError(errno.ENOSPC, "")
 
@@ -236,6 +275,17 @@ def test_a_folder_that_cannot_be_written_stops_the_start(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"router:batches\.folder"):
         open_store(str(tmp_path / "file" / "store"), StoreOptions())
+
+
+def test_a_file_system_without_hard_links_stops_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any, **kwargs: Any) -> NoReturn:
+        raise OSError(errno.EPERM, "")
+
+    monkeypatch.setattr(os, "link", refuse)
+    with pytest.raises(ConfigError, match="not permitted") as caught:
+        open_store(str(tmp_path / "store"), StoreOptions())
+    assert "hard links" in (caught.value.hint or "")
+    assert left(tmp_path) == []
 
 
 # ----------------------------------------------------------------------------------------------------------- batches
@@ -247,15 +297,23 @@ async def test_a_batch_runs_and_each_line_is_in_one_of_two_files(site: BatchSite
     assert (made["status"], made["metadata"], made["endpoint"]) == ("validating", {"for": "test"}, URL)
     done = await site.ended(made["id"])
     assert done["status"] == "completed"
-    assert done["request_counts"] == {"total": 9, "completed": 2, "failed": 7}
+    assert done["request_counts"] == {"total": 10, "completed": 2, "failed": 8}
     output, errors = await site.lines(done, "output"), await site.lines(done, "error")
     assert ids(output) == ["a", "c"]
     assert all(one["response"]["status_code"] == 200 and one["error"] is None for one in output)
     codes = ["invalid_json_line", "invalid_json_line", "invalid_url", "missing_required_parameter"]
-    codes += ["stream_unsupported", "NotFoundError", "duplicate_custom_id"]
+    codes += ["stream_unsupported", "background_unsupported", "NotFoundError", "duplicate_custom_id"]
     assert [one["error"]["code"] for one in errors] == codes
     for name in ("in_progress_at", "finalizing_at", "completed_at"):
         assert done[name] >= made["created_at"]
+    assert made["usage"] is None
+    assert done["usage"] == {
+        "input_tokens": 4,
+        "input_tokens_details": {"cached_tokens": 0},
+        "output_tokens": 2,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": 6,
+    }
     listed = (await site.http.get("/v1/batches")).json()
     assert listed["data"] == [done]
     assert (await site.http.post(f"/v1/batches/{made['id']}/cancel")).status_code == 400
@@ -267,6 +325,30 @@ async def test_conversations_of_anthropic_run_too(site: BatchSite) -> None:
     done = await site.ended(made["id"])
     answer = (await site.lines(done, "output"))[0]
     assert (answer["custom_id"], answer["response"]["body"]["type"]) == ("m", "message")
+    told = answer["response"]["body"]["usage"]
+    asked = told["input_tokens"] + told["cache_read_input_tokens"]
+    assert (done["usage"]["input_tokens"], done["usage"]["output_tokens"]) == (asked, told["output_tokens"])
+
+
+def test_tokens_are_those_of_every_protocol() -> None:
+    chat = {
+        "prompt_tokens": 5,
+        "completion_tokens": 3,
+        "total_tokens": 8,
+        "prompt_tokens_details": {"cached_tokens": 2},
+        "completion_tokens_details": {"reasoning_tokens": 1},
+    }
+    responses = {
+        "input_tokens": 50,
+        "input_tokens_details": {"cached_tokens": 20},
+        "output_tokens": 30,
+        "output_tokens_details": {"reasoning_tokens": 10},
+    }
+    messages = {"input_tokens": 100, "cache_read_input_tokens": 200, "output_tokens": 400}
+    vectors = {"prompt_tokens": 1000, "total_tokens": 1000, "prompt_tokens_details": None}
+    bodies: list[Any] = [{"usage": usage} for usage in (chat, responses, messages, vectors, None, "much")]
+    results = [json.dumps({"response": {"body": body}, "error": None}).encode() for body in [*bodies, {}, "text"]]
+    assert tokens_of(results) == Tokens(input=1355, cached=222, output=433, reasoning=11)
 
 
 @pytest.mark.parametrize(
@@ -497,6 +579,20 @@ async def test_lines_leave_room_for_requests_of_clients(folder: Path, monkeypatc
         assert held.asked == 7
         held.go.set()
         assert (await site.ended(made["id"]))["request_counts"]["completed"] == 20
+
+
+async def test_lines_leave_their_key_a_place(folder: Path) -> None:
+    site = BatchSite(folder, limits={"max_key_requests": 3})
+    async with site.running():
+        held = Held(site, after=0)
+        made = await site.create(b"".join(line(f"r{n}") for n in range(9)))
+        await held.reached(2)
+        chat = asyncio.create_task(site.http.post(URL, json={"prompt": "hi"}))
+        await held.reached(3)
+        assert (await site.http.post(URL, json={"prompt": "hi"})).status_code == 429
+        held.go.set()
+        assert (await chat).status_code == 200
+        assert (await site.ended(made["id"]))["request_counts"]["completed"] == 9
 
 
 async def test_a_key_that_is_gone_stops_its_batch(folder: Path) -> None:

@@ -33,10 +33,16 @@ def _driver(name: str, *words: str) -> Command:
     return (f"tools.campaign.{name}", *words)
 
 
+def _driven(name: str, *words: str) -> tuple[tuple[Command], tuple[Command]]:
+    """Return the quick and the full command of a driver that has both."""
+    return (_driver(name, "--quick", *words),), (_driver(name, *words),)
+
+
 _API = "tests/unit/api/"
 _E2E = "tests/e2e/"
 _FRONTEND = "tests/unit/frontend/"
 _LOADS = ("burst", "bodies", "prompts", "overload")
+_ABORTS = (_tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"),)
 _CONSTRAINTS = (_tests(f"{_FRONTEND}guided/test_compiler.py", "tests/conformance/test_kits_guided_decoding.py"),)
 
 HOSTILE = (
@@ -77,8 +83,7 @@ HOSTILE = (
         "G-H6",
         "20,000 distinct schemas",
         "memory on a plateau, no files written",
-        (_driver("schemas", "--quick"),),
-        (_driver("schemas"),),
+        *_driven("schemas"),
     ),
     Goal(
         "G-H7",
@@ -154,8 +159,7 @@ OVERLOAD = (
         "G-O1",
         "ten times the work that the server can do, for five minutes",
         "429 p99 < 100 ms, first tokens within twice those of a full queue, 0.9 of the peak, as before 5 s later",
-        (_driver("overload", "--quick"),),
-        (_driver("overload"),),
+        *_driven("overload"),
     ),
     Goal(
         "G-O2",
@@ -167,8 +171,7 @@ OVERLOAD = (
         "G-O3",
         "bodies of 31 MiB that are held, sent slowly, left, or full of ids",
         "bounded memory",
-        (_driver("memory", "--quick"),),
-        (_driver("memory"),),
+        *_driven("memory"),
     ),
     Goal(
         "G-O4",
@@ -187,25 +190,20 @@ OVERLOAD = (
         "G-O6",
         "1,000 clients that leave, in every phase",
         "all freed within 5 s",
-        (_driver("disconnects", "--quick"),),
-        (_driver("disconnects"),),
+        *_driven("disconnects"),
     ),
     Goal(
         "G-O7",
         "2,000 requests that are aborted at once; ids that are used again while they end",
         "no wrong text, no hang, no gap of another stream over 1 s",
-        (
-            _tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"),
-            _driver("aborts", "--quick"),
-        ),
-        (_tests("tests/simulate/test_machine.py", "tests/simulate/test_engine_deaths.py"), _driver("aborts")),
+        (*_ABORTS, _driver("aborts", "--quick")),
+        (*_ABORTS, _driver("aborts")),
     ),
     Goal(
         "G-O8",
         "slow and idle connections by the thousand, no file descriptors",
         "active clients go on",
-        (_driver("storm", "--quick"),),
-        (_driver("storm"),),
+        *_driven("storm"),
     ),
     Goal(
         "G-O9",
@@ -250,8 +248,7 @@ FAULTS = (
         "G-F4",
         "the Nth allocation, open, send or child start fails",
         "one clear outcome",
-        (_driver("nth_failure", "--quick"),),
-        (_driver("nth_failure"),),
+        *_driven("nth_failure"),
     ),
     Goal(
         "G-F5",
@@ -284,8 +281,7 @@ FAULTS = (
         "G-F11",
         "killed and started again, two servers on one port",
         "binds at once, nothing is left",
-        (_driver("again", "--quick"),),
-        (_driver("again"),),
+        *_driven("again"),
     ),
     Goal(
         "G-F12", "clocks that jump, a suspended machine", "no time-outs", (_tests("tests/unit/launch/test_parts.py"),)
@@ -308,8 +304,7 @@ FAULTS = (
         "G-F16",
         "programs that end, or are ended, with an open engine",
         "the status of a program without one within 15 s, no process left",
-        (_driver("programs", "--quick"),),
-        (_driver("programs"),),
+        *_driven("programs"),
     ),
 )
 
@@ -332,8 +327,7 @@ LEAKS = (
         "G-L3",
         "100,000 hostile requests",
         "memory within 5 % + 64 MiB",
-        (_driver("hostile", "--quick"),),
-        (_driver("hostile"),),
+        *_driven("hostile"),
     ),
     Goal(
         "G-L4",
@@ -350,7 +344,12 @@ LEAKS = (
         (_tests(f"{_E2E}launch/test_soak.py", slow=True),),
     ),
     Goal("G-L6", "a day on a GPU", "device memory stays", waits_for="a machine with a GPU"),
-    Goal("G-L7", "stored answers and batches", "bounded", waits_for="stored responses"),
+    Goal(
+        "G-L7",
+        "many more responses than the store keeps, by count, bytes and age",
+        "never more than the bounds, the newest are there, those that went are a 404, memory stays",
+        *_driven("stored", "bounds"),
+    ),
 )
 
 ISOLATION = (
@@ -388,8 +387,7 @@ ISOLATION = (
         "G-A8",
         "cached prompts of others",
         "not told by time or counts",
-        (_driver("keys", "--quick"),),
-        (_driver("keys"),),
+        *_driven("keys"),
     ),
     Goal("G-A9", "routes for administration", "absent by default", (_tests(f"{_E2E}http/test_admin.py"),)),
     Goal(
@@ -424,10 +422,14 @@ DATA = (
         "G-D5",
         "batch files: killed in the middle, full disks",
         "no loss, nothing twice",
-        (_driver("batch", "--quick"),),
-        (_driver("batch"),),
+        *_driven("batch"),
     ),
-    Goal("G-D6", "stored responses over a restart", "kept or lost, not half", waits_for="stored responses"),
+    Goal(
+        "G-D6",
+        "stored responses: killed under load, a full disk, and started again",
+        "whole or failed, as they were told, streams with one end; 500 while the disk is full",
+        *_driven("stored", "restarts"),
+    ),
     Goal(
         "G-D7",
         "weights that change under traffic",

@@ -12,6 +12,7 @@ from ferrule.errors import RequestFailed
 from ferrule.interfaces.response_store import StoredResponse
 
 CONFORMANCE = MappingProxyType({"few": {"max_responses": 3}, "short": {"max_age": 0.2}, "tiny": {"max_bytes": 1 << 16}})
+MOST_EVENTS = 1000  # that are read at once
 OVERHEAD = 512  # bytes of a record beside its texts, about
 
 

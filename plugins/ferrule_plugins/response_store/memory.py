@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ferrule.interfaces.response_store import ResponseStore, StoredResponse
-from ferrule_plugins.response_store.bounds import Bounds, size_of
+from ferrule_plugins.response_store.bounds import MOST_EVENTS, Bounds, size_of
 
 
 @dataclass
@@ -73,7 +73,7 @@ class MemoryStore(ResponseStore):
 
     def events(self, owner: str, response_id: str, start: int) -> Sequence[bytes]:
         entry = self._entries.get((owner, response_id))
-        return () if entry is None else entry.events[start:]
+        return () if entry is None else entry.events[start : start + MOST_EVENTS]
 
     def close(self) -> None:
         self._entries.clear()

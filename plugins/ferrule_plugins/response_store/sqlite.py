@@ -22,13 +22,15 @@ from msgspec import Meta
 from ferrule import log
 from ferrule.errors import RequestFailed, StartupError
 from ferrule.interfaces.response_store import ResponseStore, StoredResponse
-from ferrule_plugins.response_store.bounds import OVERHEAD, Bounds, size_of
+from ferrule_plugins.response_store.bounds import MOST_EVENTS, OVERHEAD, Bounds, size_of
 
 _logger = log.get("responses")
 
 _FORM = 1  # of the tables; kept in the file
 _PATIENCE = 10.0  # seconds to wait for another process that writes
-_MOST_EVENTS = 1000  # that are read at once
+_IMPATIENCE = 0.1  # the same, after the wait was in vain: requests would wait for each other's waits
+_REASONS = (("SQLITE_FULL", "its disk is full"), ("SQLITE_BUSY", "another process locks its file"))
+_NO_REASON = "its file cannot be read or written"
 # `totals` has one row, so that bounds need no scan: triggers keep it.
 _TABLES = """
 CREATE TABLE responses (
@@ -68,6 +70,7 @@ class SqliteStore(ResponseStore):
         super().__init__(folder)
         self._bounds = options
         self._process = _process_name()
+        self._patience = _PATIENCE
         path = Path(options.path).expanduser() if options.path else folder and folder / "responses.sqlite"
         try:
             self._db = _opened(path)
@@ -156,7 +159,7 @@ class SqliteStore(ResponseStore):
             rows = db.execute(
                 "SELECT event FROM events WHERE response = (SELECT number FROM responses WHERE owner = ? AND id = ?) "
                 "AND number >= ? ORDER BY number LIMIT ?",
-                (owner, response_id, start, _MOST_EVENTS),
+                (owner, response_id, start, MOST_EVENTS),
             )
             return [event for (event,) in rows]
 
@@ -187,11 +190,17 @@ class SqliteStore(ResponseStore):
     def _oldest(self) -> float:
         return time.time() - self._bounds.max_age
 
+    def _wait_for_others(self, seconds: float) -> None:
+        if seconds != self._patience:
+            self._patience = seconds
+            self._db.execute(f"PRAGMA busy_timeout = {int(1000 * seconds)}")
+
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """Change the file wholly or not at all."""
         with self._guarded() as db:
             db.execute("BEGIN IMMEDIATE")
+            self._wait_for_others(_PATIENCE)
             try:
                 yield db
                 db.execute("COMMIT")
@@ -207,8 +216,10 @@ class SqliteStore(ResponseStore):
             yield self._db
         except sqlite3.Error as error:
             _logger.error("the response store failed: %s", error)
-            full = getattr(error, "sqlite_errorname", "") == "SQLITE_FULL"
-            why = "its disk is full" if full else "its file cannot be read or written"
+            name = getattr(error, "sqlite_errorname", "")
+            if name.startswith("SQLITE_BUSY"):
+                self._wait_for_others(_IMPATIENCE)
+            why = next((why for start, why in _REASONS if name.startswith(start)), _NO_REASON)
             raise RequestFailed(
                 f"The response store failed: {why}. Requests with store false do not need it."
             ) from error

@@ -25,6 +25,7 @@ from ferrule_plugins.router.responses.history import History
 _logger = log.get("responses")
 
 _LOOK = 1.0  # seconds between two looks whether another process has cancelled a run
+_AGAIN = 5.0  # seconds until a store that failed is asked again to store the end of a run
 _POLL = 0.1  # seconds between two looks for events of another process
 _STOPPED = "The server was stopped before the response was finished."
 ENGINE_DIED = "The engine has stopped; this request cannot be finished."
@@ -83,7 +84,17 @@ class Background:
         """End all runs; their responses have failed."""
         for run in list(self._runs.values()):
             await self.forget(run.record.owner, run.record.id)
-            await self._end(run, run.form.fail(_STOPPED, invalid=False))
+            await self._fail(run, _STOPPED)
+
+    async def has_stream(self, record: StoredResponse) -> bool:
+        """Return whether the events of a response are stored. Raises NotFoundError when it is deleted meanwhile."""
+        owner, name = record.owner, record.id
+        while not await self._history.has_event(owner, name, 0):
+            if msgspec.json.decode(record.response)["status"] != "queued":  # a stream begins before that
+                return False
+            await asyncio.sleep(_POLL)
+            record = await self._history.find(owner, name)
+        return True
 
     async def follow(self, record: StoredResponse, start: int) -> AsyncIterator[ResponseEvent]:
         """Yield the stored events from number `start` on, until the response has ended.
@@ -145,7 +156,9 @@ class Background:
                         return
                     await self._tell(run, events)
         except Exception as error:
-            await self._end(run, form.fail(message_of(error), isinstance(error, RequestError)))
+            message = message_of(error)
+            while not await self._fail(run, message, isinstance(error, RequestError)):
+                await asyncio.sleep(_AGAIN)  # nobody else ends it, and whoever asks for it would wait for ever
 
     async def _tell(self, run: _Run, events: list[ResponseEvent]) -> None:
         if run.streamed and events:
@@ -156,12 +169,20 @@ class Background:
         await self._history.update(replace(run.record, response=msgspec.json.encode(response), ended=ended))
 
     async def _end(self, run: _Run, events: list[ResponseEvent]) -> None:
-        """Store the end of a run. A store that fails now leaves the response as abandoned: nobody waits for it."""
+        await self._tell(run, events)
+        await self._keep(run, run.form.response, ended=True)
+
+    async def _fail(self, run: _Run, message: str, invalid: bool = False) -> bool:
+        """Store that a run has failed. Return False where the store fails, too."""
         try:
-            await self._tell(run, events)
-            await self._keep(run, run.form.response, ended=True)
+            if run.form.response["status"] in ("queued", "in_progress"):
+                await self._end(run, run.form.fail(message, invalid))
+            else:  # that it ended could not be stored
+                await self._history.fail(run.record, message)
         except FerruleError as error:
             _logger.error("the end of a response was not stored", id=run.record.id, error=str(error))
+            return False
+        return True
 
 
 def message_of(error: Exception) -> str:

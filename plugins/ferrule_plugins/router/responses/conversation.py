@@ -10,7 +10,7 @@ import base64
 import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from itertools import count, groupby
 from typing import Any
 
 from pydantic_core import from_json
@@ -79,14 +79,30 @@ def response_of(some_id: str) -> str | None:
     return f"resp_{name}" if name and number else None
 
 
-def message_item(name: str, text: str) -> dict[str, Any]:
-    """Return a text of the user's as an item."""
-    return _message("user", [{"type": "input_text", "text": text}], item_id("message", name, "i0"))
+def with_own_ids(items: Sequence[dict[str, Any]], name: str) -> list[dict[str, Any]]:
+    """Return the input items of the response ``resp_NAME`` with an id each: clients turn pages of the list by ids, so
+    an item whose id is empty, or that of another before it, gets a new one.
+    """
+    found: list[dict[str, Any]] = []
+    sent, seen = {item["id"] for item in items}, set[str]()
+    numbers = count()
+    for item in items:
+        own = item["id"]
+        if not own or own in seen:
+            own = next(new for number in numbers if (new := item_id(item["type"], name, f"i{number}")) not in sent)
+        seen.add(own)
+        found.append({**item, "id": own})
+    return found
 
 
-def normal(item: MessageItem | ReasoningItem | CallItem | ResultItem, name: str, number: int) -> dict[str, Any]:
-    """Return a client's item in the normal form. `number` is its place in the input of response ``resp_NAME``."""
-    own = item.id or item_id(item.type, name, f"i{number}")
+def message_item(text: str) -> dict[str, Any]:
+    """Return a text of the user's as an item, without an id."""
+    return _message("user", [{"type": "input_text", "text": text}], "")
+
+
+def normal(item: MessageItem | ReasoningItem | CallItem | ResultItem) -> dict[str, Any]:
+    """Return a client's item in the normal form. Its id is empty where the client gave none."""
+    own = item.id or ""
     match item:
         case MessageItem():
             kind = "output_text" if item.role == "assistant" else "input_text"

@@ -16,7 +16,7 @@ from ferrule.interfaces.service import Admitted, Answer, ChatPrompt, Outputs
 from ferrule.types import FinishReason
 from ferrule_plugins.router.responses.answers import InputTokens, ItemList, Response, ResponseEvent
 from ferrule_plugins.router.responses.background import Background, message_of
-from ferrule_plugins.router.responses.conversation import Placed, message_item, normal
+from ferrule_plugins.router.responses.conversation import Placed, message_item, normal, with_own_ids
 from ferrule_plugins.router.responses.form import ResponseForm
 from ferrule_plugins.router.responses.history import History, store_factory
 from ferrule_plugins.router.responses.items import ReferenceItem
@@ -129,15 +129,14 @@ class Handler:
     async def _own_items(self, body: TokensBody, owner: str, name: str) -> list[dict[str, Any]]:
         """Return the items of a body in their normal form, with those that it refers to."""
         if body.input is None or isinstance(body.input, str):
-            return [] if body.input is None else [message_item(name, body.input)]
+            return [] if body.input is None else with_own_ids([message_item(body.input)], name)
         references = [
             (f"input[{number}]", item.id) for number, item in enumerate(body.input) if isinstance(item, ReferenceItem)
         ]
         found = iter(await self._history.referenced(owner, references) if references else ())
-        return [
-            next(found) if isinstance(item, ReferenceItem) else normal(item, name, number)
-            for number, item in enumerate(body.input)
-        ]
+        return with_own_ids(
+            [next(found) if isinstance(item, ReferenceItem) else normal(item) for item in body.input], name
+        )
 
     def _log_notes(self, body: ResponsesBody, name: str) -> None:
         notes = {field: str(value) for field in ("user", "safety_identifier") if (value := getattr(body, field))}
@@ -154,12 +153,15 @@ class Handler:
             if starting_after is not None:
                 raise RequestError("starting_after needs stream to be true.", "starting_after")
             return JSON(msgspec.Raw(record.response))
-        if not await self._history.events(info.key_name, response_id, 0) and record.ended:
+        if not await self._background.has_stream(record):
             raise RequestError(
                 "stream: only a response that was made with background and stream has a stream to follow.", "stream"
             )
-        start = 0 if starting_after is None else starting_after + 1
-        return EventStream(self._background.follow(record, start))
+        if starting_after is None:
+            return EventStream(self._background.follow(record, 0))
+        if not await self._history.has_event(info.key_name, response_id, starting_after):
+            raise RequestError(f"starting_after: the stream has no event {starting_after} so far.", "starting_after")
+        return EventStream(self._background.follow(record, starting_after + 1))
 
     async def input_items(
         self, response_id: str, info: RequestInfo, limit: int, newest_first: bool, after: str | None

@@ -25,7 +25,9 @@ from ferrule_plugins.router.responses.items import MAX_ITEMS
 T = TypeVar("T")
 
 _TAKEN = "request_id: there is a stored response of this id already."
+_MOST_REFERRED = 32 << 20  # bytes of all items that a request refers to: as many as bodies have by default
 _PARENT = "previous_response_id"
+_LAST_EVENTS = frozenset({"response.completed", "response.incomplete", "response.failed"})
 _ABANDONED = "The server was stopped, or its process ended, before the response was finished."
 
 
@@ -97,6 +99,14 @@ class History:
         texts = [msgspec.json.encode(event) for event in events]
         return await self._call(lambda store: store.append(owner, response_id, texts))
 
+    async def has_event(self, owner: str, response_id: str, number: int) -> bool:
+        """Return whether the stream of a response has come as far as this event."""
+        return await self._call(lambda store: bool(store.events(owner, response_id, number)))
+
+    async def fail(self, response: StoredResponse, message: str) -> None:
+        """End a response that nobody generates any more: as its stream tells, else as a failed one."""
+        await self._call(lambda store: _settle(store, response, message))
+
     async def events(self, owner: str, response_id: str, start: int) -> list[ResponseEvent]:
         texts = await self._call(lambda store: store.events(owner, response_id, start))
         return [msgspec.json.decode(text) for text in texts]
@@ -109,8 +119,12 @@ class History:
         return await self._call(lambda store: _chain(store, owner, parent, room))
 
     async def referenced(self, owner: str, references: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
-        """Return the items that references (place, id) name. Raises NotFoundError that names the place."""
-        return await self._call(lambda store: [_item(store, owner, where, name) for where, name in references])
+        """Return the items that references (place, id) name.
+
+        Raises NotFoundError that names the place, and RequestError where the items are too large in all: references are
+        short, and may name a large item again and again.
+        """
+        return await self._call(lambda store: _items(store, owner, references))
 
     async def _call(self, work: Callable[[ResponseStore], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self._thread, self._with_store, work)
@@ -121,7 +135,7 @@ class History:
         return work(self._store)
 
 
-def failed(response: StoredResponse, message: str) -> StoredResponse:
+def _failed(response: StoredResponse, message: str) -> StoredResponse:
     """Return a response as one that failed."""
     told = msgspec.json.decode(response.response)
     told |= {"status": "failed", "error": {"code": "server_error", "message": message}}
@@ -138,14 +152,26 @@ def _found(store: ResponseStore, owner: str, response_id: str, param: str | None
     if response is None:
         raise _unknown(response_id, param)
     if response.abandoned:
-        ended = failed(response, _ABANDONED)
-        event = {"type": "response.failed", "response": msgspec.Raw(ended.response)}
-        number = _number_of_events(store, owner, response_id)
-        if number:  # it has a stream, which ends
-            store.append(owner, response_id, [msgspec.json.encode(event | {"sequence_number": number})])
-        store.update(ended)
+        _settle(store, response, _ABANDONED)
         return _found(store, owner, response_id, param)
     return response
+
+
+def _settle(store: ResponseStore, response: StoredResponse, message: str) -> None:
+    """End a response whose generation stopped before its end was stored.
+
+    A stream is stored before the response, so it may have ended already: then the response is what its last event says.
+    """
+    owner, name = response.owner, response.id
+    ended = _failed(response, message)
+    if number := _number_of_events(store, owner, name):
+        last = msgspec.json.decode(store.events(owner, name, number - 1)[0])
+        if last["type"] in _LAST_EVENTS:
+            ended = replace(ended, response=msgspec.json.encode(last["response"]))
+        else:
+            event = {"type": "response.failed", "response": msgspec.Raw(ended.response), "sequence_number": number}
+            store.append(owner, name, [msgspec.json.encode(event)])
+    store.update(ended)
 
 
 def _number_of_events(store: ResponseStore, owner: str, response_id: str) -> int:
@@ -178,7 +204,7 @@ def _chain(store: ResponseStore, owner: str, parent: str, room: int) -> Earlier:
             raise RequestError(f"{_PARENT}: the response {name} is {answered['status']}: it has no answer.", _PARENT)
         turn = [*msgspec.json.decode(response.items), *answered["output"]]
         turns.append(turn)
-        count += len(turn)
+        count += 1 + len(turn)  # a turn may be empty
         size += sum(map(characters, turn))
         child, name = name, response.parent
     return Earlier(_joined(turns), whole=True)
@@ -188,14 +214,30 @@ def _joined(turns: Sequence[list[dict[str, Any]]]) -> list[dict[str, Any]]:
     return [item for turn in reversed(turns) for item in turn]
 
 
-def _item(store: ResponseStore, owner: str, where: str, name: str) -> dict[str, Any]:
-    response = None if (of := response_of(name)) is None else store.get(owner, of)
-    if response is not None:
-        items = [*msgspec.json.decode(response.items), *msgspec.json.decode(response.response)["output"]]
-        for item in items:
-            if item["id"] == name:
-                return dict(item)
-    raise NotFoundError(
-        f"{where}.id: there is no item {name!r:.100} here: its response may be deleted or too old, or was not stored.",
-        f"{where}.id",
-    )
+def _items(store: ResponseStore, owner: str, references: Sequence[tuple[str, str]]) -> list[dict[str, Any]]:
+    read: dict[str | None, dict[str, dict[str, Any]]] = {}  # the items of each response that was read, by their ids
+    found: list[dict[str, Any]] = []
+    size = 0
+    for where, name in references:
+        if (of := response_of(name)) not in read:
+            read[of] = _items_of(store, owner, of)
+        if (item := read[of].get(name)) is None:
+            raise NotFoundError(
+                f"{where}.id: there is no item {name!r:.100} here: its response may be deleted or too old, or was not "
+                "stored.",
+                f"{where}.id",
+            )
+        size += len(msgspec.json.encode(item))
+        if size > _MOST_REFERRED:
+            raise RequestError(f"{where}: the items that are referred to have more than {_MOST_REFERRED} bytes.", where)
+        found.append(item)
+    return found
+
+
+def _items_of(store: ResponseStore, owner: str, response_id: str | None) -> dict[str, dict[str, Any]]:
+    """Return the items of a response's input and output by their ids; none of a response that is not there."""
+    response = None if response_id is None else store.get(owner, response_id)
+    if response is None:
+        return {}
+    items = [*msgspec.json.decode(response.items), *msgspec.json.decode(response.response)["output"]]
+    return {item["id"]: item for item in reversed(items)}  # of two with one id the first counts

@@ -17,6 +17,7 @@ import pytest
 
 from ferrule.errors import RequestFailed, StartupError
 from ferrule.interfaces.response_store import StoredResponse
+from ferrule_plugins.response_store import sqlite
 from ferrule_plugins.response_store.bounds import Bounds
 from ferrule_plugins.response_store.memory import MemoryStore
 from ferrule_plugins.response_store.sqlite import SqliteOptions, SqliteStore
@@ -85,6 +86,25 @@ def test_a_full_disk_is_the_error_of_a_request(tmp_path: Path) -> None:
     assert store.get("", "small") == small
     assert not store.events("", "small", 0)
     assert store.add(response("another"))
+    store.close()
+
+
+def test_a_locked_file_is_waited_for_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Fail soon while another process keeps its lock, and be patient again afterwards. Reading needs no lock."""
+    monkeypatch.setattr(sqlite, "_PATIENCE", 0.2)
+    store = opened(tmp_path / "responses.sqlite")
+    assert store.add(response("there"))
+    other = sqlite3.connect(tmp_path / "responses.sqlite", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    for _ in range(2):
+        with pytest.raises(RequestFailed, match="another process locks its file"):
+            store.add(response("new"))
+        assert store._db.execute("PRAGMA busy_timeout").fetchone() == (100,)
+        assert store.get("", "there") is not None
+    other.execute("ROLLBACK")
+    assert store.add(response("new"))
+    assert store._db.execute("PRAGMA busy_timeout").fetchone() == (200,)
+    other.close()
     store.close()
 
 

@@ -12,8 +12,12 @@ import pytest
 
 from ferrule.errors import ConfigError, OverloadedError, RequestFailed, UnavailableError
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
+from ferrule.interfaces.response_store import StoredResponse
 from ferrule.interfaces.service import ChatPrompt, Output, Usage, add_up
 from ferrule.types import FinishReason
+from ferrule_plugins.response_store.bounds import Bounds
+from ferrule_plugins.response_store.memory import MemoryStore
+from ferrule_plugins.router.responses import background, history
 from ferrule_plugins.router.responses.answers import Response
 from ferrule_plugins.router.responses.form import ResponseForm
 from ferrule_plugins.router.responses.schema import ResponsesBody, TokensBody
@@ -244,6 +248,89 @@ async def test_the_background_goes_on_and_can_be_cancelled() -> None:
         "starting_after needs stream"
         in error_of(await site.http.get(f"/v1/responses/{name}?starting_after=4"))["message"]
     )
+
+
+async def test_what_has_no_stream_cannot_be_followed() -> None:
+    """Ask while it runs, when there is nothing to tell it by but its events, and behind the end."""
+    site, go = Site(), asyncio.Event()
+    site.service.pace = go.wait
+    name = (await answer(site, background=True))["id"]
+    refused = error_of(await site.http.get(f"/v1/responses/{name}?stream=true"))
+    assert "only a response that was made with background and stream" in refused["message"]
+    go.set()
+    streamed = events((await send(site, background=True, stream=True)).text)
+    path = f"/v1/responses/{streamed[0]['response']['id']}?stream=true&starting_after="
+    last = len(streamed) - 1
+    assert (await site.http.get(f"{path}{last}")).text == ""
+    for number in (last + 1, 1 << 62):
+        refused = error_of(await site.http.get(f"{path}{number}"))
+        assert (refused["message"], refused["param"]) == (
+            f"starting_after: the stream has no event {number} so far.",
+            "starting_after",
+        )
+
+
+async def test_a_store_that_fails_at_the_end_leaves_nothing_half(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the store fail for a while: the run ends as its stream told, or as a failed one."""
+    monkeypatch.setattr(background, "_AGAIN", 0.01)
+    for method, streamed, status in (
+        ("append", True, "failed"),
+        ("update", True, "incomplete"),
+        ("update", False, "failed"),
+    ):
+        name, works, tries = f"resp_{method}-{streamed}", getattr(MemoryStore, method), list[None]()
+        site, go = Site(), asyncio.Event()
+        site.service.pace = go.wait
+        sending = asyncio.create_task(send(site, background=True, stream=streamed, request_id=name[5:]))
+        while (await site.http.get(f"/v1/responses/{name}")).json().get("status") != "in_progress":
+            await asyncio.sleep(0.01)
+
+        def fails(self: Any, *args: Any, works: Any = works, tries: Any = tries) -> Any:
+            tries.append(None)
+            if len(tries) <= 3:
+                raise RequestFailed("The disk is full.")
+            return works(self, *args)
+
+        with monkeypatch.context() as broken:
+            broken.setattr(MemoryStore, method, fails)
+            go.set()
+            told = await ended(site, name)
+        assert (told["status"], site.service.open) == (status, 0)
+        assert told["error"] is None or told["error"]["message"] == "The disk is full."
+        last = events((await sending).text)[-1] if streamed else {"response": told}
+        assert last["response"] == told
+
+
+async def test_items_have_ids_of_their_own() -> None:
+    """Turn pages of a list in which ids came twice, or not at all."""
+    site = Site()
+    said = [{"role": "user", "content": str(number)} for number in range(5)]
+    sent = [said[0] | {"id": "msg_x"}, said[1] | {"id": "msg_x"}, said[2] | {"id": "msg_pages_i0"}, said[3], said[4]]
+    await answer(site, input=sent, request_id="pages")
+    path, found, more = "/v1/responses/resp_pages/input_items?order=asc&limit=1", list[Any](), True
+    while more and len(found) < 9:
+        after = f"&after={found[-1]['id']}" if found else ""
+        page = (await site.http.get(path + after)).json()
+        found, more = found + page["data"], page["has_more"]
+    assert [item["content"][0]["text"] for item in found] == list("01234")
+    assert [item["id"] for item in found] == ["msg_x", "msg_pages_i1", "msg_pages_i0", "msg_pages_i2", "msg_pages_i3"]
+
+
+async def test_references_are_short_and_what_they_name_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    site = Site()
+    output = (await answer(site))["output"][0]["id"]
+    monkeypatch.setattr(history, "_MOST_REFERRED", 1000)
+    refused = error_of(await send(site, input=[{"id": output}] * 20, truncation="auto"))
+    assert refused["param"].startswith("input[")
+    assert "more than 1000 bytes" in refused["message"]
+
+
+async def test_a_chain_without_an_end_is_read_as_a_long_one() -> None:
+    store = MemoryStore(None, options=Bounds())
+    for name, parent in (("a", "b"), ("b", "a")):
+        empty = {"status": "completed", "output": list[Any]()}
+        store.add(StoredResponse(id=name, parent=parent, created=0.0, response=json.dumps(empty).encode()))
+    assert not (await history.History(lambda: store).before("", "a", 1000)).whole
 
 
 async def test_ids_of_requests_are_taken_once() -> None:

@@ -55,7 +55,7 @@ def page(document: Mapping[str, Any]) -> str:
     operations.sort(key=lambda item: order.get((item[2]["tags"] or [""])[0], len(order)))
     for method, path, operation in operations:
         needs = next((_NEEDS[name] for entry in operation["security"] for name in entry), "")
-        anchor = re.sub(r"[^\w-]", "", f"{method}-{path}".lower())  # as mkdocs makes it from the heading
+        anchor = re.sub(r"[^\w-]", "", f"{method}-{path}".lower()).rstrip("-")  # as mkdocs makes it from the heading
         rows.append(f"| {method} | [`{path}`](#{anchor}) | {needs} | {operation['summary']} |")
         parts += [f"## {method} {path}", "", operation["summary"], "", *_operation(operation)]
     parts += ["## Types", ""]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -47,7 +48,8 @@ class InspectedWorker(Worker):
         if self._profile is not None:
             raise RequestError("A profile is being recorded already: stop it first.")
         file = Path(folder, f"ferrule-{os.getpid()}-{time.time_ns()}.pt.trace.json.gz")
-        self._profile = file.name, self.platform.execution().profile(file)
+        with _writing():
+            self._profile = file.name, self.platform.execution().profile(file)
 
     def stop_profile(self) -> str:
         """Write the trace; its name in the folder for traces. Raises RequestError."""
@@ -55,7 +57,8 @@ class InspectedWorker(Worker):
             raise RequestError("No profile is being recorded.")
         name, end = self._profile
         self._profile = None
-        end()
+        with _writing():
+            end()
         return name
 
     def collective_rpc(
@@ -86,6 +89,15 @@ class InspectedWorker(Worker):
         except (Exception, SystemExit) as error:
             _log.exception("collective_rpc failed", method=name)
             raise RequestError(f"{name} failed: {type(error).__name__}: {error}") from error
+
+
+@contextmanager
+def _writing() -> Iterator[None]:
+    """Raise RequestError for a folder of traces that cannot be written."""
+    try:
+        yield
+    except OSError as error:
+        raise RequestError(f"The folder for traces cannot be written: {error}") from error
 
 
 def open_worker(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Worker:

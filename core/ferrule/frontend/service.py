@@ -210,6 +210,7 @@ class FrontendService(Vectors):
                 headers=HEADERS.get(),
                 answer_id=request.answer_id,
                 chat=isinstance(request.prompts[0], ChatPrompt),
+                constrained=plans[0].request.grammar is not None,
                 num_prompts=len(prompts),
                 num_choices=len(requests),
                 read_from=read_from,

@@ -43,6 +43,7 @@ class Arrival:
     headers: Mapping[str, str]  # of the HTTP call, with lower-case names; offline, what the caller gives
     answer_id: str = ""  # the answer's name, as the client sees it; "" where the protocol has none
     chat: bool = False  # its prompts are conversations
+    constrained: bool = False  # a grammar was compiled for its outputs, between `read` and `submitted`
     num_prompts: int = 0
     num_choices: int = 0  # that go to the engine, of all prompts
     read_from: float = 0.0  # parameters are checked: from now on prompts are rendered and tokenized

@@ -45,11 +45,13 @@ class UniExecutor(Executor):
         return self._started().prepare(need)
 
     def call(self, name: str, args: tuple[Any, ...] = ()) -> Any:
+        tracks = self._tracks
+        if name == "stop_profile":
+            self._tracks = None  # also if the trace cannot be written
         answer = self._started().call(name, args)
         if name == "start_profile":
             self._tracks = StepTracks()
-        elif name == "stop_profile" and self._tracks is not None:
-            tracks, self._tracks = self._tracks, None
+        elif name == "stop_profile" and tracks is not None:
             tracks.write(self._profiles / answer)
         return [answer] if name == "collective_rpc" else answer
 

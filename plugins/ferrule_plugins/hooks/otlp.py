@@ -42,6 +42,11 @@ if TYPE_CHECKING:
 _STOP_SECONDS = 3.0  # for the spans that are left when a process ends
 _PATH = "/v1/traces"  # of a collector that speaks HTTP
 _LOGGERS = ("opentelemetry.exporter", "opentelemetry.sdk._shared_internal")
+_LOGGERS_OF_HEADERS = (
+    "opentelemetry.baggage.propagation",
+    "opentelemetry.trace.propagation",
+    "opentelemetry.trace.span",
+)
 _log = Log("traces")
 
 
@@ -60,17 +65,16 @@ class Otlp(Hooks):
 
     def process_started(self, process: str, config: ServerSettings) -> None:
         endpoint = config.observability.otlp_traces_endpoint
-        if endpoint is None:
+        if endpoint is None or process.startswith("engine"):
             return
-        make = _exporter_of(endpoint, trace_protocol())
-        if process == "launcher" or process.startswith("engine"):
+        exporter, provider = _open(endpoint)
+        if process == "launcher":  # which only checks that it can be done, before a model is loaded
+            provider.shutdown()
             return
-        named = {SERVICE_NAME: "ferrule", SERVICE_VERSION: ferrule.__version__}
-        resource = Resource.create({**named, **OTELResourceDetector().detect().attributes})
-        self._exporter = _Watched(make())
-        self._provider = TracerProvider(resource=resource, shutdown_on_exit=False)
-        self._provider.add_span_processor(BatchSpanProcessor(self._exporter))
-        self._tracer = self._provider.get_tracer("ferrule", ferrule.__version__)
+        for name in _LOGGERS_OF_HEADERS:  # what a client writes into its headers is no concern of the log
+            logging.getLogger(name).setLevel(logging.ERROR)
+        self._exporter, self._provider = exporter, provider
+        self._tracer = provider.get_tracer("ferrule", ferrule.__version__)
 
     def process_stopping(self, process: str, status: int) -> None:
         if self._provider is None or self._exporter is None:
@@ -79,8 +83,7 @@ class Otlp(Hooks):
         stopping.start()
         stopping.join(_STOP_SECONDS)
         if stopping.is_alive():
-            _log.warning("spans were not sent: the collector does not answer")
-            self._exporter.shutdown()
+            self._exporter.give_up("spans were not sent: the collector does not answer")
 
     def request_refused(self, model: str, error: FerruleError, arrival: Arrival) -> None:
         span = self._begin(arrival)
@@ -167,6 +170,8 @@ class _Request:
             asked["gen_ai.response.id"] = self.arrival.answer_id
         if params is not None:
             asked["gen_ai.request.n"] = params.n
+            if params.n > 1:
+                asked["gen_ai.request.choice.count"] = params.n
             asked["gen_ai.request.max_tokens"] = first.max_tokens
             names = ("temperature", "top_p", "top_k", "presence_penalty", "frequency_penalty", "seed")
             values = {name: getattr(params, name) for name in names}
@@ -203,6 +208,8 @@ class _Request:
         if arrival.rendered:
             yield _Phase("render", arrival.read_from, arrival.rendered)
         yield _Phase("tokenize", arrival.rendered or arrival.read_from, arrival.read)
+        if arrival.constrained:
+            yield _Phase("compile", arrival.read, arrival.submitted)
         for number, id in enumerate(self.ids):
             stats, ended = self.ended[id]
             choice = {"ferrule.choice": number} if len(self.ids) > 1 else {}
@@ -255,12 +262,31 @@ def _to_epoch() -> Callable[[float], int]:
     return lambda instant: offset + int(instant * 1e9)
 
 
-def _exporter_of(endpoint: str, protocol: str) -> Callable[[], SpanExporter]:
-    """Return a function that makes the exporter. Raises ConfigError."""
+def _open(endpoint: str) -> tuple[_Watched, TracerProvider]:
+    """Return an exporter, and a provider of spans with a thread that sends them. Raises ConfigError, also for variables
+    of OpenTelemetry that the SDK refuses.
+    """
+    try:
+        exporter = _Watched(_exporter_of(endpoint, trace_protocol()))
+        named = {SERVICE_NAME: "ferrule", SERVICE_VERSION: ferrule.__version__}
+        resource = Resource.create({**named, **OTELResourceDetector().detect().attributes})
+        provider = TracerProvider(resource=resource, shutdown_on_exit=False)
+        provider.add_span_processor(BatchSpanProcessor(exporter))
+    except ConfigError:
+        raise
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"--otlp-traces-endpoint: {error}: pip install 'ferrule[otel]' brings it.") from error
+    except Exception as error:  # the SDK has no class of its own for values that it does not understand
+        raise ConfigError(f"--otlp-traces-endpoint: OpenTelemetry refuses a variable OTEL_…: {error}") from error
+    return exporter, provider
+
+
+def _exporter_of(endpoint: str, protocol: str) -> SpanExporter:
+    """Return the exporter for a protocol. Raises ConfigError, and what the SDK raises for its variables."""
     if protocol == "grpc":
         from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter as Grpc
 
-        return lambda: Grpc(endpoint=endpoint)
+        return Grpc(endpoint=endpoint)
     if protocol != "http/protobuf":
         raise ConfigError(f"OTEL_EXPORTER_OTLP_TRACES_PROTOCOL={protocol!r:.80}: use grpc or http/protobuf.")
     parts = urlsplit(endpoint)
@@ -269,7 +295,7 @@ def _exporter_of(endpoint: str, protocol: str) -> Callable[[], SpanExporter]:
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter as Http
 
     url = endpoint if parts.path.strip("/") else parts._replace(path=_PATH).geturl()
-    return lambda: Http(endpoint=url)
+    return Http(endpoint=url)
 
 
 class _Watched(SpanExporter):
@@ -296,6 +322,12 @@ class _Watched(SpanExporter):
         return result
 
     def shutdown(self) -> None:
+        self._exporter.shutdown()
+
+    def give_up(self, reason: str) -> None:
+        """Stop sending at once. The reason is the last line that is logged."""
+        _log.warning(reason)
+        self._failing = True
         self._exporter.shutdown()
 
     def force_flush(self, timeout_millis: int = 30000) -> bool:

@@ -314,6 +314,71 @@ def test_edit_and_retry_go_on_from_a_message(browser: Browser, server: servers.S
         expect(answers(page)).to_have_count(1)
 
 
+def test_a_key_that_comes_late_opens_what_is_on_the_screen(browser: Browser, server: servers.Server) -> None:
+    with opened(browser, server, key="") as page:
+        page.get_by_role("button", name="Cancel").click()
+        expect(page.get_by_text("This server needs a key: the button Key asks for it.")).to_be_visible()
+        page.get_by_label("Message", exact=True).fill("kept")
+        page.get_by_role("button", name="Key", exact=True).click()
+        page.get_by_label("This server needs a key").fill(KEY)
+        page.keyboard.press("Enter")
+        expect(page.get_by_label("temperature")).to_be_attached()
+        expect(page.get_by_label("Message", exact=True)).to_have_value("kept")
+        expect(page.get_by_text("needs a key")).to_have_count(0)
+
+
+def test_a_message_is_edited_while_an_answer_goes_on(browser: Browser, server: servers.Server) -> None:
+    with opened(browser, server) as page:
+        page.get_by_label("max_tokens").fill("1500")
+        ask(page, "one")
+        text = answers(page).locator(".text").last
+        expect(text).not_to_be_empty()
+        question = page.get_by_role("article", name="You")
+        question.hover()
+        question.get_by_role("button", name="Edit").click()
+        page.get_by_role("button", name="Cancel").click()
+        before = len(text.inner_text())
+        assert seen(page, lambda: len(text.inner_text()) > before)
+        answers(page).hover()
+        answers(page).get_by_role("button", name="Edit").click()
+        editor = page.get_by_label("Edit the message")
+        editor.fill("mine")
+        page.get_by_role("button", name="Stop").click()
+        expect(answers(page)).to_contain_text("ended by stopping it here")
+        expect(editor).to_have_value("mine")
+
+
+def test_a_connection_that_is_lost_is_told_and_the_code_is_that_of_the_last_request(
+    browser: Browser, server: servers.Server
+) -> None:
+    with opened(browser, server) as page:
+        cut = f"data: {json.dumps(delta(content='half'))}\n\n"
+        page.route("**/v1/chat/completions", lambda route: route.fulfill(content_type="text/event-stream", body=cut))
+        ask(page, "one")
+        expect(answers(page).get_by_role("alert")).to_contain_text("The connection was lost")
+        page.get_by_role("button", name="Code").click()
+        curl = page.get_by_role("dialog").locator("pre").first
+        expect(curl).to_contain_text("one")
+        expect(curl).not_to_contain_text("half")
+
+
+def test_a_page_that_is_left_open_over_a_restart_sees_the_new_models(browser: Browser, server: servers.Server) -> None:
+    with opened(browser, server) as page:
+        page.clock.install()
+        page.reload()
+        model = page.get_by_label("model", exact=True)
+        expect(model).to_have_value(MODEL)
+        page.route("**/health", lambda route: route.abort())
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": [{"id": "other"}]}))
+        state = page.locator("#state")
+        expect(state).to_have_attribute("title", "ready")
+        page.clock.fast_forward(5000)
+        expect(state).to_have_attribute("title", "no answer")
+        page.unroute("**/health")
+        page.clock.fast_forward(5000)
+        expect(model).to_have_value("other")
+
+
 def test_markdown_thoughts_and_tools(browser: Browser, server: servers.Server) -> None:
     with opened(browser, server) as page:
         bodies = answer_with(page, delta(reasoning="Hm."), delta(content=RICH), delta("tool_calls", tool_calls=[CALL]))

@@ -11,6 +11,7 @@ from ferrule_testkit import server as servers
 from tests.otlp_collector import Collector, Received, grpc_collector
 
 TRACE, SPAN = "0af7651916cd43dd8448eb211c80319c", "b7ad6b7169203331"
+GUIDED = {"structured_outputs": {"regex": "[a-z]+"}}
 HEADERS = {"traceparent": f"00-{TRACE}-{SPAN}-01"}
 
 
@@ -27,7 +28,7 @@ def traced(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
             with httpx.Client(base_url=f"{server.url}/v1", timeout=240) as client:
                 answers = [
                     client.post("/chat/completions", json=chat, headers=HEADERS),
-                    client.post("/completions", json={"prompt": "a", "n": 2, "max_tokens": 3}),
+                    client.post("/completions", json={"prompt": "a", "n": 2, "max_tokens": 3, **GUIDED}),
                     client.post("/completions", json={"prompt": "a", "stop_token_ids": [1 << 30]}, headers=HEADERS),
                     client.post("/chat/completions", json={**chat, "stream": True, "temperature": 0}),
                 ]
@@ -69,6 +70,7 @@ def test_choices_refusals_and_the_last_request_are_sent(traced: tuple[Collector,
     _, several, refused, last = collector.requests(4)
     assert several.attributes["gen_ai.request.n"] == 2
     assert sum(each.name == "decode" for each in collector.children(several)) == 2
+    assert sum(each.name == "compile" for each in collector.children(several)) == 1
     assert answers[2].status_code == 400
     assert (refused.trace_id, refused.status) == (TRACE, 2)
     assert refused.message == answers[2].json()["error"]["message"]

@@ -557,6 +557,15 @@ def test_a_profile_is_written(tiny_llama: Path, tmp_path: Path, monkeypatch: pyt
         assert "/" not in name
         opened.start_profile()
         assert opened.stop_profile() != name
+        opened.start_profile()
+        (tmp_path / "traces").rename(tmp_path / "moved")
+        (tmp_path / "traces").touch()
+        for call in (opened.stop_profile, opened.start_profile):
+            with pytest.raises(RequestError, match="cannot be written"):
+                call()
+        (tmp_path / "traces").unlink()
+        opened.start_profile()  # nothing is left of the one that failed
+        assert (tmp_path / "traces" / opened.stop_profile()).exists()
 
 
 # ------------------------------------------------------------------------------------------------ around it

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.errors import FerruleError, RequestError
@@ -63,7 +64,7 @@ class Handler:
             await self._history.check_new(info.key_name, f"resp_{name}")
         prompt, reading, items = await self._read(body, info, name)
         request = generate(body, prompt, reading, service)
-        admitted = await service.admit(request)
+        admitted = await service.admit(replace(request, answer_id=f"resp_{name}"))
         self._log_notes(body, name)
         extension = extended(reading.notes.extension, admitted.prompts[0].notes)
         fixed = head(body, request, f"resp_{name}", admitted.model, extension)

@@ -185,6 +185,7 @@ def test_several_choices_are_one_span(opened: Open) -> None:
         assert not hooks._requests
     decoded = [each.attributes for each in children if each.name == "decode"]
     assert sorted(each["ferrule.choice"] for each in decoded) == [0, 1, 2, 3]
+    assert span.attributes["gen_ai.request.choice.count"] == 4
     assert span.attributes["gen_ai.usage.input_tokens"] == 14
     assert span.attributes["gen_ai.usage.output_tokens"] == 20
     assert span.attributes["gen_ai.response.finish_reasons"] == ["stop"] * 4
@@ -241,6 +242,46 @@ def test_what_cannot_be_sent_stops_the_start(
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", protocol)
     with pytest.raises(ConfigError, match=said):
         Otlp().process_started("launcher", settings(endpoint))
+
+
+@pytest.mark.parametrize(
+    ("variable", "value"),
+    [
+        ("OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "soon"),
+        ("OTEL_EXPORTER_OTLP_TRACES_COMPRESSION", "zip"),
+        ("OTEL_BSP_SCHEDULE_DELAY", "-5"),
+    ],
+)
+def test_a_variable_that_the_sdk_refuses_stops_the_start(
+    variable: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(ConfigError, match="OpenTelemetry refuses a variable OTEL_"):
+        Otlp().process_started("launcher", settings("http://127.0.0.1:1"))
+
+
+def test_without_the_exporter_a_start_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    """OpenTelemetry's SDK may be there without it: other packages bring it, too."""
+    monkeypatch.setitem(sys.modules, "opentelemetry.exporter.otlp.proto.grpc.trace_exporter", None)
+    with pytest.raises(ConfigError, match=r"pip install 'ferrule\[otel\]'"):
+        Otlp().process_started("launcher", settings("http://127.0.0.1:1"))
+
+
+def test_headers_of_clients_do_not_fill_the_log(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+    hooks = opened("http://127.0.0.1:1")
+    hostile = {"traceparent": f"00-{TRACE}-{SPAN}-01", "tracestate": "a=1,a=2,=,b", "baggage": "no pair," * 200}
+    hooks.request_admitted("a", "m", 7, SamplingParams(), arrival(hostile))
+    assert hooks._requests["a"].span.get_span_context().trace_id == int(TRACE, 16)
+    hooks.request_admitted("b", "m", 7, SamplingParams(), arrival({"traceparent": "0" * 1000}))
+    assert [record.message for record in caplog.records if not record.name.startswith("ferrule")] == []
+
+
+def test_compiling_a_grammar_is_a_phase(opened: Open) -> None:
+    with grpc_collector() as collector:
+        serve(opened(collector.endpoint), arrival(constrained=True))
+        (span,) = collector.requests()
+        (phase,) = [each for each in collector.children(span) if each.name == "compile"]
+        assert [round((at - span.start) / 1e9) for at in (phase.start, phase.end)] == [3, 4]
 
 
 @pytest.mark.parametrize("protocol", ["grpc", "http/protobuf"])

@@ -74,6 +74,11 @@ async def test_no_value_of_any_field_is_our_fault(field: str) -> None:
                 assert "aaaaaaaaaa" * 12 not in error["message"]
 
 
+async def test_hooks_are_told_the_answers_name() -> None:
+    site = Site()
+    assert (await answer(site))["id"] == site.service.requests[-1].answer_id
+
+
 @pytest.mark.parametrize("field", sorted(NO_EFFECT))
 async def test_fields_without_effect_are_told(field: str) -> None:
     response = await send(Site(), **{field: NO_EFFECT[field]}, colour=1)

@@ -4,6 +4,7 @@
 import { h, button } from "./dom.js";
 
 const KEY = "ferrule-key";
+export const NEW_KEY = "ferrule-new-key"; // the event of a document in which a key was given
 let asking = null;
 
 /** An answer that is an error. `status` is that of HTTP; 0 where there was no answer. */
@@ -36,7 +37,7 @@ export async function call(path, { body, signal } = {}) {
     const message = await messageOf(response);
     if (response.status !== 401) throw new Failure(message, response.status);
     if (sessionStorage.getItem(KEY) !== key) continue; // another call has asked meanwhile
-    if (!(await askKey(key ? "That key was refused." : ""))) throw new Failure(message, 401);
+    if (!(await askKey(key ? "That key was refused." : ""))) throw new Failure("This server needs a key: the button Key asks for it.", 401);
   }
 }
 
@@ -54,13 +55,18 @@ async function messageOf(response) {
   }
 }
 
-/** Yield the JSON of a response's server-sent events, up to [DONE]. Throws Failure for an event that is an error. */
+/** Yield the JSON of a response's server-sent events, up to [DONE]. Throws Failure for an event that is an error, and for
+ * a stream that ends without [DONE]: the server, or a proxy, is gone.
+ */
 export async function* events(response) {
   const reader = response.body.pipeThrough(new TextDecoderStream()).getReader();
   let rest = "";
   for (;;) {
-    const { done, value } = await reader.read();
-    if (done) return;
+    const { done, value } = await reader.read().catch((error) => {
+      if (error.name === "AbortError") throw error;
+      return { done: true };
+    });
+    if (done) throw new Failure("The connection was lost before the answer was complete.", 0);
     const lines = (rest + value).split("\n");
     rest = lines.pop();
     for (const line of lines) {
@@ -84,6 +90,7 @@ export function askKey(remark) {
       dialog.remove();
       asking = null;
       resolve(Boolean(given));
+      if (given) document.dispatchEvent(new Event(NEW_KEY));
     } },
     h("form", { method: "dialog" },
       h("h2", { id: "key-title" }, "API key"),

@@ -1,6 +1,6 @@
 // The frame: views by the hash of the address, the theme, the state of the server, and the key.
 
-import { askKey } from "./api.js";
+import { askKey, NEW_KEY } from "./api.js";
 import { h } from "./dom.js";
 import { chat } from "./chat.js";
 import { live } from "./live.js";
@@ -38,6 +38,13 @@ function show() {
 
 const state = document.getElementById("state");
 
+/** Have the view read again what it shows: another key, and a server that was started anew, may see other things. */
+function reload() {
+  const view = made[current];
+  if (view.load) view.load();
+  else view.show?.();
+}
+
 /** Show whether the server takes requests. The route needs no key. */
 async function watchState() {
   let text = "ready";
@@ -49,6 +56,7 @@ async function watchState() {
     [text, kind] = ["no answer", "bad"];
   }
   if (state.title !== text) {
+    if (state.title && kind === "good") reload();
     state.title = text;
     state.replaceChildren(h("span", { class: `dot ${kind}` }), h("span", { class: "wide" }, text));
   }
@@ -74,10 +82,9 @@ theme.addEventListener("click", () => {
   const now = document.documentElement.dataset.theme ?? "system";
   applyTheme(THEMES[(THEMES.indexOf(now) + 1) % THEMES.length]);
 });
-document.getElementById("key").addEventListener("click", async () => {
-  if (await askKey("")) location.reload();
-});
+document.getElementById("key").addEventListener("click", () => askKey(""));
 document.getElementById("key").title = "Give another key. An empty tab has none.";
+document.addEventListener(NEW_KEY, reload);
 
 applyTheme(document.documentElement.dataset.theme ?? "system");
 addEventListener("hashchange", show);

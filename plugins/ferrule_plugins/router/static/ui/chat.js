@@ -61,15 +61,22 @@ class Chat {
         button("Insert an example", () => { this.tools.input.value = JSON.stringify(EXAMPLE, null, 2); })));
   }
 
-  async show() {
+  show() {
     this.input.focus({ preventScroll: true });
-    if (this.fields) return;
+    if (!this.fields) this.load();
+  }
+
+  /** Read which models there are, and once what a request can have. */
+  async load() {
     try {
-      const models = await json("v1/models");
-      this.model.replaceChildren(...models.data.map((each) => h("option", { value: each.id }, each.id)));
-      this.fields = { values: () => ({}) };
-      this.fields = controls(await json("openapi.json"));
-      this.place.replaceChildren(this.fields.element);
+      const names = (await json("v1/models")).data.map((each) => each.id);
+      const chosen = names.find((name) => name === this.model.value) ?? names[0];
+      this.model.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
+      const described = this.fields ? null : await json("openapi.json");
+      if (!this.fields) {
+        this.fields = controls(described);
+        this.place.replaceChildren(this.fields.element);
+      }
       this.problem.replaceChildren();
     } catch (error) {
       this.problem.replaceChildren(notice(error));
@@ -82,13 +89,13 @@ class Chat {
     this.send();
   }
 
-  /** Return the body of the request for the messages so far. Throws an Error that names what is wrong. */
-  body() {
+  /** Return the body of the request for some messages. Throws an Error that names what is wrong. */
+  body(messages) {
     const system = this.system.value.trim() ? [{ role: "system", content: this.system.value }] : [];
     const tools = this.tools.value();
     return {
       model: this.model.value || undefined,
-      messages: [...system, ...this.messages.map(wire)],
+      messages: [...system, ...messages.map(wire)],
       ...(tools ? { tools } : {}),
       ...this.fields?.values(),
       stream: true,
@@ -96,16 +103,15 @@ class Chat {
     };
   }
 
+  /** Show the request for what is written now, or else the last one. */
   code() {
     const written = this.input.value.trim();
-    if (written) this.messages.push(message("user", written));
+    const asked = this.messages.findLastIndex((one) => one.role !== "assistant") + 1;
     try {
-      showCode(this.body());
+      showCode(this.body(written ? [...this.messages, message("user", written)] : this.messages.slice(0, asked)));
       this.problem.replaceChildren();
     } catch (error) {
       this.tell(error);
-    } finally {
-      if (written) this.messages.pop();
     }
   }
 
@@ -132,7 +138,7 @@ class Chat {
   async answer() {
     let body;
     try {
-      body = this.body();
+      body = this.body(this.messages);
     } catch (error) {
       this.draw();
       this.tell(error);
@@ -143,16 +149,17 @@ class Chat {
     this.messages.push(answer);
     this.busy(new AbortController());
     this.draw();
-    await this.read(answer, body, this.views.at(-1));
+    await this.read(answer, body);
   }
 
-  async read(answer, body, shown) {
+  async read(answer, body) {
     const { signal } = this.abort;
+    const update = () => this.views[this.messages.indexOf(answer)]?.update(); // what is drawn anew has another view
     let [due, from] = [false, 0]; // whether an update is on its way, and when the next one may come
     const later = () => {
       due = false;
       const begun = performance.now();
-      this.follow(() => shown.update());
+      this.follow(update);
       from = performance.now() + RESTS * (performance.now() - begun);
     };
     try {
@@ -169,7 +176,7 @@ class Chat {
     }
     answer.made.ended = true;
     if (signal === this.abort?.signal) this.busy(null);
-    this.follow(() => shown.update());
+    this.follow(update);
     if (answer.calls.length && this.messages.at(-1) === answer) this.draw();
   }
 
@@ -236,9 +243,8 @@ class Chat {
       if (event.key === "Escape") { event.stopPropagation(); this.draw(); }
     });
     const save = button(one.role === "assistant" ? "Save" : "Save and ask", done, { class: "main" });
-    const { text } = this.views[i];
-    text.blocks = [];
-    text.replaceChildren(input, h("div", { class: "row end" }, button("Cancel", () => this.draw()), save));
+    const row = h("div", { class: "row end" }, button("Cancel", () => this.draw()), save);
+    this.views[i].text.replaceWith(h("div", { class: "text" }, input, row)); // an answer may go on meanwhile, unseen
     input.focus();
   }
 

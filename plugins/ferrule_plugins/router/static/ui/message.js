@@ -76,9 +76,10 @@ function callView(call, open) {
 
 function figures(one) {
   if (one.error) return [h("p", { class: "notice", role: "alert" }, one.error)];
-  if (!one.made?.first) return one.made && !one.made.ended ? [h("span", { class: "muted" }, "…")] : [];
-  const { begun, first, last, usage } = one.made;
-  const parts = [`${Math.round(first - begun)} ms to the first token`];
+  if (!one.made) return [];
+  const { begun, first, last, usage, ended } = one.made;
+  if (!first && !ended) return [h("span", { class: "muted" }, "…")];
+  const parts = [first ? `${Math.round(first - begun)} ms to the first token` : "no text"];
   if (usage) {
     const seconds = (last - first) / 1000;
     parts.unshift(`${usage.completion_tokens} tokens`);

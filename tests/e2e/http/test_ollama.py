@@ -13,7 +13,7 @@ import ollama
 import pytest
 
 from ferrule_testkit import server as servers
-from tests.e2e.http.test_anthropic import ARGS, KEY, SMALL
+from tests.e2e.http.conftest import AGENT_KEY as KEY
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -23,10 +23,8 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running([*ARGS, *SMALL], log, {"OMP_NUM_THREADS": "1"}) as running:
-        yield running
+def server(agent_server: servers.Server) -> servers.Server:
+    return agent_server
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from ferrule_protocol import Extension, finite
 
 
 def now() -> str:
-    """Return the time as answers have it."""
-    return datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    """Return the time as answers have it: 2026-01-31T12:00:00.123456Z."""
+    text: str = msgspec.to_builtins(datetime.now(UTC))  # much sooner than isoformat, and it is asked for each token
+    return text
 
 
 class Form(ABC):

@@ -347,7 +347,7 @@ def test_nothing_listens_but_the_http_port(server: servers.Server) -> None:
 ABSENT = (
     *("/update_weights_from_tensor", "/update_weights_from_disk", "/update_weights", "/init_weights_update_group"),
     *("/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/v1/files", "/api/pull", "/api/create", "/models"),
-    *("/inference/v1/generate", "/v1/responses", "/v1/embeddings", "/pooling", "/v1/score", "/v1/audio/transcriptions"),
+    *("/inference/v1/generate", "/v1/embeddings", "/pooling", "/v1/score", "/v1/audio/transcriptions"),
     *("/kv_transfer", "/set_log_level", "/v2/logging", "/v2/systemsharedmemory/region/a/register", "/jobs"),
 )
 

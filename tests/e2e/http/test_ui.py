@@ -119,7 +119,8 @@ def load(page: Page, *bodies: dict[str, Any]) -> None:
         """([bodies, key]) => {
             const headers = {authorization: `Bearer ${key}`, 'content-type': 'application/json'};
             for (const body of bodies) {
-                fetch('v1/completions', {method: 'POST', headers, body: JSON.stringify({max_tokens: 1500, ...body})});
+                const content = JSON.stringify({max_tokens: 1500, ignore_eos: true, ...body});
+                fetch('v1/completions', {method: 'POST', headers, body: content});
             }
         }""",
         [bodies, KEY],

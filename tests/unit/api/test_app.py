@@ -287,7 +287,8 @@ class FakePlugins(Plugins):
 
 # --------------------------------------------------------------------------------------------------- auth
 
-PUBLIC = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")}
+PROBES = {("GET", "/health"), ("GET", "/ping"), ("POST", "/ping"), ("GET", "/version")}
+PUBLIC = PROBES | {("GET", "/ui"), ("GET", "/ui/{file}")}
 
 
 @pytest.mark.advisory("vllm-routes-without-key")
@@ -297,7 +298,7 @@ async def test_every_route_but_the_public_list_needs_the_key() -> None:
     routes = {(method.upper(), path) for path, methods in spec["paths"].items() for method in methods}
     assert len(routes) > 10
     for method, path in sorted(routes | {("GET", "/nowhere"), ("PUT", "/v1/models"), ("POST", "/health")}):
-        target = path.replace("{model}", "fake")
+        target = path.replace("{model}", "fake").replace("/ui/{file}", "/ui/style.css")
         free = await site.http.request(method, target)
         if (method, path) in PUBLIC:
             assert free.status_code == 200

@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import re
+import time
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -140,7 +141,9 @@ async def test_a_conversation_is_rendered(folder: Path) -> None:
         (answer,) = fold([output async for output in admitted.outputs()])
         assert await service.tokenize(chat) == list(b"<user>Hi<assistant>")
         assert service.child_pids
-    assert admitted.prompts == (ReadPrompt(tuple(b"<user>Hi<assistant>"), "<user>Hi<assistant>"),)
+    (prompt,) = admitted.prompts
+    assert prompt == ReadPrompt(tuple(b"<user>Hi<assistant>"), "<user>Hi<assistant>", rendered_at=prompt.rendered_at)
+    assert 0 < prompt.rendered_at <= time.monotonic()
     assert answer.text == "ok"
     assert engine.requests[0].work.max_tokens == 256 - len("<user>Hi<assistant>")
 
@@ -153,7 +156,7 @@ async def test_what_a_template_does_not_show_is_told_with_the_ids(folder: Path) 
         read = await service.read(chat)
         assert (bytes(read.ids), read.text, read.notes) == (b"<Hi>", "<Hi>", (note,))
         admitted = await service.admit(Generate(prompts=(chat,), params=SamplingParams(max_tokens=1)))
-        assert admitted.prompts == (read,)
+        assert [(prompt.ids, prompt.notes) for prompt in admitted.prompts] == [(read.ids, read.notes)]
         await admitted.outputs().aclose()
     async with serving(folder, FakeEngine(), frontend=only_users | {"strict_requests": True}) as service:
         with pytest.raises(RequestError, match=re.escape(note)):

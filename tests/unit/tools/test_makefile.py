@@ -76,5 +76,5 @@ def test_tests_have_the_distributions_of_the_repository(tmp_path: Path) -> None:
     otherwise.
     """
     _, calls = make(tmp_path, "TORCH_INDEX=", ".venv/.installed-test")
-    assert len(_distributions()) == 2
+    assert len(_distributions()) == 3
     assert calls[-1].endswith(" ".join(["-e .[test]", *(f"-e {folder}" for folder in _distributions())]))

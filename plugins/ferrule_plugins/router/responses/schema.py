@@ -139,7 +139,7 @@ class ReasoningConfig(Body):
     mode: Annotated[Any, no_effect("there is one mode here", "standard")] = None
 
 
-class StreamOptions(Strict):
+class ResponseStreamOptions(Strict):
     """Options of a stream."""
 
     include_obfuscation: Annotated[Any, no_effect("no padding is sent in any case", False)] = None
@@ -237,7 +237,7 @@ class ResponsesBody(TokensBody):
         Field(description=f"More to be told: `{LOGPROBS}`; `{ENCRYPTED}`, the thoughts in a form to send back."),
     ] = None
     stream: Annotated[bool, Field(description="Answer with server-sent events. Default: false.")] = False
-    stream_options: Annotated[StreamOptions | None, Field(description="Needs `stream`.")] = None
+    stream_options: Annotated[ResponseStreamOptions | None, Field(description="Needs `stream`.")] = None
     store: Annotated[bool, Field(description="Keep the response, to be read or continued later. Default: true.")] = True
     background: Annotated[
         bool, Field(description="Answer at once, and go on without the client. Needs `store`. Default: false.")

@@ -102,11 +102,11 @@ class BatchFaults(BaseModel):
     data: list[BatchFault]
 
 
-class InputDetails(BaseModel):
+class BatchInputDetails(BaseModel):
     cached_tokens: int
 
 
-class OutputDetails(BaseModel):
+class BatchOutputDetails(BaseModel):
     reasoning_tokens: int
 
 
@@ -114,18 +114,18 @@ class BatchUsage(BaseModel):
     """The tokens of all answers of a batch."""
 
     input_tokens: int
-    input_tokens_details: InputDetails
+    input_tokens_details: BatchInputDetails
     output_tokens: int
-    output_tokens_details: OutputDetails
+    output_tokens_details: BatchOutputDetails
     total_tokens: int
 
     @classmethod
     def of(cls, tokens: Tokens) -> BatchUsage:
         return cls(
             input_tokens=tokens.input,
-            input_tokens_details=InputDetails(cached_tokens=tokens.cached),
+            input_tokens_details=BatchInputDetails(cached_tokens=tokens.cached),
             output_tokens=tokens.output,
-            output_tokens_details=OutputDetails(reasoning_tokens=tokens.reasoning),
+            output_tokens_details=BatchOutputDetails(reasoning_tokens=tokens.reasoning),
             total_tokens=tokens.input + tokens.output,
         )
 

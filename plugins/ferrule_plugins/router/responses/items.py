@@ -18,7 +18,7 @@ class _Item(Body):
     status: Annotated[Any, _BACK] = None
 
 
-class TextPart(Body):
+class InputTextPart(Body):
     """A text of the user's, of the system's or of a tool's."""
 
     type: Annotated[Literal["input_text"], Field(description="`input_text`.")]
@@ -43,7 +43,7 @@ class RefusalPart(Body):
 
 
 Part = Annotated[
-    Annotated[TextPart, Tag("<input_text>")]
+    Annotated[InputTextPart, Tag("<input_text>")]
     | Annotated[OutputTextPart, Tag("<output_text>")]
     | Annotated[RefusalPart, Tag("<refusal>")],
     by_field("type", ("input_text", "output_text", "refusal"), _TEXT_ONLY),

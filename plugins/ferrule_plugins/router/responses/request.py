@@ -24,8 +24,8 @@ from ferrule_plugins.router.responses.schema import (
     AllowedTools,
     FunctionChoice,
     FunctionTool,
-    JsonObjectFormat,
-    JsonSchemaFormat,
+    JsonObjectText,
+    JsonSchemaText,
     ResponsesBody,
     TokensBody,
 )
@@ -210,16 +210,16 @@ def grammar_of(body: TokensBody) -> GrammarSpec | None:
     if isinstance(body, ResponsesBody) and body.structured_outputs is not None:
         return body.structured_outputs.spec()
     match _format_of(body):
-        case JsonSchemaFormat(schema_=schema):
+        case JsonSchemaText(schema_=schema):
             return GrammarSpec(form=Json(schema))
-        case JsonObjectFormat():
+        case JsonObjectText():
             return GrammarSpec(form=Json({"type": "object"}))
     return None
 
 
-def _format_of(body: TokensBody) -> JsonSchemaFormat | JsonObjectFormat | None:
+def _format_of(body: TokensBody) -> JsonSchemaText | JsonObjectText | None:
     form = body.text and body.text.format
-    return form if isinstance(form, JsonSchemaFormat | JsonObjectFormat) else None
+    return form if isinstance(form, JsonSchemaText | JsonObjectText) else None
 
 
 def _choice(body: TokensBody) -> str | dict[str, Any] | None:

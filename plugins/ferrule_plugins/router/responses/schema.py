@@ -92,13 +92,13 @@ class AnyTextFormat(Body):
     type: Annotated[Literal["text"], Field(description="`text`.")]
 
 
-class JsonObjectFormat(Body):
+class JsonObjectText(Body):
     """A JSON object."""
 
     type: Annotated[Literal["json_object"], Field(description="`json_object`.")]
 
 
-class JsonSchemaFormat(Body):
+class JsonSchemaText(Body):
     """JSON that follows a schema."""
 
     type: Annotated[Literal["json_schema"], Field(description="`json_schema`.")]
@@ -114,8 +114,8 @@ class TextConfig(Body):
     format: Annotated[
         Annotated[
             Annotated[AnyTextFormat, Tag("<text>")]
-            | Annotated[JsonObjectFormat, Tag("<json_object>")]
-            | Annotated[JsonSchemaFormat, Tag("<json_schema>")],
+            | Annotated[JsonObjectText, Tag("<json_object>")]
+            | Annotated[JsonSchemaText, Tag("<json_schema>")],
             by_field("type", ("text", "json_object", "json_schema")),
         ]
         | None,

@@ -1,7 +1,7 @@
 """A picture of an engine at work, for the page at `/ui`: numbers and request ids, never a prompt or an output.
 
-An engine makes one when a client calls ``live``, between two steps. It costs nothing else while nobody looks: steps are
-noted down for a few seconds after the last call only. Its size is bounded, and so is the time that it takes: 256
+An engine makes one between two steps, when a client calls ``live``. Steps are noted down for a few seconds after such a
+call, so an engine that nobody watches does no extra work. Its size is bounded, and so is the time that it takes: 256
 requests, 8,192 blocks of the cache, 120 steps. What is beyond is counted and not shown.
 
 This reads the default scheduler's own state, which is why it is not in the plugin contract: a scheduler that does not

@@ -8,6 +8,7 @@ Notes               fields of a request that do nothing: in the answer, in a hea
 unread_by_template  which parts of a conversation the server's chat template does not show
 Closing             a stream of events that lets go of its source even when it was never begun
 Meter               the usage of all choices
+shown               the events of an output that a client is shown
 check_tool_choice   whether a choice of tools fits the tools and the server
 spelling            how a body names the fields that the service refuses under other names
 fingerprint         what changes with the model and how it runs
@@ -25,7 +26,7 @@ from ferrule.frontend.text.messages import (
     Tools,
     chat_prompt,
 )
-from ferrule_protocol.answers import Closing, Meter, fingerprint, finite
+from ferrule_protocol.answers import Closing, Meter, fingerprint, finite, shown
 from ferrule_protocol.notes import MAX_NOTES, NOTES_HEADER, Extension, Notes, extended, unread_by_template
 from ferrule_protocol.sampling import check_tool_choice, sampling, spelling
 
@@ -48,6 +49,7 @@ __all__ = [
     "fingerprint",
     "finite",
     "sampling",
+    "shown",
     "spelling",
     "unread_by_template",
 ]

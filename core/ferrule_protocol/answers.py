@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from typing import Any
 
 import msgspec
 
 from ferrule import __version__
+from ferrule.interfaces.parsers import Content, Event, Reasoning
 from ferrule.interfaces.service import Output, Service, Usage
 
 _LOWEST_LOGPROB = -9999.0  # JSON has no -Infinity
@@ -23,6 +24,16 @@ def fingerprint(service: Service) -> str:
 def finite(logprob: float) -> float:
     """Return a log-probability that JSON can hold."""
     return max(logprob, _LOWEST_LOGPROB)
+
+
+def shown(events: Iterable[Event], many_calls: bool) -> Iterator[Event]:
+    """Yield the events that a client is shown: no empty texts, and without `many_calls` no call but the first."""
+    for event in events:
+        if isinstance(event, Content | Reasoning):
+            if event.text:
+                yield event
+        elif many_calls or event.index == 0:
+            yield event
 
 
 class Closing(AsyncIterator[Any]):

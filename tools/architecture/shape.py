@@ -53,7 +53,7 @@ BUDGETS = MappingProxyType(
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
-        "ferrule_protocol": 185,
+        "ferrule_protocol": 190,
         "ferrule_quant": 1_020,  # names of layers, words of bits, schemes that several formats have
     }
 )

@@ -12,7 +12,7 @@ from ferrule.interfaces.service import Answer, Output, Usage
 from ferrule.types import FinishReason
 from ferrule_plugins.router.anthropic.answers import ContentBlock, Message, MessageEvent, MessageUsage
 from ferrule_plugins.router.anthropic.conversation import signature_of
-from ferrule_protocol import Extension
+from ferrule_protocol import Extension, shown
 
 
 class MessageForm:
@@ -38,7 +38,7 @@ class MessageForm:
             self._started = True
             found.append({"type": "message_start", "message": self._message([], Output(index=0, usage=output.usage))})
             found.append({"type": "ping"})
-        for event in self._shown(output.events):
+        for event in shown(output.events, self._many_calls):
             found += self._written(event)
         if output.finish is not None:
             found += self._closed()
@@ -61,15 +61,6 @@ class MessageForm:
         if self._extension is not None:
             message["ferrule"] = self._extension
         return message
-
-    def _shown(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events that are shown: no empty texts, and no second call where the request wants one."""
-        for event in events:
-            if isinstance(event, Content | Reasoning):
-                if event.text:
-                    yield event
-            elif self._many_calls or event.index == 0:
-                yield event
 
     # -------------------------------------------------------------------------------------------- streams
 
@@ -112,12 +103,12 @@ class MessageForm:
     # -------------------------------------------------------------------------------------------- whole answers
 
     def _content(self, events: Iterable[Event]) -> Iterator[ContentBlock]:
-        shown = list(join(self._shown(events)))
+        joined = list(join(shown(events, self._many_calls)))
         arguments: dict[int, str] = {}
-        for event in shown:
+        for event in joined:
             if isinstance(event, CallArguments):
                 arguments[event.index] = arguments.get(event.index, "") + event.fragment
-        for event in shown:
+        for event in joined:
             match event:
                 case Content(text):
                     yield {"type": "text", "text": text}

@@ -6,7 +6,7 @@ A whole response is the last event of the stream that the same answer would be, 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,7 +22,7 @@ from ferrule_plugins.router.responses.answers import (
     Status,
 )
 from ferrule_plugins.router.responses.conversation import item_id, sealed
-from ferrule_protocol import finite
+from ferrule_protocol import finite, shown
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ResponseForm:
         self._usage = output.usage
         if self._spells is not None and output.logprobs:
             self._logprobs += [_logprob(entry, self._spells) for entry in output.logprobs]
-        for event in self._shown(output.events):
+        for event in shown(output.events, self._many_calls):
             found += self._written(event)
         if output.finish is not None:
             found += self._ended(output.finish)
@@ -106,15 +106,6 @@ class ResponseForm:
 
     def _lifecycle(self, kind: str) -> ResponseEvent:
         return self._event(f"response.{kind}", response=self.response)
-
-    def _shown(self, events: Iterable[Event]) -> Iterator[Event]:
-        """Yield the events that are shown: no empty texts, and no second call where the request wants one."""
-        for event in events:
-            if isinstance(event, Content | Reasoning):
-                if event.text:
-                    yield event
-            elif self._many_calls or event.index == 0:
-                yield event
 
     def _written(self, event: Event) -> Iterator[ResponseEvent]:
         match event:

@@ -1,12 +1,14 @@
-"""`Speculator`: guesses of what a request will say next, which its next step computes and verifies all at once."""
+"""`speculator`: guesses of what a request will say next, which its next step computes and verifies all at once."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
+from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
 from ferrule.types import Chunk
 
 if TYPE_CHECKING:
@@ -14,15 +16,59 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculatorContext:
+    """The surroundings that a speculator is made in.
+
+    `settings` are the keys of --speculative-config that are the speculator's own: the server has taken out those that
+    hold for all of them. `load(settings)` loads the model that `settings["model"]` names, with its own quantization.
+    """
+
+    num_tokens: int  # the most guesses for a row
+    num_slots: int  # requests that may run at a time
+    target: Model  # whose next tokens are guessed, with its weights
+    build: BuildContext  # of the target
+    settings: Mapping[str, Any] = MappingProxyType({})
+    load: Callable[[Mapping[str, Any]], Model]
+
+
+class DraftSteps(Protocol):
+    """Forward passes of a speculator's own layers, over the caches that `Speculator.cache_specs` names.
+
+    They lie in the target's blocks: position p of a request has a place in them once the target's cache has. A pass
+    computes positions [starts[r], starts[r] + counts[r]) of the request in slots[r], all of them below `room(slots[r])`;
+    a position that is computed again is overwritten.
+    """
+
+    def room(self, slot: int) -> int:
+        """Return how many positions the blocks of a slot have."""
+
+    def context(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> ForwardContext:
+        """Return the context of a pass."""
+
+    def ids(self, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> torch.Tensor:
+        """Return the ids [tokens] int64 at a pass's positions, as the requests' history has them."""
+
+    def forward(
+        self, model: Model, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], ids: torch.Tensor
+    ) -> torch.Tensor:
+        """Return a model's hidden states [tokens, hidden] of a pass over `ids` [tokens] int64.
+
+        A pass over one token of each row is replayed where the device records steps.
+        """
+
+
+@dataclass(frozen=True, kw_only=True)
 class KnownRows:
     """Requests that have sampled in a step. history[slots[r], : lengths[r]] are the known ids of row r.
 
-    How many these are may be known to the device only, if the row had guesses.
+    How many these are may be known to the device only, if the row had guesses. The last id is not computed yet;
+    hidden[r] is the target's hidden state of the one before it.
     """
 
     slots: tuple[int, ...]
     lengths: torch.Tensor  # [rows] int64
     history: torch.Tensor  # [slots, at least max_model_len] int32, not to be changed
+    hidden: torch.Tensor  # [rows, hidden]
 
 
 class Speculator(ABC):
@@ -33,13 +79,21 @@ class Speculator(ABC):
     only when the result of its last step is known. Methods that wait for the device hold up steps.
     """
 
-    def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
+    @abstractmethod
+    def __init__(self, context: SpeculatorContext) -> None:
+        """Allocate what guessing needs. Raises ConfigError for settings that cannot be met."""
+
+    def cache_specs(self) -> Mapping[str, LayerCache]:
+        """Name each layer of the speculator's own that caches. By default there are none."""
+        return {}
+
+    def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor, steps: DraftSteps) -> None:
         """See what a step has computed: hidden states [tokens, hidden] of the tokens of all chunks.
 
         A new epoch in a slot is a new request. Hidden states behind a guess that was wrong mean nothing; the request's
-        next chunk begins in their place, or before.
+        next chunk begins in their place, or before. What a prefix cache held was never computed here.
         """
 
     @abstractmethod
-    def propose(self, rows: KnownRows) -> torch.Tensor:
+    def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         """Guess what follows each row: ids [rows, any number] int64 on the device, -1 from where there is no guess."""

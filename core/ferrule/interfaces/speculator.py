@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
@@ -27,7 +26,7 @@ class SpeculatorContext:
     num_slots: int  # requests that may run at a time
     target: Model  # whose next tokens are guessed, with its weights
     build: BuildContext  # of the target
-    settings: Mapping[str, Any] = MappingProxyType({})
+    settings: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[Mapping[str, Any]], Model]
 
 

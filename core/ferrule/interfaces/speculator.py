@@ -60,8 +60,8 @@ class DraftSteps(Protocol):
 class KnownRows:
     """Requests that have sampled in a step, and that guesses are wanted for (`Chunk.wanted`).
 
-    history[slots[r], : lengths[r]] are the known ids of row r. How many these are may be known to the device only, if the row had guesses. The last id is not computed yet;
-    hidden[r] is the target's hidden state of the one before it.
+    history[slots[r], : lengths[r]] are the known ids of row r. How many these are may be known to the device only, if
+    the row had guesses. The last id is not computed yet; hidden[r] is the target's hidden state of the one before it.
     """
 
     slots: tuple[int, ...]

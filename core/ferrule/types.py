@@ -185,6 +185,7 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
 
     The first `num_prompt` ids are the prompt. The runner clears the slot before it writes anything. States of recurrent
     layers are then those of the snapshot `restore`, which an earlier plan saved; 0: zeros.
+    `scope`: a digest of adapter and cache salt. Nothing of a request may be told to others of another scope.
     """
 
     slot: int
@@ -197,6 +198,7 @@ class Admit(Struct, frozen=True, kw_only=True, gc=False):
     media: tuple[MediaItem, ...] = ()  # without data; their digests are those of `StepPlan.encodes`
     grammar: CompiledGrammar | None = None
     restore: int = 0
+    scope: bytes = b""
 
 
 class Chunk(Struct, frozen=True, kw_only=True, gc=False):
@@ -209,6 +211,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     `drafts`: how many of these are guesses (`RowResult.drafts`) of what will be sampled. A token is sampled for each of
     them and one behind; they count up to the first that differs from its guess. The request's next chunk begins with
     the last one that counted, so it is planned when this result is known.
+    `wanted`: the most guesses that its result may have of what follows. 0: nothing is guessed for it.
     `new_blocks[g]`: block ids appended to the slot's table in cache group g by this plan.
     `save`: the snapshot, from 1 on, to which states of recurrent layers are copied when the chunk is computed; 0: none.
     """
@@ -221,6 +224,7 @@ class Chunk(Struct, frozen=True, kw_only=True, gc=False):
     ends: Literal["sample", "pool", ""]
     new_ids: tuple[int, ...] = ()
     drafts: int = 0
+    wanted: int = 0
     new_blocks: tuple[tuple[int, ...], ...] = ()
     save: int = 0
 

@@ -14,7 +14,9 @@ from ferrule.config.sections import (
     ParallelConfig,
     PluginConfig,
     SchedulerConfig,
+    SpeculativeConfig,
 )
+from ferrule.config.speculative import ResolvedSpeculative
 from ferrule.config.views import DeviceSettings, RouterSettings, ServerSettings, StatSettings
 
 __all__ = [
@@ -34,9 +36,11 @@ __all__ = [
     "ResolvedDecoding",
     "ResolvedModel",
     "ResolvedScheduler",
+    "ResolvedSpeculative",
     "RouterSettings",
     "SchedulerConfig",
     "ServerSettings",
+    "SpeculativeConfig",
     "StatSettings",
     "WorkerSettings",
 ]

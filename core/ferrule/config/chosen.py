@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from ferrule.config.parse import config_schema
 from ferrule.config.sections import Config
+from ferrule.config.speculative import FROM_MODEL, ResolvedSpeculative
 from ferrule.plugin import Plugins
 
 
@@ -27,6 +28,9 @@ def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]
     for name in plugins.defaults("stat_logger"):
         if plugins.is_builtin("stat_logger", name) or plugins.is_named("stat_logger", name):
             yield "stat_logger", name
+    speculative = config.speculative
+    if isinstance(speculative, ResolvedSpeculative) and speculative.method not in ("", FROM_MODEL):
+        yield "speculator", speculative.method
     yield from (("logits_processor", name) for name in allowed_processors(config, plugins))
 
 

@@ -15,6 +15,7 @@ from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
 from ferrule.config.sections import Config, DecodingConfig, ModelConfig, ObservabilityConfig, SchedulerConfig
+from ferrule.config.speculative import remarks_on, resolve_speculative, settled
 from ferrule.config.suffixes import BACKEND_SUFFIXES, split_backend
 from ferrule.env import variable
 from ferrule.errors import ConfigError, nearest
@@ -43,10 +44,11 @@ def resolve(config: Config) -> Resolved:
     problems = _contradictions(config)
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     decoding = _decoding(config.decoding, problems)
+    speculative = resolve_speculative(config.speculative, problems)
     if problems:
         raise ConfigError("\n".join(problems))
     filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "parsers": _parsers(config)}
-    return Resolved(**{**_fields(config), **filled})
+    return Resolved(**{**_fields(config), **filled, "speculative": speculative})
 
 
 def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
@@ -195,7 +197,7 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
         found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
-    return found
+    return found + remarks_on(config.speculative)
 
 
 def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:
@@ -203,6 +205,11 @@ def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:
     name = config.scheduler.scheduler_cls
     ref = None if plugins.offers("scheduler", name) else path_ref("scheduler", name)
     return plugins if ref is None else dataclasses.replace(plugins, refs=(*plugins.refs, ref))
+
+
+def with_speculator(config: Resolved, plugins: Plugins) -> Resolved:
+    """Return the configuration with the plugin that its method of speculative decoding names. Raises ConfigError."""
+    return dataclasses.replace(config, speculative=settled(config.speculative, plugins))
 
 
 def one_worker(config: Resolved, plugins: Plugins) -> Resolved:

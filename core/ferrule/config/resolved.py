@@ -21,6 +21,7 @@ from ferrule.config.sections import (
     ParallelConfig,
     SchedulerConfig,
 )
+from ferrule.config.speculative import ResolvedSpeculative
 from ferrule.env import Environment
 
 
@@ -83,6 +84,7 @@ class WorkerSettings:
     load: LoadConfig
     cache: CacheConfig
     scheduler: ResolvedScheduler
+    speculative: ResolvedSpeculative
     parallel: ParallelConfig
     device: DeviceConfig
     observability: ObservabilityConfig

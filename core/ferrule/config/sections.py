@@ -289,6 +289,20 @@ class DecodingConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SpeculativeConfig:
+    """Speculative decoding."""
+
+    speculative_config: dict[str, Any] = opt(
+        {},
+        "Guess next tokens, and verify several in one step: method (a speculator plugin), model, "
+        "num_speculative_tokens, further keys of all methods, and those of the method.",
+        json=True,
+        aliases=("-sc",),
+        opens=("None",),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class ParallelConfig:
     """Distribution of work over processes and devices."""
 
@@ -557,6 +571,7 @@ class Config:
     cache: CacheConfig = field(default_factory=CacheConfig)
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
+    speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)

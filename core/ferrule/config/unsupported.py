@@ -23,7 +23,6 @@ _PARALLEL = "parallel workers"
 _PLATFORM_OPTIONS = "options of a platform"
 _PROMPT_ADAPTERS = "prompt adapters"
 _RAY = "Ray workers"
-_SPECULATION = "speculative decoding"
 
 _NO_SWAP = "a preempted request is computed again, nothing is swapped out"
 _NO_POOL = "API processes tokenize, there is no pool"
@@ -254,9 +253,6 @@ class LoRAConfig:
 class SpeculativeConfig:
     """Speculative decoding."""
 
-    speculative_config: dict[str, Any] = opt(
-        {}, "Draft method, model and options.", json=True, aliases=("-sc",), missing=_SPECULATION, opens=("None",)
-    )
     spec_method: str | None = opt(None, "Method of speculative decoding.", replaced="--speculative-config.method")
     speculative_model: str | None = opt(
         None, "Draft model.", aliases=("--spec-model",), replaced="--speculative-config.model"
@@ -397,7 +393,7 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
         "unsupported_cache": CacheConfig,
         "multimodal": MultiModalConfig,
         "lora": LoRAConfig,
-        "speculative": SpeculativeConfig,
+        "unsupported_speculative": SpeculativeConfig,
         "unsupported_scheduler": SchedulerConfig,
         "vllm": VllmConfig,
     }

@@ -175,6 +175,7 @@ class Request:
             media=tuple(replace(item, data={}) for item in self.media),
             grammar=spec.grammar,
             restore=snapshot,
+            scope=root_digest(b"", None if spec.adapter is None else spec.adapter.name, spec.cache_salt),
         )
 
     def chunk(self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import Chunk
+from ferrule.types import Admit, Chunk
 
 if TYPE_CHECKING:
     import torch
@@ -74,25 +74,36 @@ class DraftSteps(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRows:
-    """Requests that have sampled in a step. history[slots[r], : lengths[r]] are the known ids of row r.
+    """Requests that have sampled in a step, and that guesses are wanted for (`Chunk.wanted`).
 
-    How many these are may be known to the device only, if the row had guesses. The last id is not computed yet;
-    hidden[r] is the target's hidden state of the one before it.
+    history[slots[r], : lengths[r]] are the known ids of row r. How many these are may be known to the device only, if
+    the row had guesses. The last id is not computed yet; hidden[r] is the target's hidden state of the one before it.
     """
 
     slots: tuple[int, ...]
+    wanted: tuple[int, ...]  # the most guesses that are of use, by row: at least 1
     lengths: torch.Tensor  # [rows] int64
     history: torch.Tensor  # [slots, at least max_model_len] int32, not to be changed
     hidden: torch.Tensor  # [rows, hidden]
 
 
 class Speculator(ABC):
-    """A source of guesses, called on the worker's thread for each step: `observe`, then `propose` if any row has
-    sampled.
+    """A source of guesses, called on the worker's thread for each step: `admit` if requests begin, `observe`, then
+    `propose` if guesses are wanted.
 
     Guesses need not be right. They cost the computation of a token each, and a request with guesses is planned again
     only when the result of its last step is known. Methods that wait for the device hold up steps.
+
+    Three literals of the class itself are read without an import. `own_settings`: the keys of --speculative-config that
+    it reads from `SpeculatorContext.settings`; others are refused. `usual_tokens`: how many guesses it makes where the
+    user gives no number. `model_types`: what a model says of itself in its config.json (`model_type`, or one of
+    `architectures`) that this speculator is for, where the user names no method; `*` stands for any text, and the
+    longest pattern counts. These are also further names of the method.
     """
+
+    own_settings: ClassVar[tuple[str, ...]] = ()
+    usual_tokens: ClassVar[int] = 5
+    model_types: ClassVar[tuple[str, ...]] = ()
 
     @abstractmethod
     def __init__(self, context: SpeculatorContext) -> None:
@@ -111,6 +122,12 @@ class Speculator(ABC):
         Layers of `modules()` with these names say how they attend (`AttentionLayer`). The names may be the target's.
         """
         return {}
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """See requests that take slots in this step, in the place of what was there. By default nothing is done.
+
+        What is learnt of a request may serve others of the same `Admit.scope` only.
+        """
 
     def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor, steps: DraftSteps) -> None:
         """See what a step has computed: hidden states [tokens, hidden] of the tokens of all chunks.

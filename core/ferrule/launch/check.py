@@ -10,7 +10,7 @@ from ferrule.config.chosen import chosen_plugins
 from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
-from ferrule.locate.localise import check_remote, is_path, localise
+from ferrule.locate.localise import check_remote, draft_model, is_path, localise
 from ferrule.plugin import Component, check_plugins
 from ferrule.shared_memory.board import Board
 from ferrule.slow_start import waiting
@@ -42,7 +42,8 @@ def check_start(config: Resolved, plugins: Plugins) -> None:
     """
     _check_plugins(config, plugins)
     hooks = open_hooks(plugins, config)
-    if is_path(config.model.model) and is_path(config.model.tokenizer):
+    names = (config.model.model, config.model.tokenizer, *filter(None, draft_model(config.speculative)[:1]))
+    if all(map(is_path, names)):
         local = localise(config, plugins)
         checkpoint.configured(local.model, plugins)
         open_api(local, plugins, hooks=hooks)

@@ -10,7 +10,7 @@ from ferrule import log
 from ferrule.config import Config, Resolved
 from ferrule.config.places import placed
 from ferrule.config.plugins import configured
-from ferrule.config.resolve import check_names, one_worker, remarks, resolve, with_scheduler
+from ferrule.config.resolve import check_names, one_worker, remarks, resolve, with_scheduler, with_speculator
 from ferrule.errors import ConfigError
 from ferrule.launch.resources import check_memory
 from ferrule.plugin import KINDS, Component, Plugins, check_plugins
@@ -66,6 +66,7 @@ def _prepare(config: Config, notices: Sequence[str], plugins: Plugins, area: str
     chosen = with_scheduler(resolved, chosen)
     chosen = replace(chosen, import_timeout=resolved.plugins.plugin_import_timeout)
     check_names(resolved, chosen)
+    resolved = with_speculator(resolved, chosen)
     _check_packages(resolved.cache.prefix_caching_hash_algo)
     for id in chosen.options:
         kind, _, name = id.partition(":")

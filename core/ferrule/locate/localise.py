@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -11,16 +11,19 @@ from pathlib import Path
 from ferrule.alike import alike
 from ferrule.checkpoint import config_file, configured, other_files
 from ferrule.config import Resolved
+from ferrule.config.speculative import FROM_MODEL, ResolvedSpeculative, settled
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
 from ferrule.interfaces.plugins import Plugins
 from ferrule.locate import variants
 from ferrule.locate.describe import described
 from ferrule.locate.weights import WeightFiles, without
+from ferrule.small_files import read_json
 
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
+_DRAFT = "draft model"
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 
@@ -49,7 +52,30 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
     configured(model, plugins, settings)  # what no model has is told before anything is loaded
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
-    return replace(config, model=found)
+    return replace(config, model=found, speculative=_draft_model(config, find, plugins))
+
+
+def _draft_model(config: Resolved, find: Callable[..., Path], plugins: Plugins) -> ResolvedSpeculative:
+    """Return the section of speculative decoding with the folder of its model, if it names one, and a method for it."""
+    section, (name, revision) = config.speculative, draft_model(config.speculative)
+    if not name:
+        return section
+
+    def weights(names: Sequence[str]) -> Sequence[str]:
+        return WeightFiles.of(config.load, plugins).beside(_COMMON, name, names)
+
+    place = find(_DRAFT, name, revision, weights)
+    folder = described(_DRAFT, place, "auto", plugins) if place.is_file() else place
+    stated = read_json(config_file(folder, "auto", plugins)) if section.method == FROM_MODEL else {}
+    named = [stated.get("model_type"), *(stated.get("architectures") or ())]
+    section = replace(section, settings={**section.settings, "model": str(folder)})
+    return settled(section, plugins, [each for each in named if isinstance(each, str)])
+
+
+def draft_model(section: ResolvedSpeculative) -> tuple[str, str | None]:
+    """Return the name of the model that guesses tokens, "" where there is none, and its revision."""
+    settings = section.settings
+    return settings.get("model", ""), settings.get("revision")
 
 
 def find_settings(config: Resolved, plugins: Plugins) -> Path:
@@ -68,13 +94,16 @@ def _folder(config: Resolved, plugins: Plugins, what: str, place: Path) -> Path:
 
 
 def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
-    """Check model and tokenizer without fetching anything; return the names whose files the hub cannot list now.
+    """Check model, tokenizer and draft model without fetching anything; return the names whose files the hub cannot
+    list now.
 
     Raises what `localise` would raise for a folder that is missing, a repository that the hub does not have, or a model
     without configuration or weights.
     """
     model, unknown = config.model, []
     wanted = {("model", model.model, model.revision), ("tokenizer", model.tokenizer, model.tokenizer_revision)}
+    name, revision = draft_model(config.speculative)
+    wanted |= {(_DRAFT, name, revision)} if name else set()
     for what, name, revision in sorted(wanted, key=lambda each: each[0]):
         folder = _local(what, name)
         if folder is not None:

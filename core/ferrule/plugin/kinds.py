@@ -179,6 +179,14 @@ KINDS = _table(
     Kind("policy", _I + "scheduler:SchedulingPolicy", "--scheduling-policy"),
     Kind("sampler", _I + "sampler:Sampler", "--sampler", made_with=("plugins",), used_in=Component.MODEL),
     Kind(
+        "speculator",
+        _I + "speculator:Speculator",
+        "--speculative-config: its `method`, else what the model in it is for",
+        made_with=("context",),
+        on_device=True,
+        used_in=Component.MODEL,
+    ),
+    Kind(
         "logits_processor",
         _I + "sampler:LogitsProcessor",
         "a request, within --logits-processor-pattern",

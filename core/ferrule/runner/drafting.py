@@ -22,7 +22,7 @@ from ferrule.runner.draws import Draws
 from ferrule.runner.media import Positions
 from ferrule.runner.state import LongArray, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
-from ferrule.types import Chunk
+from ferrule.types import Admit, Chunk
 
 Recorders = Callable[[], Recorder | None]  # makes one for each model, or none where passes are launched as they are
 
@@ -143,10 +143,15 @@ class DraftPasses(DraftSteps):
 
 @dataclass(frozen=True)
 class Sample:
-    """The end of a step: hidden states [tokens, hidden], and the sampled tokens [draws]."""
+    """The end of a step: its hidden states, and its draws.
 
-    hidden: torch.Tensor
-    tokens: torch.Tensor
+    `positions` are those of the tokens that were drawn, `places` those of the step's tokens that they follow.
+    """
+
+    positions: LongArray  # [draws]
+    places: LongArray  # [draws]
+    hidden: torch.Tensor  # [tokens, hidden]
+    tokens: torch.Tensor  # [draws]
 
 
 class Drafting:
@@ -155,6 +160,11 @@ class Drafting:
     def __init__(self, speculator: Speculator | None, passes: DraftPasses, stage: Stage) -> None:
         self.speculator = speculator
         self.passes, self._stage = passes, stage
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        """Tell of requests that take slots."""
+        if self.speculator is not None and admits:
+            self.speculator.admit(admits)
 
     def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
         """Tell of a step's chunks, and the hidden states [tokens, hidden] of their tokens."""
@@ -167,18 +177,27 @@ class Drafting:
         self.passes.drop()
         self.speculator = speculator
 
-    def guesses(
-        self, slots: tuple[int, ...], draws: Draws, positions: LongArray, places: LongArray, sampled: Sample
-    ) -> torch.Tensor | None:
-        """Return guesses [rows, any number] of what follows the rows in `slots`, which have sampled; None without a
-        speculator.
+    def guesses(self, chunks: Sequence[Chunk], draws: Draws, sample: Sample) -> tuple[list[int], torch.Tensor] | None:
+        """Return the rows of a step that guesses are wanted for, and guesses [rows, any number] of what follows them.
 
-        `positions` [draws] are those of the sampled tokens, `places` [draws] the step's tokens that they follow.
+        None where there are no such rows, or no speculator.
         """
-        if self.speculator is None:
+        rows, firsts = [draws.rows[first] for first in draws.firsts.tolist()], draws.firsts
+        asked = [place for place, row in enumerate(rows) if chunks[row].wanted]
+        if self.speculator is None or not asked:
             return None
-        lengths = draws.lengths(positions, sampled.tokens, self._stage)
-        (behind,) = self._stage([torch.from_numpy((places - positions - 1)[draws.firsts])])
-        hidden = sampled.hidden.index_select(0, lengths + behind)
-        rows = KnownRows(slots=slots, lengths=lengths, history=self.passes.history, hidden=hidden)
-        return self.speculator.propose(rows, self.passes)
+        given = [torch.from_numpy((sample.places - sample.positions - 1)[firsts][asked])]
+        if len(asked) < len(rows):
+            given.append(torch.tensor(asked))
+        behind, *which = self._stage(given)
+        lengths = draws.lengths(sample.positions, sample.tokens, self._stage)
+        lengths = lengths.index_select(0, *which) if which else lengths
+        found = [rows[place] for place in asked]
+        known = KnownRows(
+            slots=tuple([chunks[row].slot for row in found]),
+            wanted=tuple([chunks[row].wanted for row in found]),
+            lengths=lengths,
+            history=self.passes.history,
+            hidden=sample.hidden.index_select(0, lengths + behind),
+        )
+        return found, self.speculator.propose(known, self.passes)

@@ -178,6 +178,7 @@ class ModelRunner:
         """Follow the plan's differences: releases, admissions, appended blocks."""
         self._state.apply(plan)
         self._media.apply(plan)
+        self._drafting.admit(plan.admits)
         self._positions.apply(plan, self.model)
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
@@ -292,10 +293,9 @@ class ModelRunner:
             ranked = logprobs.rank(sampled.logprobs, chosen, list(asking.values()))
         if ranked is not None:
             outcome.add_logprobs(asking, list(ranked))
-        asked, told = tuple(chunks[row].slot for row in rows), Sample(step.hidden, sampled.tokens)
-        guesses = self._drafting.guesses(asked, draws, positions, behind, told)
+        guesses = self._drafting.guesses(chunks, draws, Sample(positions, behind, step.hidden, sampled.tokens))
         if guesses is not None:
-            outcome.add_guesses(rows, guesses, self._limits.vocab_size)
+            outcome.add_guesses(*guesses, self._limits.vocab_size)
 
     # ------------------------------------------------------------------------------------ prompt logprobs
 

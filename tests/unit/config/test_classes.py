@@ -87,10 +87,6 @@ def test_each_option_does_what_its_class_says(entry: Documented, tmp_path: Path)
             read(*argv)
         assert f"{entry.option}: not in this build: {option.missing}." in str(caught.value)
         return
-    if option.replaced.startswith("--speculative-config"):
-        with pytest.raises(ConfigError, match="not in this build: "):
-            read(*argv)
-        return
     parsed = read(*argv)
     said = " ".join(parsed.notices)
     if option.replaced:
@@ -211,12 +207,10 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
             "-tp, -pp, -ep: not in this build: parallel workers.",
         ),
         (["--preemption-mode", "drop"], "one of: recompute, swap"),
-        (["--spec-model", "x"], "--spec-model: not in this build: speculative decoding."),
         (["--kv-transfer-config", '{"kv_connector": "x"}'], "not in this build: "),
         (["--engine-use-ray"], "not in this build: "),
         (["--enable-lora"], "not in this build: "),
         (["--mm-processor-kwargs", '{"code_revision": "x"}'], "not in this build: multimodal inputs"),
-        (["--disable-logprobs-during-spec-decoding", "false"], "not in this build: speculative decoding"),
     ],
 )
 def test_refusals(argv: list[str], part: str) -> None:

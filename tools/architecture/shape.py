@@ -19,7 +19,9 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_910  # with stores of responses, steps that are measured, a picture of the engine, guesses by load
+MAX_SERVING = (
+    7_110  # with stores of responses, steps that are measured, a picture of the engine, speculators and their passes
+)
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,

@@ -19,7 +19,7 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_700  # with a kind for stores of responses, steps that are measured, and a picture of the engine at work
+MAX_SERVING = 6_900  # with passes of speculators, a kind for stores of responses, steps that are measured, and a picture of the engine at work
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,

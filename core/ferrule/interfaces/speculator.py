@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import Admit, Chunk
 
 if TYPE_CHECKING:
@@ -15,11 +16,21 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoadedDraft:
+    """A model beside the target, with its weights. `build.max_model_len` is the longest text that it was made for."""
+
+    model: Model
+    build: BuildContext
+    tokenizer: Callable[[], Tokenizer | None]  # opens its own; None: its folder has none
+
+
+@dataclass(frozen=True, kw_only=True)
 class SpeculatorContext:
     """The surroundings that a speculator is made in.
 
     `settings` are the keys of --speculative-config that are the speculator's own: the server has taken out those that
-    hold for all of them. `load(settings)` loads the model that `settings["model"]` names, with its own quantization.
+    hold for all of them. `load(settings)` loads the model that `settings["model"]` names, in the target's type
+    and with its own quantization; it raises StartupError.
     """
 
     num_tokens: int  # the most guesses for a row
@@ -27,16 +38,21 @@ class SpeculatorContext:
     target: Model  # whose next tokens are guessed, with its weights
     build: BuildContext  # of the target
     settings: Mapping[str, Any] = field(default_factory=dict)
-    load: Callable[[Mapping[str, Any]], Model]
+    load: Callable[[Mapping[str, Any]], LoadedDraft]
+    tokenizer: Callable[[], Tokenizer | None]  # opens the target's; None: there is none
 
 
 class DraftSteps(Protocol):
     """Forward passes of a speculator's own layers, over the caches that `Speculator.cache_specs` names.
 
     They lie in the target's blocks: position p of a request has a place in them once the target's cache has. A pass
-    computes positions [starts[r], starts[r] + counts[r]) of the request in slots[r], all of them below
-    `room(slots[r])`; a position that is computed again is overwritten.
+    computes positions [starts[r], starts[r] + counts[r]) of the request in slots[r], all of them from `first(slots[r])`
+    on and below `room(slots[r])`; a position that is computed again is overwritten. The entries of a cached prefix are
+    those that the request which computed it has left.
     """
+
+    def first(self, slot: int) -> int:
+        """Return the first position of a slot whose blocks are the request's own still; 0 without windowed layers."""
 
     def room(self, slot: int) -> int:
         """Return how many positions the blocks of a slot have."""
@@ -93,8 +109,18 @@ class Speculator(ABC):
     def __init__(self, context: SpeculatorContext) -> None:
         """Allocate what guessing needs. Raises ConfigError for settings that cannot be met."""
 
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Return the modules whose weights are the speculator's own. By default there are none.
+
+        They count as weights, and sleep and wake with the target's.
+        """
+        return ()
+
     def cache_specs(self) -> Mapping[str, LayerCache]:
-        """Name each layer of the speculator's own that caches. By default there are none."""
+        """Name each layer of the speculator's own that caches. By default there are none.
+
+        Layers of `modules()` with these names say how they attend (`AttentionLayer`). The names may be the target's.
+        """
         return {}
 
     def admit(self, admits: Sequence[Admit]) -> None:

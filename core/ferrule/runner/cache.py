@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from ferrule.types import Admit, CacheGroup, Chunk, StepPlan
 
 Stage = Callable[[list[torch.Tensor]], list[torch.Tensor]]  # from the host to the device
 Zeros = Callable[[tuple[int, ...], torch.dtype], torch.Tensor]  # on the device
+_NO_LAYERS: Mapping[str, LayerCache] = MappingProxyType({})
 ShapeOf = Callable[[LayerCache, int], tuple[int, ...]]  # of a layer's cache with this number of blocks
 
 
@@ -37,10 +39,14 @@ class LayerPlace:
 
 @dataclass(frozen=True)
 class CacheMap:
-    """The assignment of a model's layers to shared storages. `page_elements[j]` is one block's size in storage j."""
+    """The assignment of layers to shared storages. `page_elements[j]` is one block's size in storage j.
+
+    `places` are those of the model's layers, `drafts` those of a speculator's own.
+    """
 
     groups: tuple[CacheGroup, ...]
     places: Mapping[str, LayerPlace]
+    drafts: Mapping[str, LayerPlace]
     page_elements: tuple[int, ...]
     shape: ShapeOf
 
@@ -54,16 +60,17 @@ class CacheMap:
         """The groups that have block tables."""
         return tuple(group for group in self.groups if group.paged)
 
-    def allocate(
-        self, num_blocks: int, dtype: torch.dtype, zeros: Zeros
-    ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-        """Allocate zeroed storages [num_blocks, page], and make each layer's view in the shape that attention wants."""
-        storages = [zeros((num_blocks, size), dtype) for size in self.page_elements]
+    def allocate(self, num_blocks: int, dtype: torch.dtype, zeros: Zeros) -> list[torch.Tensor]:
+        """Allocate zeroed storages [num_blocks, page]."""
+        return [zeros((num_blocks, size), dtype) for size in self.page_elements]
+
+    def views(self, places: Mapping[str, LayerPlace], storages: Sequence[torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the caches of layers, in the shape that attention wants. Without storages there are none."""
         views = {}
-        for name, place in self.places.items():
-            spec = place.spec
-            views[name] = _view(storages[place.storage], self.shape(spec, num_blocks), spec.group.block_size)
-        return storages, views
+        for name, place in places.items() if storages else ():
+            spec, storage = place.spec, storages[place.storage]
+            views[name] = _view(storage, self.shape(spec, len(storage)), spec.group.block_size)
+        return views
 
 
 @dataclass(frozen=True)
@@ -183,36 +190,47 @@ def snapshots_in(room: int, each: int, page_bytes: int) -> int:
     return min(room // 4 // each, room // (each + page_bytes)) if page_bytes else room // each
 
 
-def cache_of(model: Model, attention: AttentionBackend, limits: RunnerLimits) -> tuple[CacheMap, StateStore]:
-    """Return what a model's layers keep; nothing of it is allocated yet."""
-    states = model.state_specs()
-    layers = _map_layers(model.cache_specs(), _shape_by(attention), len(states), limits.block_size)
+def cache_of(
+    model: Model, attention: AttentionBackend, limits: RunnerLimits, drafts: Mapping[str, LayerCache] = _NO_LAYERS
+) -> tuple[CacheMap, StateStore]:
+    """Return what a model's layers keep, and a speculator's own (`drafts`); nothing of it is allocated yet."""
+    states, shape_of = model.state_specs(), _shape_by(attention)
+    places, drafted, groups, pages = _map_layers(model.cache_specs(), drafts, shape_of)
+    if states:
+        size = groups[0].block_size if groups else limits.block_size  # the engine wants the same of all groups
+        groups.append(CacheGroup("recurrent", size, num_layers=len(states)))
+    layers = CacheMap(tuple(groups), places, drafted, tuple(pages), shape_of)
     return layers, StateStore(states, limits.slots, limits.dtype, limits.device)
 
 
-def _map_layers(specs: Mapping[str, LayerCache], shape_of: ShapeOf, num_states: int, block_size: int) -> CacheMap:
-    """Group a model's layers by the properties that the engine must know; states are the last group.
+Places = dict[str, LayerPlace]
 
-    `block_size` is that of a model with states alone: its prefixes may end at multiples of it.
+
+def _map_layers(
+    specs: Mapping[str, LayerCache], drafts: Mapping[str, LayerCache], shape_of: ShapeOf
+) -> tuple[Places, Places, list[CacheGroup], list[int]]:
+    """Group the layers of a model and of a speculator, which may have the same names, by the properties that the engine
+    must know.
+
+    Returns the places of both, the groups, and the sizes of pages. Equal groups are one: its blocks have the entries of
+    both.
     """
-    groups: dict[tuple[str, int, int], list[str]] = {}
-    for name, spec in specs.items():
-        groups.setdefault((spec.group.kind, spec.group.block_size, spec.group.window), []).append(name)
-    places: dict[str, LayerPlace] = {}
+    places: tuple[Places, Places] = {}, {}
+    groups: dict[tuple[str, int, int], int] = {}
+    described: list[CacheGroup] = []
     pages: list[int] = []
-    described = []
-    for number, members in enumerate(groups.values()):
-        described.append(replace(specs[members[0]].group, num_layers=len(members)))
-        for storage, name in enumerate(members):
-            places[name] = LayerPlace(number, storage, specs[name])
-            size = math.prod(shape_of(specs[name], 1))
+    for found, layers in zip(places, (specs, drafts), strict=True):
+        for name, spec in layers.items():
+            number = groups.setdefault((spec.group.kind, spec.group.block_size, spec.group.window), len(groups))
+            if number == len(described):
+                described.append(replace(spec.group, num_layers=0))
+            storage = described[number].num_layers
+            described[number] = replace(described[number], num_layers=storage + 1)
+            found[name] = LayerPlace(number, storage, spec)
             if storage == len(pages):
                 pages.append(0)
-            pages[storage] = max(pages[storage], size)
-    if num_states:
-        size = described[0].block_size if described else block_size  # the engine wants the same of all groups
-        described.append(CacheGroup("recurrent", size, num_layers=num_states))
-    return CacheMap(tuple(described), places, tuple(pages), shape_of)
+            pages[storage] = max(pages[storage], math.prod(shape_of(spec, 1)))
+    return *places, described, pages
 
 
 def _shape_by(attention: AttentionBackend) -> ShapeOf:

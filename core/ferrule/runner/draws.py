@@ -36,12 +36,17 @@ class Draws:
         expected = [id for row in rows for id in (*guesses_of(chunks[row]), -1)]
         return cls([row for row, _ in places], [ahead for _, ahead in places], back, torch.tensor(expected))
 
+    @property
+    def firsts(self) -> LongArray:
+        """[rows] the first draw of each row."""
+        return np.flatnonzero(np.array(self.ahead) == 0)
+
     def lengths(self, positions: LongArray, tokens: torch.Tensor, stage: Stage) -> torch.Tensor:
         """Return how many tokens of each row are known, int64 [rows], given the `tokens` [draws] for these positions.
 
         Does not wait for the device that has the tokens.
         """
-        firsts = np.flatnonzero(np.array(self.ahead) == 0)
+        firsts = self.firsts
         least = torch.from_numpy(positions[firsts] + 1)
         if self.guesses is None:
             return stage([least])[0]

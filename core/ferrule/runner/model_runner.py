@@ -14,15 +14,16 @@ from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import Generates, Model, PoolRow, Pools
 from ferrule.interfaces.platform import Recorder, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
-from ferrule.interfaces.speculator import KnownRows, Speculator
+from ferrule.interfaces.speculator import Speculator
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.runner import logprobs
 from ferrule.runner.cache import cache_of
+from ferrule.runner.drafting import Drafting, DraftPasses, Sample
 from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
-from ferrule.runner.state import RunnerLimits, SlotState
+from ferrule.runner.state import LongArray, RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Chunk, Pooling, StepPlan, StepResult
 
@@ -42,7 +43,7 @@ class RunnerParts:
     """The parts that a runner is made of.
 
     Without a recorder every step is launched; without grammars there are no constraints. `tokenizer` opens the model's,
-    and is called when a logits processor asks for it.
+    and is called when a logits processor asks for it. `draft_recorder` makes a recorder for a speculator's model.
     """
 
     model: Model
@@ -54,6 +55,7 @@ class RunnerParts:
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     grammars: Grammars | None = None
     speculator: Speculator | None = None
+    draft_recorder: Callable[[], Recorder | None] = lambda: None
     adapters: AdapterBank | None = None
     kernels: Kernels = Kernels()
     zeros: Callable[[tuple[int, ...], torch.dtype], torch.Tensor | None] = lambda shape, dtype: None  # None: by torch
@@ -73,15 +75,18 @@ class ModelRunner:
         self._attention = attention
         self._sampler, self._transfers = parts.sampler, parts.transfers
         self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
-        self._speculator, self._adapters = parts.speculator, parts.adapters
+        speculator, self._adapters = parts.speculator, parts.adapters
         adapted = parts.adapters is not None
         self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
         self._position_numbers = model.position_numbers
-        self.cache, self.recurrent = cache_of(model, attention, limits)
+        drafts = {} if speculator is None else speculator.cache_specs()
+        self.cache, self.recurrent = cache_of(model, attention, limits, drafts)
         keeps = bool(self.cache.groups)  # else a step is never one token of each row
         alike = keeps and attention.recordable and all(place.spec.attended for place in self.cache.places.values())
         stateful = self.cache.paged != self.cache.groups
         self._recorder = recorder if alike and recorder and (recorder.stateful or not stateful) else None
+        passes = DraftPasses(self.cache, self._stage, parts.draft_recorder, limits.max_model_len)
+        self._drafting = Drafting(speculator, passes, self._stage)
         self._storages: list[torch.Tensor] = []
         self.release_cache()
 
@@ -91,20 +96,21 @@ class ModelRunner:
             raise RuntimeError("the weights were given back")
         return self._model
 
-    def use(self, model: Model | None) -> None:
-        """Continue with another copy of the same model; None drops the present one."""
+    def use(self, model: Model | None, speculator: Speculator | None = None) -> None:
+        """Continue with another copy of the same model, and of its speculator; None drops the present one."""
         self._forget()
         self._model = model
+        self._drafting.use(speculator)
 
     def release_cache(self) -> None:
         """Free cache and states; forget every request."""
         self._forget()
         self._storages = []
         self.recurrent.release()
-        self._bind({})
         self._state = SlotState(self._limits, self.cache.paged)
         self._media = MediaStore(self._limits)
         self._positions = Positions(self._limits.slots, self._position_numbers)
+        self._bind()
         if self._grammars is not None:
             self._grammars.forget()
 
@@ -113,9 +119,9 @@ class ModelRunner:
         self.release_cache()  # before the new one: both do not fit
         limits = self._limits
         element = limits.cache_type or limits.dtype
-        self._storages, views = self.cache.allocate(num_blocks, element, self._zeros)
+        self._storages = self.cache.allocate(num_blocks, element, self._zeros)
         self.recurrent.allocate(self._zeros, num_snapshots)
-        self._bind(views)
+        self._bind()
 
     @property
     def cache_tensors(self) -> list[torch.Tensor]:
@@ -126,13 +132,17 @@ class ModelRunner:
         made = self._allocate(shape, dtype)
         return torch.zeros(shape, dtype=dtype, device=self._limits.device) if made is None else made
 
-    def _bind(self, views: dict[str, torch.Tensor]) -> None:
-        self._bound = Bindings(self._attention, self.cache.paged, self.cache.places, views, self.recurrent.tensors)
+    def _bind(self) -> None:
+        cache, storages = self.cache, self._storages
+        views = cache.views(cache.places, storages)
+        self._bound = Bindings(self._attention, cache.paged, cache.places, views, self.recurrent.tensors)
+        self._drafting.passes.bind(self._state, self._positions, self._attention, storages)
 
     def _forget(self) -> None:
         """Drop the recordings, which read weights and cache at their present addresses."""
         if self._recorder is not None:
             self._recorder.forget()
+        self._drafting.passes.forget()
 
     @torch.inference_mode()
     def capture(self) -> bool:
@@ -140,7 +150,7 @@ class ModelRunner:
         if self._recorder is None:
             return False
         longest = self._longest(self._recorder)
-        none = step_inputs(Rows.of(()), self._state, self.cache.paged, self._positions.of(Rows.of(())), longest)
+        none = step_inputs(Rows.of(()), self._state, self._positions.of(Rows.of(())), longest)
         return bool(self._recorder.warm(none, partial(self._compute_recorded, longest)))
 
     def check(self) -> None:
@@ -168,6 +178,7 @@ class ModelRunner:
         """Follow the plan's differences: releases, admissions, appended blocks."""
         self._state.apply(plan)
         self._media.apply(plan)
+        self._drafting.admit(plan.admits)
         self._positions.apply(plan, self.model)
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
@@ -185,7 +196,7 @@ class ModelRunner:
         embeds = self._media.embeds(rows, self._stage, self._state.faults)
         hidden = self._replay(rows) if embeds is None else None
         if hidden is None:
-            given = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows))
+            given = step_inputs(rows, self._state, self._positions.of(rows))
             inputs = self._stage([values for values, _ in given])
             contexts = tuple((rows.starts + rows.counts).tolist())
             hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, embeds))
@@ -201,8 +212,7 @@ class ModelRunner:
         for row, chunk in enumerate(chunks):
             if row not in outcome.faults and self._state.work_of(chunk.slot).prompt_logprobs is not None:
                 self._add_prompt_logprobs(step, row, chunk, outcome)
-        if self._speculator is not None:
-            self._speculator.observe(chunks, step.hidden)
+        self._drafting.observe(chunks, step.hidden)
         pooled_rows = [row for row, chunk in enumerate(chunks) if chunk.ends == "pool"]
         if pooled_rows:
             outcome.add_vectors(pooled_rows, _pooled(self.model, step, pooled_rows, self._state))
@@ -239,7 +249,7 @@ class ModelRunner:
         longest = self._longest(recorder)
         if rows.longest > longest:
             return None
-        inputs = step_inputs(rows, self._state, self.cache.paged, self._positions.of(rows), longest)
+        inputs = step_inputs(rows, self._state, self._positions.of(rows), longest)
         compute, keep = partial(self._compute_recorded, longest), partial(self.recurrent.keep, rows.slots)
         return recorder.run_stateful(inputs, compute, keep) if self.recurrent.tensors else recorder.run(inputs, compute)
 
@@ -252,35 +262,22 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ sampling
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        model = self.model
-        if not isinstance(model, Generates):
-            raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
-        logits, width = model.logits(hidden), self._limits.vocab_size
-        if logits.shape[1] != width:  # found at warm-up: no request can be behind it
-            raise RuntimeError(f"the model has {logits.shape[1]} logits, but its vocab_size is {width}")
-        return logits
-
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
         slots, positions = step.rows.slots[draws.rows], (step.rows.starts + step.rows.counts)[draws.rows] - draws.back
         masks = Masks() if step.masks is None else step.masks.result()
-        bad, sampling_of = masks.errors, state.sampling_of
+        bad = masks.errors
         outcome.faults |= {row: bad[chunks[row].slot] for row in rows if chunks[row].slot in bad}
         outcome.invalid |= {row for row in rows if chunks[row].slot in masks.invalid}
-        columns = (positions, state.num_prompt[slots], state.num_embedded[slots])
-        known = zip(draws.rows, draws.ahead, *(column.tolist() for column in columns), strict=True)
-        wanted = [
-            SampleRow(c.slot, sampling_of(c.slot), num_prompt, position, masks.of(c.slot, ahead), num_embedded)
-            for row, ahead, position, num_prompt, num_embedded in known
-            for c in (chunks[row],)
-        ]
+        wanted = _sample_rows(slots, positions, draws.ahead, masks, state)
         asking = {place: top for place, row in enumerate(wanted) if (top := row.sampling.logprobs) is not None}
+        behind = step.rows.last[draws.rows] - draws.back
         places = [torch.from_numpy(slots * state.stride + positions)]
         if len(wanted) < len(step.hidden):  # not each token is the last of a row that samples
-            places.append(torch.from_numpy(step.rows.last[draws.rows] - draws.back))
+            places.append(torch.from_numpy(behind))
         here, *last = self._stage(places)
-        logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
+        hidden = step.hidden.index_select(0, *last) if last else step.hidden
+        logits = _logits(self.model, self._limits.vocab_size, hidden)
         mode = self._limits.logprobs_mode
         batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels)
         if draws.guesses is None:
@@ -296,10 +293,9 @@ class ModelRunner:
             ranked = logprobs.rank(sampled.logprobs, chosen, list(asking.values()))
         if ranked is not None:
             outcome.add_logprobs(asking, list(ranked))
-        if self._speculator is not None:
-            lengths = draws.lengths(positions, sampled.tokens, self._stage)
-            asked = KnownRows(slots=tuple(chunks[row].slot for row in rows), lengths=lengths, history=state.ids)
-            outcome.add_guesses(rows, self._speculator.propose(asked), self._limits.vocab_size)
+        guesses = self._drafting.guesses(chunks, draws, Sample(positions, behind, step.hidden, sampled.tokens))
+        if guesses is not None:
+            outcome.add_guesses(*guesses, self._limits.vocab_size)
 
     # ------------------------------------------------------------------------------------ prompt logprobs
 
@@ -313,8 +309,29 @@ class ModelRunner:
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
         mode, width = self._limits.logprobs_mode, self._limits.vocab_size
-        for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
+        logits = partial(_logits, self.model, width)
+        for finite, ranked in logprobs.rank_prompt(logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
+
+
+def _logits(model: Model, width: int, hidden: torch.Tensor) -> torch.Tensor:
+    if not isinstance(model, Generates):
+        raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
+    logits = model.logits(hidden)
+    if logits.shape[1] != width:  # found at warm-up: no request can be behind it
+        raise RuntimeError(f"the model has {logits.shape[1]} logits, but its vocab_size is {width}")
+    return logits
+
+
+def _sample_rows(
+    slots: LongArray, positions: LongArray, ahead: list[int], masks: Masks, state: SlotState
+) -> list[SampleRow]:
+    """Return the rows of logits that a step samples from, each for a position of the request in its slot."""
+    columns = slots, positions, state.num_prompt[slots], state.num_embedded[slots]
+    return [
+        SampleRow(slot, state.sampling_of(slot), num_prompt, position, masks.of(slot, guesses), num_embedded)
+        for guesses, slot, position, num_prompt, num_embedded in zip(ahead, *(c.tolist() for c in columns), strict=True)
+    ]
 
 
 def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) -> torch.Tensor:

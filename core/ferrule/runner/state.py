@@ -44,7 +44,7 @@ class SlotState:
 
     def __init__(self, limits: RunnerLimits, groups: tuple[CacheGroup, ...]) -> None:
         slots = limits.slots
-        self.limits = limits
+        self.limits, self.groups = limits, groups  # those that have block tables
         self.max_len = limits.max_model_len
         self.stride = self.max_len + 1  # of ids: a last token has no next step, and goes to a place that is never read
         ids: IntArray | None = np.zeros((slots, self.stride), np.int32) if limits.host_memory else None

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -33,15 +34,19 @@ class Rows:
 
     @classmethod
     def of(cls, chunks: tuple[Chunk, ...]) -> Rows:
-        slots = np.array([chunk.slot for chunk in chunks], dtype=np.int64)
-        starts = np.array([chunk.start for chunk in chunks], dtype=np.int64)
-        counts = np.array([chunk.count for chunk in chunks], dtype=np.int64)
-        borders = np.array([0, *accumulate(chunk.count for chunk in chunks)], dtype=np.int64)
-        longest = max((chunk.start + chunk.count for chunk in chunks), default=0)
-        if borders[-1] == len(chunks):  # each has one
-            return cls(slots, starts, counts, slots, starts, borders, longest)
-        positions = np.arange(borders[-1]) + np.repeat(starts - borders[:-1], counts)
-        return cls(slots, starts, counts, np.repeat(slots, counts), positions, borders, longest)
+        columns = ([getattr(chunk, name) for chunk in chunks] for name in ("slot", "start", "count"))
+        return cls.at(*columns)
+
+    @classmethod
+    def at(cls, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int]) -> Rows:
+        """Return the rows of positions [starts[r], starts[r] + counts[r]) in slots[r]."""
+        longest = max(map(add, starts, counts), default=0)
+        borders = np.array([0, *accumulate(counts)], dtype=np.int64)
+        where, begins, sizes = (np.array(each, dtype=np.int64) for each in (slots, starts, counts))
+        if borders[-1] == len(where):  # each has one
+            return cls(where, begins, sizes, where, begins, borders, longest)
+        positions = np.arange(borders[-1]) + np.repeat(begins - borders[:-1], sizes)
+        return cls(where, begins, sizes, np.repeat(where, sizes), positions, borders, longest)
 
     @property
     def last(self) -> LongArray:
@@ -57,15 +62,15 @@ class Rows:
 def step_inputs(
     rows: Rows,
     state: SlotState,
-    groups: tuple[CacheGroup, ...],
     positions: np.ndarray[Any, Any],
     longest: int | None = None,
+    groups: Sequence[int] | None = None,
 ) -> list[StepInput]:
     """Return everything that the device needs to know of a step, in the order in which `StepContext` takes it.
 
-    `positions` are those that the model sees. Block tables are wide enough for
-    contexts of `longest` tokens, or of as many as there are. What pads the rows of a step with one token each has no
-    context, and a slot that is not written.
+    `positions` are those that the model sees. There are block tables of the cache groups `groups`, or else of all. They
+    are wide enough for contexts of `longest` tokens, or of as many as there are. What pads the rows of a step with one
+    token each has no context, and a slot that is not written.
     """
     lengths, prompts = rows.starts + rows.counts, state.num_prompt[rows.token_slots]
     given: list[tuple[np.ndarray[Any, Any], int]] = [
@@ -77,10 +82,10 @@ def step_inputs(
         (rows.slots, 0),
     ]
     most = rows.longest if longest is None else longest
-    for table, group in zip(state.tables, groups, strict=True):
-        size = group.block_size
-        number, within = np.divmod(rows.positions, size)
-        blocks = table[rows.token_slots, number].astype(np.int64)
+    for number in range(len(state.groups)) if groups is None else groups:
+        table, size = state.tables[number], state.groups[number].block_size
+        index, within = np.divmod(rows.positions, size)
+        blocks = table[rows.token_slots, index].astype(np.int64)
         if blocks.min(initial=1) < 1:
             raise RuntimeError("a plan writes to a position that has no block")
         given += (table[rows.slots, : -(-most // size)], 0), (blocks * size + within, -1)

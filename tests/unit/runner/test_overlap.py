@@ -20,7 +20,7 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
-from ferrule.interfaces.speculator import KnownRows, Speculator
+from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
 from ferrule.plugin import discover
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
@@ -70,7 +70,10 @@ class Best(Sampler):
 class Repeats(Speculator):
     """A speculator that guesses the last token once more, without asking the device for it."""
 
-    def propose(self, rows: KnownRows) -> torch.Tensor:
+    def __init__(self) -> None:
+        pass
+
+    def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         history = rows.history[: len(rows.slots)]  # which slots they are matters to the guess alone
         return history.gather(1, rows.lengths.unsqueeze(1) - 1).long()
 

@@ -8,6 +8,7 @@ thousands of is left out of garbage collection (`gc=False`): frozen values have 
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
@@ -355,6 +356,9 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_cached: int = 0  # those of them that came from the prefix cache
     generation_tokens: int = 0
     steps: int = 0
+    drafts: int = 0  # rows of steps that had guesses of next tokens
+    draft_tokens: int = 0  # these guesses
+    accepted_by_place: tuple[int, ...] = ()  # right guesses: how many were the first of their row, the second, …
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
@@ -368,6 +372,16 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     @property
     def cache_usage(self) -> float:
         return self.blocks_used / self.blocks_total if self.blocks_total else 0.0
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Right guesses."""
+        return sum(self.accepted_by_place)
+
+
+def add_places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Add counts by place, of which one list may be longer."""
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
 
 
 # ------------------------------------------------------------------------------------- what a model is

@@ -383,7 +383,7 @@ class FakeDevice:
             self.wrong_guesses += chunk.drafts - right
             self._take_back(state, chunk, known + right, states)
             state.ids += drawn[right : right + 1]
-            state.guesses = self._guess(state.id, state.ids)
+            state.guesses = self._guess(state.id, state.ids)[: chunk.wanted]
             drawn, logprobs = drawn[: right + 1], logprobs[: right + 1]
         self._bury(state, state.computed)
         if state.id in self.failing:

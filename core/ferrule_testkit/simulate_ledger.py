@@ -31,6 +31,9 @@ COUNTERS = (
     "prompt_tokens",
     "generation_tokens",
     "steps",
+    "drafts",
+    "draft_tokens",
+    "accepted_tokens",
     "corrupted_requests",
 )
 
@@ -231,6 +234,7 @@ class Ledger:
         require(not track.paused, f"I19: {chunk.id} runs although it is paused")
         require((chunk.slot, chunk.epoch) == (track.slot, track.epoch), f"I9: {chunk.id} runs in another's slot")
         require(not track.guessed, f"I20: {chunk.id} runs on before it is known which guesses are right")
+        self._wanted(chunk, track)
         end = chunk.start + chunk.count
         if track.next_start < 0:
             hit_allowed = self.limits.prefix_caching and chunk.start < track.num_known
@@ -256,6 +260,17 @@ class Ledger:
         size = self.limits.groups[0].block_size if self._states else 1
         tail = (track.num_known - 1) % size + 1 if self._states and self.limits.num_snapshots else 0
         track.prefilling = track.prefilling and not chunk.ends and end < track.num_known - tail
+
+    def _wanted(self, chunk: Chunk, track: Track) -> None:
+        """Check I24: guesses are asked for within the limits, for rows that sample."""
+        limits, known = self.limits.guesses, chunk.start + chunk.count - chunk.drafts + 1
+        most = min(limits.most, limits.max_len - known) if limits.max_len else limits.most
+        require(chunk.wanted <= (max(0, most) if chunk.ends == "sample" else 0), f"I24: {chunk.id} asks for guesses")
+        crowded = limits.max_requests and len(self.live) - self._num_paused() > limits.max_requests
+        require(not (crowded and chunk.wanted), f"I24: {chunk.id} asks for guesses while too many others are here")
+
+    def _num_paused(self) -> int:
+        return sum(track.paused for track in self.live.values())
 
     # ------------------------------------------------------------------------------------ deltas
 
@@ -329,6 +344,9 @@ class Ledger:
         require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
         require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")
         require(stats.prefix_hits <= stats.prefix_queries, "I17: more hits than queries")
+        places = (stats.drafts, *stats.accepted_by_place)
+        require(list(places) == sorted(places, reverse=True), "I24: a guess counts that stands behind a wrong one")
+        require(stats.accepted_tokens <= stats.draft_tokens, "I24: more guesses are right than there are")
         if self._last is not None:
             for name in COUNTERS:
                 require(getattr(stats, name) >= getattr(self._last, name), f"I17: {name} fell")

@@ -6,7 +6,7 @@ import random
 from dataclasses import dataclass, field, replace
 
 from ferrule.engine.cache import footprint
-from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
 from ferrule.types import CacheGroup, Targets
 
 POLICIES = ("fcfs", "priority", "chaos", "bully")
@@ -83,6 +83,16 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         encode_budget=prompts.choice((0, 1, 4)),
         encoded_tokens=prompts.choice((0, 5, 5, 8)),
         targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
+    )
+    guesses = random.Random(repr((bases, groups, "guesses")))
+    limits = replace(
+        limits,
+        guesses=GuessLimits(
+            most=guesses.choice((0, 2, 5, 5, 5, 5)),
+            max_len=guesses.choice((0,) * 7 + (longest // 2,)),
+            max_requests=guesses.choice((0,) * 7 + (3,)),
+            adaptive=guesses.random() < 0.3,
+        ),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)
     setup = Setup(limits, policy, vocab, bases, rng.choice((0.05, 0.3, 0.9)), storm)

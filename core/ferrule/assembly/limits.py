@@ -13,7 +13,7 @@ from ferrule.config.resolve import step_tokens
 from ferrule.engine.cache import capacity, footprint
 from ferrule.errors import ConfigError
 from ferrule.interfaces.platform import DeviceMemory
-from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
 from ferrule.types import ModelInfo, Targets
 
 
@@ -49,6 +49,12 @@ def scheduler_limits(config: WorkerSettings, info: ModelInfo, num_blocks: int) -
         prompt_border=info.prompt_border,
         num_snapshots=info.max_snapshots,
         adapter_slots=info.adapter_slots,
+        guesses=GuessLimits(
+            most=config.speculative.num_tokens if config.speculative.method else 0,
+            max_len=config.speculative.max_model_len or 0,
+            max_requests=config.speculative.disable_by_batch_size or 0,
+            adaptive=config.speculative.adaptive,
+        ),
     )
 
 

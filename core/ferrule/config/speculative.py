@@ -38,7 +38,8 @@ class ResolvedSpeculative(SpeculativeConfig):
     method: str = ""  # a plugin; "": nothing is guessed; "auto": what the draft model is for, until it was localised
     num_tokens: int = 0  # the most guesses for a request in a step; 0: the speculator's usual number
     max_model_len: int | None = None  # nothing is guessed for requests with more tokens
-    disable_by_batch_size: int | None = None  # nothing is guessed for requests that come while more than so many wait
+    disable_by_batch_size: int | None = None  # nothing is guessed while more requests than that run and wait
+    adaptive: bool = True  # fewer are made where they cost more than they bring
     acceptance_method: str = AcceptanceMethods.EXACT
     posterior_threshold: float = 0.09
     posterior_alpha: float = 0.3
@@ -68,6 +69,7 @@ _COMMON: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "num_speculative_tokens": _whole(1, MAX_TOKENS),
         "max_model_len": _whole(1, 1 << 27),
         "disable_by_batch_size": _whole(1, 1 << 20),
+        "adaptive": _BOOLEAN,
         "acceptance_method": (
             lambda value: value in AcceptanceMethods.ALL,
             "one of: " + ", ".join(AcceptanceMethods.ALL),
@@ -78,6 +80,10 @@ _COMMON: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "disable_logprobs": _BOOLEAN,
         "disable_mqa_scorer": _BOOLEAN,
     }
+)
+_AS_GIVEN = (
+    *("max_model_len", "disable_by_batch_size", "adaptive"),
+    *("acceptance_method", "posterior_threshold", "posterior_alpha"),
 )
 _WITHOUT_EFFECT = MappingProxyType(
     {
@@ -111,7 +117,7 @@ def resolve_speculative(section: SpeculativeConfig, problems: list[str]) -> Reso
     problems += faults
     if faults:
         return ResolvedSpeculative(speculative_config=section.speculative_config)
-    named = {key: given[key] for key in _PLAIN if key in given}
+    named = {key: given[key] for key in _AS_GIVEN if key in given}
     return ResolvedSpeculative(
         speculative_config=section.speculative_config,
         method=str(method),
@@ -119,9 +125,6 @@ def resolve_speculative(section: SpeculativeConfig, problems: list[str]) -> Reso
         settings=settings,
         **named,
     )
-
-
-_PLAIN = ("max_model_len", "disable_by_batch_size", "acceptance_method", "posterior_threshold", "posterior_alpha")
 
 
 def _method_of(settings: Mapping[str, Any]) -> str:

@@ -37,11 +37,11 @@ class Work(NamedTuple):
 
 
 def work(chunks: Iterable[Chunk]) -> Work:
-    """Add up the work of a step's rows. Each token attends to itself and to those before it."""
+    """Add up the work of a step's rows. Each token attends to itself and to those before it. Guesses are rows."""
     rows = tokens = pairs = 0
     for chunk in chunks:
-        rows += 1
-        tokens += chunk.count if chunk.count > 1 else 0
+        rows += 1 + chunk.drafts
+        tokens += chunk.count if chunk.count > 1 + chunk.drafts else 0
         pairs += chunk.count * (chunk.start + (chunk.count + 1) // 2)
     return Work(1.0, rows, tokens, pairs)
 

@@ -1,4 +1,4 @@
-"""`Guesses`: which guesses of next tokens go into a step.
+"""`Guesses`: which guesses of next tokens are asked for, and which go into a step.
 
 A row that computes guesses is planned again only when its result is known; all others overlap as ever. The guesses
 travel with results and plans, though the runner makes them: the row waits for its result in any case, a plan then says
@@ -7,12 +7,38 @@ all that a step computes, and constraints are followed by ids that the host know
 A guess is right if it is the token that would have been sampled, with the same noise, so guesses change no output.
 Rejection sampling would accept a few more where a speculator knows its own probabilities, but the same seed would give
 another text with and without guesses; a sampler may still do so (`Sampler.verify`).
+
+How many are asked for depends on the load, see `Loads`, and on the request: of a row of guesses, each counts only if
+those before it did, so the n-th is right with the n-th power of the chance of one. A request whose guesses fail is
+left alone for some tokens, and then tried again.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from math import log
+
+from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.request import Request
-from ferrule.types import StepPlan
+from ferrule.interfaces.scheduler import GuessLimits
+from ferrule.types import Chunk, RowResult, StepPlan, StepResult
+
+_KEPT = 0.8  # of what is known of a request, with each result
+_PRIOR = 2.0  # guesses: how much the usual share of right ones weighs beside a request's own
+_USUAL = 0.7  # share of right guesses before any was made
+_TRIAL = 2  # guesses for a request whose guesses may not pay
+_SHORT, _LONG = 4, 64  # tokens without guesses, after some that did not pay
+_SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
+
+
+@dataclass(slots=True)
+class _Step:
+    """A plan in flight. `rows`: those that decode; 0: it has other work too, and is not measured."""
+
+    rows: int
+    guessing: bool
+    guesses: int
+    begun: float
 
 
 class Guesses:
@@ -21,14 +47,24 @@ class Guesses:
     So all requests that have guesses go into the next one together, and not each into a step of its own.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, limits: GuessLimits | None = None) -> None:
+        self._limits = limits or GuessLimits()
+        self._loads = Loads()
         self._in_flight = 0  # the step that has guesses; 0: none
         self._room = 0  # tokens of the plan that is being made which guesses may still have
         self._used = False  # the plan that is being made has guesses
+        self._most = 0  # guesses that a request may ask for in this plan
+        self._bar = 0.0  # the chance that a guess must have to be asked for
+        self._right, self._tried = _USUAL * _PRIOR, _PRIOR  # of all requests, fading
+        self._steps: dict[int, _Step] = {}  # in flight, by number
+        self._ended = 0.0  # when the last step did
 
-    def begin(self, budget: int, running: int) -> None:
+    def begin(self, budget: int, running: int, waiting: int) -> None:
         """Begin with a plan of so many tokens, of which each request that runs may need one."""
-        self._room, self._used = (budget - running) // 2, False
+        self._room, self._used, limits = (budget - running) // 2, False, self._limits
+        crowded = limits.max_requests and running + waiting > limits.max_requests
+        self._most = 0 if crowded else limits.most
+        self._bar = self._loads.bar(max(1, running)) if limits.adaptive and self._most else 0.0
 
     def wait(self, request: Request) -> bool:
         """Return whether a result in flight decides which of the request's guesses are right, or what they follow."""
@@ -48,11 +84,64 @@ class Guesses:
         self._used = self._used or count > 0
         return count
 
-    def sent(self, plan: StepPlan) -> None:
+    def wanted(self, request: Request) -> int:
+        """Return how many guesses to ask for at what follows the token that a row is about to sample."""
+        known, limits, luck = request.known, self._limits, request.luck
+        most = min(self._most, request.limit - 1 - known)
+        most = min(most, limits.max_len - known) if limits.max_len else most
+        if most <= 0 or not limits.adaptive:
+            return max(0, most)
+        if self._bar >= NEVER or known < luck.resume:
+            return 0
+        return min(most, max(_TRIAL, self._worth(request, most)))
+
+    def _worth(self, request: Request, most: int) -> int:
+        """Return how many guesses have a chance above the bar."""
+        chance = self._chance(request)
+        if chance <= self._bar:
+            return 0
+        return most if self._bar <= 0 or chance >= 1 else min(most, int(log(self._bar) / log(chance)))
+
+    def _chance(self, request: Request) -> float:
+        luck, usual = request.luck, self._right / self._tried
+        return (luck.right + _PRIOR * usual) / (luck.tried + _PRIOR)
+
+    def sent(self, plan: StepPlan, now: float) -> None:
         if self._used:
             self._in_flight = plan.step
+        if self._most and self._limits.adaptive:
+            decoding = all(chunk.ends and chunk.count == 1 + chunk.drafts for chunk in plan.chunks)
+            guesses, wanted = sum(chunk.drafts for chunk in plan.chunks), any(chunk.wanted for chunk in plan.chunks)
+            rows = len(plan.chunks) if decoding else 0
+            self._steps[plan.step] = _Step(rows, bool(guesses) or wanted, guesses, now)
 
-    def end(self, plan: StepPlan) -> None:
-        """Note that the result of a plan is known."""
+    def end(self, plan: StepPlan, result: StepResult, now: float) -> None:
+        """Note that the result of a plan is known, and how long it took."""
         if self._in_flight == plan.step:
             self._in_flight = 0
+        step = self._steps.pop(plan.step, None)
+        if step is not None and step.rows:
+            seconds = now - max(step.begun, self._ended)
+            tokens = sum(len(row.token_ids) for row in result.rows)
+            self._loads.observe(step.rows, step.guessing, step.guesses, tokens, seconds)
+        self._ended = now
+
+    def credit(self, request: Request, chunk: Chunk, row: RowResult) -> None:
+        """Learn which of a chunk's guesses were right, and take over those of what follows."""
+        request.guesses = row.drafts[: chunk.wanted]
+        luck = request.luck
+        if chunk.drafts:
+            right = len(row.token_ids) - 1
+            tried = min(chunk.drafts, right + 1)
+            luck.right, luck.tried = _KEPT * luck.right + right, _KEPT * luck.tried + tried
+            self._right, self._tried = 0.99 * self._right + right, 0.99 * self._tried + tried
+            if self._chance(request) > self._bar:
+                luck.patience = _SHORT
+            else:
+                luck.resume = request.known + luck.patience
+                luck.patience = min(2 * luck.patience, _LONG)
+        if request.guesses:
+            luck.empty = 0
+        elif chunk.wanted:
+            luck.empty += 1
+            luck.resume = max(luck.resume, request.known + min(luck.empty // 2, _SEARCH))

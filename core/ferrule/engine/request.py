@@ -31,6 +31,17 @@ from ferrule.types import (
 MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and so is never preempted again
 
 
+@dataclass(slots=True)
+class Luck:
+    """What became of guesses for a request. The two counts fade; `resume` is a number of known tokens."""
+
+    right: float = 0.0
+    tried: float = 0.0  # guesses up to the first wrong one
+    empty: int = 0  # times that guesses were asked for and none came, since some last came
+    patience: int = 4  # tokens without guesses, when they next do not pay
+    resume: int = 0  # from then on guesses are asked for again
+
+
 @dataclass(slots=True, eq=False)
 class Request:
     """`ids` are the tokens that the host has seen: the prompt and every sample that was committed.
@@ -60,6 +71,7 @@ class Request:
     slot: int = -1
     media: tuple[MediaItem, ...] = ()  # under digests that adapter and salt are part of
     guesses: tuple[int, ...] = ()
+    luck: Luck = field(default_factory=Luck)
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
@@ -178,9 +190,11 @@ class Request:
             scope=root_digest(b"", None if spec.adapter is None else spec.adapter.name, spec.cache_salt),
         )
 
-    def chunk(self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int) -> Chunk:
+    def chunk(
+        self, start: int, count: int, ends: bool, blocks: tuple[tuple[int, ...], ...], save: int, wanted: int
+    ) -> Chunk:
         """Make a row of a step; states go to the snapshot `save`. A row that `ends` the known tokens has the guesses
-        behind it.
+        behind it, and `wanted` others may come with its result.
         """
         drafts = len(self.guesses)
         return Chunk(
@@ -192,6 +206,7 @@ class Request:
             ends=self.ends if ends else "",
             new_ids=self.guesses,
             drafts=drafts,
+            wanted=wanted,
             new_blocks=blocks,
             save=save,
         )

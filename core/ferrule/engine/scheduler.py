@@ -104,7 +104,7 @@ class DefaultScheduler(Scheduler):
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
         self._prefills = Prefills(limits, self.encodings)
-        self._guesses = Guesses()
+        self._guesses = Guesses(limits.guesses)
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0
@@ -142,7 +142,7 @@ class DefaultScheduler(Scheduler):
 
     def schedule(self, now: float) -> StepPlan | None:
         draft = Draft(_budget(self.limits, self.policy, len(self.running), len(self.waiting)))
-        self._guesses.begin(draft.budget, len(self.running))
+        self._guesses.begin(draft.budget, len(self.running), len(self.waiting))
         self.encodings.begin()
         self._continue_running(draft, now)
         if not draft.preempted:
@@ -153,7 +153,7 @@ class DefaultScheduler(Scheduler):
             return None
         self._step += 1
         plan = draft.plan(self._step, self._slots.take_releases(), **self.encodings.take())
-        self._guesses.sent(plan)
+        self._guesses.sent(plan, now)
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -209,7 +209,8 @@ class DefaultScheduler(Scheduler):
         if ends:
             request.known += 1
         save = self.cache.save(request.id, request.ids, end) if request.borders.save(end) else 0
-        draft.chunks[request.id] = chunk = request.chunk(start, count, ends, blocks, save)
+        wanted = self._guesses.wanted(request) if ends and request.ends == "sample" else 0
+        draft.chunks[request.id] = chunk = request.chunk(start, count, ends, blocks, save, wanted)
         draft.budget -= chunk.count
         if request.media:
             self.encodings.send(request, start, end)
@@ -271,7 +272,7 @@ class DefaultScheduler(Scheduler):
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
         self._prefills.pace.end(plan, now)
-        self._guesses.end(plan)
+        self._guesses.end(plan, result, now)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)
@@ -292,9 +293,10 @@ class DefaultScheduler(Scheduler):
             failed = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, failed, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
-        request.guesses = row.drafts
         if chunk.drafts:
             request.settle(chunk.drafts, told - 1)
+            self.counters.count_guesses(chunk.drafts, told - 1)
+        self._guesses.credit(request, chunk, row)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not ends:

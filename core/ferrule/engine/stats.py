@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ferrule.engine.request import Request
+from ferrule.types import add_places
 
 
 @dataclass(slots=True)
@@ -19,6 +20,16 @@ class Counters:
     prompt_cached: int = 0  # of prompt_tokens, found in the prefix cache
     prompt_tokens: int = 0  # of requests that produced their first token
     steps: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_by_place: tuple[int, ...] = ()
+
+    def count_guesses(self, guesses: int, right: int) -> None:
+        """Count a row with guesses, of which the first ones were right."""
+        self.drafts += 1
+        self.draft_tokens += guesses
+        if right:
+            self.accepted_by_place = add_places(self.accepted_by_place, (1,) * right)
 
     def count_lookup(self, request: Request) -> None:
         """Count a request that begins, if it is its first life and the cache was asked for its prompt."""

@@ -24,6 +24,16 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
+class GuessLimits:
+    """The guesses of next tokens that a scheduler may ask a speculator for (`Chunk.wanted`)."""
+
+    most: int = 0  # for a request in a step; 0: there is no speculator
+    max_len: int = 0  # nothing is guessed for a request with more tokens; 0: any number
+    max_requests: int = 0  # nothing is guessed while more requests than that run and wait; 0: any number
+    adaptive: bool = True  # fewer where guesses cost more than they bring
+
+
+@dataclass(frozen=True, kw_only=True)
 class SchedulerLimits:
     """The scheduler's section of the configuration plus what the device allows."""
 
@@ -46,6 +56,7 @@ class SchedulerLimits:
     encoded_tokens: int = 0  # of media whose embeddings are kept; 0: as many as a step or a request may have
     num_snapshots: int = 0  # states of recurrent groups that can be saved; 0: their prefixes are not reused
     adapter_slots: int = 0  # adapters that can be loaded at a time, by the loop
+    guesses: GuessLimits = GuessLimits()
     cache_root: bytes = b""  # random, so that digests of cached prefixes cannot be computed outside
 
 

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace as replaced
 from typing import Any
 
 from msgspec.structs import replace
 
-from ferrule.engine.cache import KVCacheManager
+from ferrule.engine.cache import BlockDelta, KVCacheManager
 from ferrule.engine.guesses import Guesses
 from ferrule.engine.request import Request
-from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.engine.scheduler import DefaultScheduler, Draft
 from ferrule.engine.snapshots import NOWHERE
 from ferrule.types import Chunk, EngineRequest, FinishReason, RequestDelta, RowResult
 from ferrule_testkit.fakes import FakeDevice, SlotState
@@ -34,7 +35,7 @@ class OtherGuesses(DefaultScheduler):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._guesses = self.guesses_cls()
+        self._guesses = self.guesses_cls(self.limits.guesses)
 
 
 # ------------------------------------------------------------------------------------------- scheduler
@@ -82,9 +83,12 @@ class RunsOnBeforeTheResult(OtherGuesses):
             return False
 
 
-class GuessesOutliveTheirToken(DefaultScheduler):
-    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
-        return super()._credit(request, chunk, replace(row, drafts=row.drafts or request.guesses), now)
+class GuessesOutliveTheirToken(OtherGuesses):
+    class guesses_cls(Guesses):
+        def credit(self, request: Request, chunk: Chunk, row: RowResult) -> None:
+            before = request.guesses
+            super().credit(request, chunk, row)
+            request.guesses = request.guesses or before
 
 
 class GuessesSurvivePreemption(OtherRequests):
@@ -140,6 +144,45 @@ class StatesSavedBehindGuesses(OtherGuesses):
                 request.borders = borders
 
 
+class AsksBehindTheLongest(OtherGuesses):
+    class guesses_cls(Guesses):
+        def wanted(self, request: Request) -> int:
+            limits, self._limits = self._limits, replaced(self._limits, max_len=0)
+            try:
+                return super().wanted(request)
+            finally:
+                self._limits = limits
+
+
+class AsksInACrowd(OtherGuesses):
+    class guesses_cls(Guesses):
+        def begin(self, budget: int, running: int, waiting: int) -> None:
+            super().begin(budget, running, 0)
+
+
+class AsksForTooMany(OtherGuesses):
+    class guesses_cls(Guesses):
+        def wanted(self, request: Request) -> int:
+            return 2 * super().wanted(request)
+
+
+class AsksOfPrompts(DefaultScheduler):
+    """A scheduler that asks for guesses at what follows a part of a prompt."""
+
+    def _send(self, request: Request, count: int, blocks: BlockDelta, draft: Draft) -> None:
+        super()._send(request, count, blocks, draft)
+        draft.chunks[request.id] = replace(draft.chunks[request.id], wanted=self.limits.guesses.most)
+
+
+class EachPlaceCountsAlike(DefaultScheduler):
+    """A scheduler whose counters are shifted by a place where guesses were right."""
+
+    def _credit(self, request: Request, chunk: Chunk, row: RowResult, now: float) -> RequestDelta | None:
+        if len(row.token_ids) > 1:
+            self.counters.accepted_by_place = (0, *self.counters.accepted_by_place)
+        return super()._credit(request, chunk, row, now)
+
+
 class BlocksOfGuessesForgotten(Patched):
     """A scheduler that takes blocks back when guesses were wrong, and does not tell the runner, whose table still has
     them.
@@ -170,6 +213,11 @@ SCHEDULER_BUGS = (
     GuessesOverTheBudget,
     GuessesWithoutBlocks,
     StatesSavedBehindGuesses,
+    AsksBehindTheLongest,
+    AsksInACrowd,
+    AsksForTooMany,
+    AsksOfPrompts,
+    EachPlaceCountsAlike,
     BlocksOfGuessesForgotten,
 )
 

@@ -57,14 +57,58 @@ class ChainHead(nn.Module, Model):
 
 @dataclass
 class _Pairs:
-    """Pairs of several requests, in the order of their chunks: which positions, and where their hidden states are."""
+    """Pairs that a step completes, by request, and where their hidden states are."""
 
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     tokens: list[torch.Tensor] = field(default_factory=list)  # of the step, whose hidden states are taken
-    places: list[int] = field(default_factory=list)  # pairs whose hidden state the step before has left …
-    left: list[int] = field(default_factory=list)  # … in these slots
+    places: list[int] = field(default_factory=list)  # pairs with the hidden state of a step before …
+    kept: list[int] = field(default_factory=list)  # … in these rows of `_Kept`
+
+
+class _Kept:
+    """The hidden states of each request's last positions, those behind which its next chunk may begin."""
+
+    def __init__(self, slots: int, each: int) -> None:
+        self._slots, self._each = slots, each
+        self._of: dict[int, tuple[str, int, range]] = {}  # by slot: id and epoch, and positions
+        self._data: torch.Tensor | None = None  # [slots * each, size]
+
+    def has(self, chunk: Chunk) -> bool:
+        """Return whether the hidden state before a chunk is there."""
+        id, epoch, positions = self._of.get(chunk.slot, ("", 0, range(0)))
+        return (id, epoch) == (chunk.id, chunk.epoch) and chunk.start - 1 in positions
+
+    def row(self, slot: int, position: int) -> int:
+        return slot * self._each + position % self._each
+
+    def read(self, rows: Sequence[int]) -> torch.Tensor:
+        """Return hidden states [rows, size]. Raises RuntimeError where none were kept."""
+        if self._data is None:
+            raise RuntimeError("no hidden states were kept")
+        return self._data.index_select(0, torch.tensor(rows, device=self._data.device))
+
+    def keep(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
+        """Keep those that a step has computed: the last of each chunk, and those before its guesses."""
+        if self._data is None:
+            self._data = hidden.new_zeros(self._slots * self._each, hidden.shape[1])
+        rows: list[int] = []
+        tokens: list[int] = []
+        stop = 0
+        for chunk in chunks:
+            end, stop = chunk.start + chunk.count, stop + chunk.count
+            positions = range(max(chunk.start, end - 1 - chunk.drafts), end)
+            self._of[chunk.slot] = chunk.id, chunk.epoch, positions
+            rows += [self.row(chunk.slot, position) for position in positions]
+            tokens += range(stop - len(positions), stop)
+        places, taken = (torch.tensor(each, device=hidden.device) for each in (rows, tokens))
+        self._data.index_copy_(0, places, hidden.index_select(0, taken))
+
+    def drop(self, slots: Sequence[int]) -> None:
+        """Forget those of requests, whose pairs were computed."""
+        for slot in slots:
+            self._of.pop(slot, None)
 
 
 class ChainSpeculator(Speculator):
@@ -73,65 +117,57 @@ class ChainSpeculator(Speculator):
     own_settings = ("model", "revision")
 
     def __init__(self, context: SpeculatorContext) -> None:
+        build = context.build
         self._head = head = self.make_head(context)
-        self._num_slots = context.num_slots
-        self._left: torch.Tensor | None = None  # [slots, size] hidden states of the positions in `_waiting`
-        self._waiting: dict[int, tuple[str, int, int]] = {}  # slot → id, epoch and number of a pair to be computed
-        head.given = torch.zeros(
-            (context.num_slots, head.hidden_size), dtype=context.build.dtype, device=context.build.device
-        )
+        self._kept = _Kept(context.num_slots, 1 + context.num_tokens)
+        head.given = torch.zeros((context.num_slots, head.hidden_size), dtype=build.dtype, device=build.device)
 
     @abstractmethod
     def make_head(self, context: SpeculatorContext) -> ChainHead:
         """Make the head, with its weights. Raises StartupError."""
 
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._head,)
+
     def cache_specs(self) -> Mapping[str, LayerCache]:
         return self._head.cache_specs()
 
     def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor, steps: DraftSteps) -> None:
-        pairs, last = self._pairs(chunks)
+        pairs = self._pairs(chunks)
         if pairs.slots:
             taken = hidden.index_select(0, torch.cat(pairs.tokens).to(hidden.device))
-            if pairs.places and self._left is not None:
-                places, left = (torch.tensor(each, device=hidden.device) for each in (pairs.places, pairs.left))
-                taken = taken.index_copy(0, places, self._left.index_select(0, left))
-            after = [start + 1 for start in pairs.starts]
-            ids = steps.ids(pairs.slots, after, pairs.counts)
+            if pairs.kept:
+                places = torch.tensor(pairs.places, device=hidden.device)
+                taken = taken.index_copy(0, places, self._kept.read(pairs.kept))
+            ids = steps.ids(pairs.slots, [start + 1 for start in pairs.starts], pairs.counts)
             ctx = steps.context(pairs.slots, pairs.starts, pairs.counts)
             self._head.follow(ids, self._head.features(taken), ctx)
-        if self._left is None:
-            self._left = hidden.new_zeros(self._num_slots, hidden.shape[1])
-        slots = torch.tensor([chunk.slot for chunk in chunks], device=hidden.device)
-        self._left.index_copy_(0, slots, hidden.index_select(0, torch.tensor(last, device=hidden.device)))
+        self._kept.keep(chunks, hidden)
 
-    def _pairs(self, chunks: Sequence[Chunk]) -> tuple[_Pairs, list[int]]:
-        """Return the pairs that a step completes, and the last token of each chunk."""
-        pairs, last, first = _Pairs(), [], 0
+    def _pairs(self, chunks: Sequence[Chunk]) -> _Pairs:
+        """Return the pairs of all positions before the last of each chunk, from the one before its first on."""
+        pairs, first = _Pairs(), 0
         for chunk in chunks:
-            end, stop = chunk.start + chunk.count, first + chunk.count
-            waits = self._waiting.get(chunk.slot) == (chunk.id, chunk.epoch, chunk.start - 1)
-            start = chunk.start - waits
-            if end - 1 > start:
-                if waits:
+            before = int(self._kept.has(chunk))
+            count = chunk.count - 1 + before
+            if count:
+                if before:
                     pairs.places.append(sum(pairs.counts))
-                    pairs.left.append(chunk.slot)
+                    pairs.kept.append(self._kept.row(chunk.slot, chunk.start - 1))
                 pairs.slots.append(chunk.slot)
-                pairs.starts.append(start)
-                pairs.counts.append(end - 1 - start)
-                pairs.tokens.append(torch.arange(first - waits, stop - 1).clamp_(min=0))
-            self._waiting[chunk.slot] = (chunk.id, chunk.epoch, end - 1)
-            last.append(stop - 1)
-            first = stop
-        return pairs, last
+                pairs.starts.append(chunk.start - before)
+                pairs.counts.append(count)
+                pairs.tokens.append(torch.arange(first - before, first - before + count).clamp_(min=0))
+            first += chunk.count
+        return pairs
 
     def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
+        """Guess tokens one after the other. Waits for the device to tell the rows' lengths."""
         lengths: list[int] = rows.lengths.tolist()
+        self._kept.drop(rows.slots)
         slots = torch.tensor(rows.slots, device=rows.history.device)
         ids = rows.history[slots, rows.lengths - 1].long()
-        for slot in rows.slots:
-            self._waiting.pop(slot, None)
-        starts = [length - 2 for length in lengths]
-        rooms = [steps.room(slot) - start for slot, start in zip(rows.slots, starts, strict=True)]
+        rooms = [steps.room(slot) - (length - 2) for slot, length in zip(rows.slots, lengths, strict=True)]
         counts = [min(pair) for pair in zip(rows.wanted, rooms, strict=True)]
         guesses = ids.new_full((len(ids), max(1, *counts)), -1)
         head, hidden, left = self._head, self._head.features(rows.hidden), list(range(len(ids)))
@@ -141,8 +177,8 @@ class ChainSpeculator(Speculator):
                 kept = torch.tensor([left.index(row) for row in here], device=ids.device)
                 ids, hidden, left = ids.index_select(0, kept), hidden.index_select(0, kept), here
             head.given[: len(ids)].copy_(hidden)
-            places = [rows.slots[row] for row in here], [starts[row] + number for row in here], [1] * len(here)
-            hidden = steps.forward(head, *places, ids)
+            starts = [lengths[row] - 2 + number for row in here]
+            hidden = steps.forward(head, [rows.slots[row] for row in here], starts, [1] * len(here), ids)
             ids = head.guess(hidden)
             guesses[here, number] = ids
         return guesses

@@ -78,6 +78,7 @@ class EagleHead(ChainHead):
         layers = int(need(ctx.config, "num_hidden_layers"))
         spec = DecoderSpec.of(
             ctx,
+            windows=(),  # the head sees everything, whatever the target's layers see
             qkv_bias="layers.0.self_attn.q_proj.bias" in names,
             out_bias="layers.0.self_attn.o_proj.bias" in names,
         )

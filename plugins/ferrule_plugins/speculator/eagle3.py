@@ -75,7 +75,7 @@ class Eagle3Head(ChainHead):
         super().__init__()
         names = files.shapes
         bias = {key: f"midlayer.self_attn.{name}.bias" in names for key, name in _BIASES.items()}
-        spec = DecoderSpec.of(ctx, num_layers=1, **bias)
+        spec = DecoderSpec.of(ctx, num_layers=1, windows=(), **bias)
         self.hidden_size, self.outer_size = spec.hidden_size, hidden_size
         rows = names["lm_head.weight"][0] if "lm_head.weight" in names else spec.vocab_size
         with building(ctx):

@@ -9,7 +9,7 @@ the token that it finds likeliest.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -86,6 +86,9 @@ class Medusa(Speculator):
         if len(own) not in (1, context.num_tokens):
             raise CheckpointError(f"The weights in {files.folder} have matrices to the vocabulary for some heads only.")
         self._lm_heads = own if len(own) > 1 else own * context.num_tokens
+
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._heads,)
 
     def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         hidden, count = rows.hidden, max(rows.wanted)

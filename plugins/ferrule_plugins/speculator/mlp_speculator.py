@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -96,6 +96,9 @@ class MLPSpeculator(Speculator):
         with building(context.build):
             self._stages = Stages(config, context.num_tokens)
         HeadFiles(folder, _NAMING, self._stages.has).fill(self._stages)
+
+    def modules(self) -> Sequence[nn.Module]:
+        return (self._stages,)
 
     def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         slots = torch.tensor(rows.slots, device=rows.history.device)

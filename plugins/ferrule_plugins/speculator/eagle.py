@@ -9,7 +9,7 @@ inputs, a final norm, biases, and an embedding and a head of its own in the plac
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from ferrule_nn import (
 )
 from ferrule_plugins.speculator.chain import ChainHead, ChainSpeculator
 from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of
-from ferrule_plugins.speculator.target import TargetParts
+from ferrule_plugins.speculator.target import Map, TargetParts
 
 
 def head_config(folder: Path) -> Mapping[str, Any]:
@@ -96,18 +96,17 @@ class EagleHead(ChainHead):
             )
             self.norm = spec.make_norm(size) if "norm.weight" in names else nn.Identity()
             self.lm_head = Head(size, spec.vocab_size) if "lm_head.weight" in names else None
-        self._embed: Callable[[torch.Tensor], torch.Tensor] = own or target.embedding
-        self._logits: Callable[[torch.Tensor], torch.Tensor] = self.lm_head or target.head
+        self._shared: tuple[Map, Map] = own or target.embedding, self.lm_head or target.head  # no submodules
 
     def follow(self, ids: torch.Tensor, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x: torch.Tensor = self.fc(torch.cat((self.embed_norm(self._embed(ids)), self.hidden_norm(hidden)), dim=-1))
+        x: torch.Tensor = self.fc(torch.cat((self.embed_norm(self._shared[0](ids)), self.hidden_norm(hidden)), dim=-1))
         rotation = self.rope.at(ctx, x.dtype)
         for layer in self.layers:
             x = layer(x, ctx, rotation)
         return x
 
     def guess(self, hidden: torch.Tensor) -> torch.Tensor:
-        return best(self._logits(self.norm(hidden)))
+        return best(self._shared[1](self.norm(hidden)))
 
 
 class Eagle(ChainSpeculator):

@@ -7,7 +7,7 @@ https://arxiv.org/abs/2503.01840
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ from ferrule_nn import (
 from ferrule_plugins.speculator.chain import ChainHead, ChainSpeculator
 from ferrule_plugins.speculator.eagle import head_config
 from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of
-from ferrule_plugins.speculator.target import TargetParts
+from ferrule_plugins.speculator.target import Map, TargetParts
 
 _INNER = "eagle_aux_hidden_state_layer_ids"
 _IDS = ("d2t", "t2d")
@@ -87,19 +87,18 @@ class Eagle3Head(ChainHead):
             self.norm = spec.make_norm(spec.hidden_size)
             self.lm_head = Head(spec.hidden_size, rows) if "lm_head.weight" in names else None
         self._ids = _target_ids(files, rows, spec.vocab_size, ctx.device)
-        self._embed: Callable[[torch.Tensor], torch.Tensor] = own or target.embedding
-        self._logits: Callable[[torch.Tensor], torch.Tensor] = self.lm_head or target.head
+        self._shared: tuple[Map, Map] = own or target.embedding, self.lm_head or target.head  # no submodules
 
     def features(self, hidden: torch.Tensor) -> torch.Tensor:
         inner: torch.Tensor = self.fc(hidden[:, self.outer_size :])
         return inner
 
     def follow(self, ids: torch.Tensor, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
-        x: torch.Tensor = self.midlayer(self._embed(ids), hidden, ctx, self.rope.at(ctx, hidden.dtype))
+        x: torch.Tensor = self.midlayer(self._shared[0](ids), hidden, ctx, self.rope.at(ctx, hidden.dtype))
         return x
 
     def guess(self, hidden: torch.Tensor) -> torch.Tensor:
-        ids = best(self._logits(self.norm(hidden)))
+        ids = best(self._shared[1](self.norm(hidden)))
         return ids if self._ids is None else self._ids.index_select(0, ids)
 
 

@@ -11,6 +11,8 @@ from ferrule.interfaces.model import Generates
 from ferrule.interfaces.speculator import SpeculatorContext
 from ferrule_nn import Decoder
 
+Map = Callable[[torch.Tensor], torch.Tensor]
+
 
 class TargetParts:
     """The embedding and the head of the target, called and not copied: either may be packed, quantized or tied."""
@@ -19,14 +21,14 @@ class TargetParts:
         self._target = context.target
 
     @property
-    def head(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def head(self) -> Map:
         """The map from hidden states to logits. Raises ConfigError where the target has none."""
         if not isinstance(self._target, Generates):
             raise ConfigError("--speculative-config: the model gives vectors and generates no text.")
         return self._target.logits
 
     @property
-    def embedding(self) -> Callable[[torch.Tensor], torch.Tensor]:
+    def embedding(self) -> Map:
         """The map from ids to hidden states. Raises ConfigError where the target does not show it."""
         if not isinstance(self._target, Decoder):
             raise ConfigError(

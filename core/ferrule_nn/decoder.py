@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Protocol, runtime_checkable
@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ferrule.checkpoint import completed
-from ferrule.errors import CheckpointError
+from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import (
     AttentionLayer,
     BuildContext,
@@ -20,6 +20,7 @@ from ferrule.interfaces.model import (
     LayerCache,
     Model,
     StateSpec,
+    TellsInner,
 )
 from ferrule.types import PromptBorder
 from ferrule_nn.attention import Attention, AttentionSpec
@@ -248,7 +249,7 @@ class CausalLM(nn.Module, Model, Generates):
         return load_into(self, weights, self.naming)
 
 
-class Decoder(CausalLM):
+class Decoder(CausalLM, TellsInner):
     """A decoder-only transformer: embedding, layers, norm, head.
 
     A model file subclasses it and overrides what is special about the model: `describe` for numbers, the `make_…`
@@ -264,6 +265,7 @@ class Decoder(CausalLM):
     """
 
     layer_class: ClassVar[type[nn.Module]] = DecoderLayer
+    inner: tuple[int, ...] = ()  # layers whose inputs `forward` gives too
 
     def __init__(self, ctx: BuildContext) -> None:
         super().__init__()
@@ -330,20 +332,33 @@ class Decoder(CausalLM):
         x: torch.Tensor = self.embed_tokens(ids, ctx.embeds)
         return x
 
+    def tell_inner(self, layers: Sequence[int]) -> None:
+        """See `TellsInner`. Raises ConfigError for a subclass with a `forward` of its own, which does not keep them."""
+        if type(self).forward is not Decoder.forward:
+            raise ConfigError(f"{type(self).__name__} does not give hidden states from between its layers.")
+        self.inner = tuple(layers)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        return super().logits(hidden[:, : self.spec.hidden_size].contiguous() if self.inner else hidden)
+
     def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         x = self.embed(ids, ctx)
-        rotations = self.rotations(ctx, x.dtype)
+        rotations, inner = self.rotations(ctx, x.dtype), dict[int, torch.Tensor]()
         layers: list[Any] = list(self.layers)
         if layers and all(type(layer).forward is DecoderLayer.forward for layer in layers):  # by way of `fused`
-            y: torch.Tensor = layers[0].input_layernorm(x)
+            hidden: torch.Tensor = layers[0].input_layernorm(x)
             norms = (*(layer.input_layernorm for layer in layers[1:]), self.norm)
-            for layer, after, rotation in zip(layers, norms, rotations, strict=True):
-                x, y = layer.fused(x, y, after, ctx, rotation)
-            return y
-        for layer, rotation in zip(layers, rotations, strict=True):
-            x = layer(x, ctx, rotation)
-        hidden: torch.Tensor = self.norm(x)
-        return hidden
+            for number, (layer, after, rotation) in enumerate(zip(layers, norms, rotations, strict=True)):
+                if number in self.inner:
+                    inner[number] = x
+                x, hidden = layer.fused(x, hidden, after, ctx, rotation)
+        else:
+            for number, (layer, rotation) in enumerate(zip(layers, rotations, strict=True)):
+                if number in self.inner:
+                    inner[number] = x
+                x = layer(x, ctx, rotation)
+            hidden = self.norm(x)
+        return torch.cat((hidden, *(inner[number] for number in self.inner)), dim=1) if self.inner else hidden
 
     def rotations(self, ctx: ForwardContext, dtype: torch.dtype) -> list[Rotation | None]:
         """Return the rotation of each layer's queries and keys, computed once for layers that share it."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ferrule.assembly.limits import guess_limits
+from ferrule.assembly.limits import scheduler_limits
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
 from ferrule.config.resolve import resolve, with_speculator
 from ferrule.engine.loop import EngineLoop
@@ -73,15 +73,14 @@ class Harness:
         kv_cache_dtype: str = "auto",
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
-        executor: str | Executor = "uni",
         speculative: Mapping[str, Any] | None = None,
+        executor: str | Executor = "uni",
         **model: Any,
     ) -> None:
         """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
-        is an executor that was not started, or the name of one; `speculative` is a --speculative-config. Raises
-        StartupError.
+        is an executor that was not started, or the name of one. `speculative` is --speculative-config, with a method
+        and a folder. Raises StartupError.
         """
-        self.plugins: Plugins = discover() if plugins is None else plugins
         resolved = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
@@ -91,6 +90,7 @@ class Harness:
                 env=Environment(cpu_kvcache_space=_CACHE_GIB),
             )
         )
+        self.plugins: Plugins = discover() if plugins is None else plugins
         self.config = with_speculator(resolved, self.plugins)
         made = self.plugins.make("executor", executor) if isinstance(executor, str) else executor
         self.executor: Executor = made
@@ -99,6 +99,7 @@ class Harness:
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
         """Return a fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""
         self.executor.init_cache(num_blocks)
+        guesses = scheduler_limits(self.config, self.info, num_blocks).guesses
         settings = SchedulerLimits(
             groups=self.info.groups,
             num_blocks=num_blocks,
@@ -109,8 +110,7 @@ class Harness:
             prompt_border=self.info.prompt_border,
             num_snapshots=self.info.max_snapshots,
             adapter_slots=self.info.adapter_slots,
-            guesses=limits.pop("guesses", guess_limits(self.config)),
-            **limits,
+            **{"guesses": guesses, **limits},
         )
         scheduler = self.plugins.make(
             "scheduler", "default", settings, self.plugins.make("policy", policy), self.plugins

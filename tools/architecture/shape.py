@@ -19,9 +19,8 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = (
-    7_110  # with stores of responses, steps that are measured, a picture of the engine, speculators and their passes
-)
+# Of these, about 500 are for guesses: which are asked for, by load, and the passes of speculators.
+MAX_SERVING = 7_200
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
@@ -41,7 +40,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_210,  # runs once, at the start
+        "ferrule.assembly": 1_310,  # runs once, at the start; a speculator and its model too
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,

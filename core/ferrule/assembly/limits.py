@@ -49,18 +49,13 @@ def scheduler_limits(config: WorkerSettings, info: ModelInfo, num_blocks: int) -
         prompt_border=info.prompt_border,
         num_snapshots=info.max_snapshots,
         adapter_slots=info.adapter_slots,
-        guesses=guess_limits(config),
-    )
-
-
-def guess_limits(config: WorkerSettings) -> GuessLimits:
-    """Return the limits on guesses of next tokens: none are made without a method."""
-    section = config.speculative
-    return GuessLimits(
-        most=section.num_tokens if section.method else 0,
-        max_len=section.max_model_len or 0,
-        max_requests=section.disable_by_batch_size or 0,
-        adaptive=section.adaptive,
+        guesses=GuessLimits(
+            most=config.speculative.num_tokens if config.speculative.method else 0,
+            max_len=config.speculative.max_model_len or 0,
+            max_requests=config.speculative.disable_by_batch_size or 0,
+            adaptive=config.speculative.adaptive,
+            lookahead=info.lookahead,
+        ),
     )
 
 

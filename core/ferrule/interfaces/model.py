@@ -331,6 +331,18 @@ class Generates(ABC):
         """Map hidden [rows, hidden] to logits [rows, vocab], float32."""
 
 
+class TellsInner(ABC):
+    """Mix-in of a `Model` that can give hidden states from between its layers, for heads that guess by them."""
+
+    @abstractmethod
+    def tell_inner(self, layers: Sequence[int]) -> None:
+        """Have `forward` return hidden states [tokens, hidden + n * hidden] from now on: behind the usual ones those
+        that enter each of n layers. `logits` accepts these, and reads the usual ones.
+
+        Called before the first step. Raises ConfigError.
+        """
+
+
 class Pools(ABC):
     """Mix-in of a `Model` that gives one vector for a prompt."""
 

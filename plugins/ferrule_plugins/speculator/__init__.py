@@ -1,1 +1,1 @@
-"""Speculators: sources of guesses at next tokens."""
+"""Built-in speculators."""

@@ -17,6 +17,7 @@ from ferrule_plugins.speculator.grams import HashArray, LongArray, News, Texts, 
 
 _LONGEST = 32  # tokens of a run
 _BITS = 20  # of a hash, at most: a table of a million places for each length
+_LEAST_BITS = 16
 _USUAL_MAX, _USUAL_MIN = 5, 2
 
 
@@ -33,8 +34,9 @@ class Ngram(Speculator):
 
     def __init__(self, context: SpeculatorContext) -> None:
         given = context.settings
-        least = number(given, "prompt_lookup_min", min(_USUAL_MIN, given.get("prompt_lookup_max", 9)), 1, _LONGEST)
-        most = number(given, "prompt_lookup_max", max(_USUAL_MAX, least), 1, _LONGEST)
+        most = number(given, "prompt_lookup_max", _USUAL_MAX, 1, _LONGEST)
+        least = number(given, "prompt_lookup_min", min(_USUAL_MIN, most), 1, _LONGEST)
+        most = max(most, least) if "prompt_lookup_max" not in given else most
         if most < least:
             raise ConfigError(
                 f"--speculative-config: prompt_lookup_max ({most}) must be at least prompt_lookup_min ({least})."
@@ -54,7 +56,7 @@ class Ngram(Speculator):
         texts = self._texts
         news = texts.follow(rows)
         if not self._bits:
-            self._bits = min(_BITS, (2 * len(texts.cells)).bit_length())
+            self._bits = min(_BITS, max(_LEAST_BITS, (2 * len(texts.cells)).bit_length()))
             self._tables = np.zeros((len(self._lengths), 1 << self._bits), np.int64)
         self._note(news)
         return guesses_of(self._continued(news, max(rows.wanted)), rows.lengths.device)

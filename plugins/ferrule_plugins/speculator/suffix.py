@@ -113,9 +113,9 @@ class Suffix(Speculator):
         self._note(places, np.full(len(places), self._scopes[slot]))
 
     def _overlaps(self, start: int, end: int) -> bool:
-        """Return whether the oldest output has cells in [start, end]."""
-        first, last = self._kept[0]
-        return first <= end and start <= last
+        """Return whether the oldest output has tokens in [start, end]."""
+        first, behind = self._kept[0]
+        return first <= end and start < behind
 
     # ------------------------------------------------------------------------------------------- what follows
 

@@ -37,7 +37,7 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.sampler import LogprobsMode, Sampler
+from ferrule.interfaces.sampler import LogprobsMode, Sampler, TypicalAcceptance
 from ferrule.interfaces.speculator import Speculator
 from ferrule.log import Log
 from ferrule.runner.cache import StateStore, cache_of
@@ -96,7 +96,9 @@ class Worker:
         sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
         limits = _limits(self.config, loaded, sampler)
-        speculators = SpeculatorMaker.of(self.config, self._plugins, loaded, limits.slots, self._tokenizer, checked=True)
+        speculators = SpeculatorMaker.of(
+            self.config, self._plugins, loaded, limits.slots, self._tokenizer, checked=True
+        )
         speculator = speculators.make(loaded.model)
         drafts = {} if speculator is None else speculator.cache_specs()
         layers, store = cache_of(loaded.model, loaded.attention, limits, drafts)
@@ -296,11 +298,17 @@ class Worker:
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:
-    """Return the limits of the runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
+    """Return the limits of the runner. Raises ConfigError for what the sampler does not know."""
     context, mode = loaded.context, LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
         known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
         raise ConfigError(f"--logprobs-mode {mode.value}: the sampler {config.model.sampler} knows {known}.")
+    typical = config.speculative.typical
+    if typical is not None and not sampler.accepts_typical:
+        raise ConfigError(
+            f"--speculative-config.acceptance_method: the sampler {config.model.sampler} does not know "
+            f"{config.speculative.acceptance_method}."
+        )
     return RunnerLimits(
         slots=_num_slots(config, loaded),
         max_model_len=context.max_model_len,
@@ -311,6 +319,7 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Samp
         block_size=context.block_size,
         cache_type=loaded.cache_type,
         logprobs_mode=mode,
+        typical=None if typical is None else TypicalAcceptance(threshold=typical[0], alpha=typical[1]),
     )
 
 

@@ -451,3 +451,4 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     max_snapshots: int = 0  # saved states of recurrent layers that the device's budget allows, beside `max_blocks`
     state_bytes: int = 0  # of one request's states, and so of a snapshot
     adapter_slots: int = 0  # adapters that can be loaded at a time
+    lookahead: int = 0  # positions behind the last known token that a speculator writes to

@@ -9,14 +9,15 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, WorkerSettings
-from ferrule.config.resolve import resolve
+from ferrule.assembly.limits import scheduler_limits
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
+from ferrule.config.resolve import resolve, with_speculator
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
 from ferrule.interfaces.executor import Executor
@@ -72,21 +73,25 @@ class Harness:
         kv_cache_dtype: str = "auto",
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
+        speculative: Mapping[str, Any] | None = None,
         executor: str | Executor = "uni",
         **model: Any,
     ) -> None:
         """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
-        is an executor that was not started, or the name of one. Raises StartupError.
+        is an executor that was not started, or the name of one. `speculative` is --speculative-config, with a method
+        and a folder. Raises StartupError.
         """
-        self.config = resolve(
+        resolved = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
                 load=load or LoadConfig(use_tqdm_on_load=False),
                 cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
+                speculative=SpeculativeConfig(speculative_config=dict(speculative or {})),
                 env=Environment(cpu_kvcache_space=_CACHE_GIB),
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins
+        self.config = with_speculator(resolved, self.plugins)
         made = self.plugins.make("executor", executor) if isinstance(executor, str) else executor
         self.executor: Executor = made
         self.info: ModelInfo = self.executor.start(WorkerSettings.of(self.config), self.plugins)
@@ -94,6 +99,7 @@ class Harness:
     def engine(self, *, num_blocks: int = 256, depth: int = 1, policy: str = "fcfs", **limits: Any) -> Engine:
         """Return a fresh engine with an empty cache. `limits` are fields of `SchedulerLimits`."""
         self.executor.init_cache(num_blocks)
+        guesses = scheduler_limits(self.config, self.info, num_blocks).guesses
         settings = SchedulerLimits(
             groups=self.info.groups,
             num_blocks=num_blocks,
@@ -104,7 +110,7 @@ class Harness:
             prompt_border=self.info.prompt_border,
             num_snapshots=self.info.max_snapshots,
             adapter_slots=self.info.adapter_slots,
-            **limits,
+            **{"guesses": guesses, **limits},
         )
         scheduler = self.plugins.make(
             "scheduler", "default", settings, self.plugins.make("policy", policy), self.plugins

@@ -19,7 +19,7 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_900  # with passes of speculators, a kind for stores of responses, steps that are measured, and a picture of the engine at work
+MAX_SERVING = 7_150  # with passes of speculators, a kind for stores of responses, steps that are measured, and a picture of the engine at work
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
@@ -39,7 +39,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_210,  # runs once, at the start
+        "ferrule.assembly": 1_310,  # runs once, at the start; a speculator and its model too
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -163,7 +163,7 @@ class PluginChooser:
 
     def attention(self, config: WorkerSettings, choice: ModelChoice, model: Model) -> tuple[str, AttentionBackend]:
         """Return the name and the class of the backend that serves every layer of the model. Raises StartupError."""
-        layers = attention_layers(model)
+        layers = attention_layers(model.cache_specs(), [model])
         caps, dtype, kind = choice.device.caps, choice.context.dtype, config.cache.kv_cache_dtype
 
         def refuses(cls: type[AttentionBackend]) -> str | None:
@@ -282,15 +282,17 @@ class PluginChooser:
         return {"quant_method": wanted if wanted in cls.formats else cls.formats[0], **known, **stated}
 
 
-def attention_layers(model: Model) -> list[tuple[LayerCache | None, AttentionOptions]]:
-    """Return the cache and the options of each layer with attention; default options where no `AttentionLayer` has its
-    name.
+def attention_layers(
+    specs: Mapping[str, LayerCache], modules: Iterable[object]
+) -> list[tuple[LayerCache | None, AttentionOptions]]:
+    """Return the cache and the options of each layer with attention; default options where no `AttentionLayer` among
+    the submodules has its name.
     """
-    parts = model.modules() if isinstance(model, torch.nn.Module) else ()
+    parts = (part for module in modules if isinstance(module, torch.nn.Module) for part in module.modules())
     stated = {part.name: part.options for part in parts if isinstance(part, AttentionLayer)}
     cached = [
         (spec, stated.get(name) or AttentionOptions(scale=1.0, window=spec.group.window))
-        for name, spec in model.cache_specs().items()
+        for name, spec in specs.items()
         if spec.attended
     ]
     return cached + [(None, options) for options in stated.values() if not options.causal]

@@ -54,6 +54,7 @@ def scheduler_limits(config: WorkerSettings, info: ModelInfo, num_blocks: int) -
             max_len=config.speculative.max_model_len or 0,
             max_requests=config.speculative.disable_by_batch_size or 0,
             adaptive=config.speculative.adaptive,
+            lookahead=info.lookahead,
         ),
     )
 

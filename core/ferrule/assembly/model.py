@@ -21,7 +21,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
-from ferrule.assembly.choose import ModelChoice, PluginChooser
+from ferrule.assembly.choose import Device, ModelChoice, PluginChooser
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import WorkerSettings
@@ -83,18 +83,8 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
         choice = _outlined(choice) if checked else choice
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
-        open_weights = chooser.weight_format(config)
-        num_parameters = count_parameters(model)
-        if choice.method is None:
-            device.platform.memory().check_weights(sum(tensor.nbytes for tensor in weight_tensors(model)))
-        if checked:
-            rehearse_fill(model, choice, open_weights(), builtin=plugins.is_builtin("model", choice.implementation))
-        else:
-            note = fill(model, choice, open_weights())
-            chooser.notes += [note] if note else []
-            pack(model)
-    if choice.unread:
-        _log.warning("%s", choice.unread)
+        open_weights, num_parameters = chooser.weight_format(config), count_parameters(model)
+        chooser.notes += _weigh(model, choice, open_weights, plugins if checked else None)
     context = choice.context
     info = ModelInfo(
         architecture=choice.architecture,
@@ -132,6 +122,40 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
         cache_scales=choice.cache_scales,
         info=info,
     )
+
+
+def load_beside(
+    config: WorkerSettings, plugins: Plugins, device: Device, *, checked: bool
+) -> tuple[Model, BuildContext]:
+    """Return a model that is loaded beside another, and what it was built in; see `load_model` and `check_model`.
+
+    Raises StartupError.
+    """
+    chooser = PluginChooser(plugins)
+    with device.platform.memory().guard("load"):
+        choice = chooser.before_build(config, device)
+        check_headers(config, chooser, choice)
+        choice = _outlined(choice) if checked else choice
+        model = build(choice)
+        _weigh(model, choice, chooser.weight_format(config), plugins if checked else None)
+    return model, choice.context
+
+
+def _weigh(
+    model: Model, choice: ModelChoice, open_weights: Callable[[], WeightSource], rehearsing: Plugins | None
+) -> list[str]:
+    """Give a model its weights, or with the plugins that are `rehearsing` no more than their shapes. Returns notes."""
+    if choice.method is None:
+        choice.device.platform.memory().check_weights(sum(tensor.nbytes for tensor in weight_tensors(model)))
+    note = None
+    if rehearsing is not None:
+        rehearse_fill(model, choice, open_weights(), builtin=rehearsing.is_builtin("model", choice.implementation))
+    else:
+        note = fill(model, choice, open_weights())
+        pack(model)
+    if choice.unread:
+        _log.warning("%s", choice.unread)
+    return [note] if note else []
 
 
 def _tasks(config: WorkerSettings, choice: ModelChoice, model: Model) -> tuple[str, ...]:

@@ -147,22 +147,29 @@ class KVCacheManager:
         return Borders(self._size, self._interval, begin, stops)
 
     def reserve(
-        self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None
+        self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None, ahead: int = 0
     ) -> BlockDelta | None:
-        """Make room for positions [0, upto). `hit` begins a new life with those blocks.
+        """Make room for positions [0, upto), and for `ahead` more as far as that leaves a block for each request.
 
-        Returns what was appended to the tables, or None, with nothing changed, when there are not enough blocks.
+        `hit` begins a new life with those blocks. Returns what was appended to the tables, or None, with nothing
+        changed, when there are not enough blocks.
         """
         if hit is None:
             held = self._requests[id]
-            if upto <= held.capacity:
+            if upto + ahead <= held.capacity:
                 return ()
         else:
             held = RequestBlocks(len(self._groups), chain)
         num_present = (held.capacity if hit is None else hit.tokens) // self._size
         each = max(0, -(-upto // self._size) - num_present)
-        if each * len(self._groups) > self.pool.num_available - self._num_idle(hit):
+        free = self.pool.num_available - self._num_idle(hit)
+        if each * len(self._groups) > free:
             return None
+        if ahead and self._groups:
+            spare = free // len(self._groups) - len(self._requests)
+            each = max(each, min(-(-(upto + ahead) // self._size) - num_present, spare))
+        if not each and hit is None:
+            return ()
         if hit is not None:
             self._begin(id, held, hit)
         fresh = self.pool.allocate(each * len(self._groups))

@@ -84,6 +84,11 @@ class Guesses:
         self._used = self._used or count > 0
         return count
 
+    def lookahead(self, request: Request, end: int) -> int:
+        """Return how many positions from `end` on a speculator could write to, for a row that ends there."""
+        samples = end >= request.known and request.ends == "sample"
+        return max(0, min(self._limits.lookahead, request.limit - 1 - end)) if samples else 0
+
     def wanted(self, request: Request) -> int:
         """Return how many guesses to ask for at what follows the token that a row is about to sample."""
         known, limits, luck = request.known, self._limits, request.luck

@@ -193,7 +193,8 @@ class DefaultScheduler(Scheduler):
             return
         if request.guesses:
             end += self._guesses.choose(request, self.cache.room(request.id))
-        while (blocks := self.cache.reserve(request.id, end)) is None:
+        ahead = self._guesses.lookahead(request, end)
+        while (blocks := self.cache.reserve(request.id, end, ahead=ahead)) is None:
             victim = self._victim()
             if victim is None:
                 return
@@ -229,7 +230,9 @@ class DefaultScheduler(Scheduler):
         request.borders, request.found = hit.borders, hit.tokens
         count = self._prefills.first_piece(request, draft.prompt_budget, self.running.values(), passes)
         fits = count and self.cache.room_for(request.known, hit, draft.blocks_owed)
-        blocks = self.cache.reserve(request.id, hit.tokens + count, hit, request.chain) if fits else None
+        end = hit.tokens + count
+        ahead = self._guesses.lookahead(request, end)
+        blocks = self.cache.reserve(request.id, end, hit, request.chain, ahead) if fits else None
         if blocks is None:
             return False
         self._begin(request, hit, draft, now)

@@ -19,15 +19,16 @@ from typing import Any
 from msgspec.structs import replace
 
 from ferrule.assembly.calibration import calibrate
-from ferrule.assembly.limits import cache_bytes, scheduler_limits, sized
+from ferrule.assembly.limits import cache_bytes, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
 from ferrule.assembly.self_check import check_finite
+from ferrule.assembly.speculator import SpeculatorMaker
 from ferrule.assembly.vocabulary import open_backend, open_tokenizer
 from ferrule.config import DeviceSettings, WorkerSettings
 from ferrule.config.resolve import detailed_traces, step_tokens
-from ferrule.engine.cache import footprint
 from ferrule.errors import ConfigError, EngineDead, RequestError
+from ferrule.execution.description import describe
 from ferrule.execution.host_copy import HostCopy
 from ferrule.execution.shortage import Shortage
 from ferrule.execution.timing import open_runner
@@ -37,8 +38,9 @@ from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.sampler import LogprobsMode, Sampler
+from ferrule.interfaces.speculator import Speculator
 from ferrule.log import Log
-from ferrule.runner.cache import CacheMap, StateStore, cache_of, snapshots_in
+from ferrule.runner.cache import StateStore, cache_of
 from ferrule.runner.grammars import Grammars
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
@@ -75,8 +77,10 @@ class Worker:
         self.platform: Platform
         self.depth = 1  # steps in flight that pay off
         self._reload: Callable[[], Model]
+        self._speculators: SpeculatorMaker
+        self._tokenizer = cache(partial(open_tokenizer, config, plugins, Path(config.model.tokenizer)))
         self._num_blocks = self._num_snapshots = self._vocab_size = 0
-        self._asleep: tuple[Model, HostCopy] | None = None  # a model whose weights the host keeps
+        self._asleep: tuple[Model, Speculator | None, HostCopy] | None = None  # models whose weights the host keeps
         self._missing = {"kv_cache"}  # parts that have no memory now
         self._settled = False  # the step of the warm-up was repeated
         self._own_memory = False  # the device does not compute in the host's memory
@@ -91,9 +95,13 @@ class Worker:
         """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
         sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
-        layers, store = cache_of(loaded.model, loaded.attention, _limits(self.config, loaded, sampler))
+        limits = _limits(self.config, loaded, sampler)
+        speculators = SpeculatorMaker.of(self.config, self._plugins, loaded, limits.slots, self._tokenizer, checked=True)
+        speculator = speculators.make(loaded.model)
+        drafts = {} if speculator is None else speculator.cache_specs()
+        layers, store = cache_of(loaded.model, loaded.attention, limits, drafts)
         step_tokens(self.config.scheduler, loaded.context.max_model_len, loaded.model.splits_prompts)
-        info, num_blocks = sized(self.config, self._describe(loaded, layers, store))
+        info, num_blocks = sized(self.config, describe(self.config, loaded, speculator, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
         loaded.platform.memory().check_cache(num_blocks * info.page_bytes + store.num_bytes + snapshots)
 
@@ -114,9 +122,10 @@ class Worker:
         execution = self.platform.execution()
         self.depth = execution.depth()
         execution.optimise(loaded.model, DeviceSettings.of(self.config))
-        tokenizer = cache(partial(open_tokenizer, self.config, self._plugins, Path(self.config.model.tokenizer)))
-        backend = partial(open_backend, self.config, self._plugins, tokenizer, limits.vocab_size)
-        self.grammars = Grammars(backend, tokenizer)
+        self._speculators = SpeculatorMaker.of(self.config, self._plugins, loaded, limits.slots, self._tokenizer)
+        speculator = self._speculators.make(loaded.model)
+        backend = partial(open_backend, self.config, self._plugins, self._tokenizer, limits.vocab_size)
+        self.grammars = Grammars(backend, self._tokenizer)
         self._vocab_size = limits.vocab_size
         parts = RunnerParts(
             model=loaded.model,
@@ -125,8 +134,10 @@ class Worker:
             limits=limits,
             transfers=execution.transfers(),
             recorder=execution.recorder(DeviceSettings.of(self.config)),
-            tokenizer=tokenizer,
+            tokenizer=self._tokenizer,
             grammars=self.grammars,
+            speculator=speculator,
+            draft_recorder=partial(execution.recorder, DeviceSettings.of(self.config)),
             adapters=self._adapters,
             kernels=context.kernels,
             zeros=self.platform.memory().zeros,
@@ -135,46 +146,14 @@ class Worker:
         self._shortage = Shortage(runner, self.platform.memory())
         tokens = step_tokens(self.config.scheduler, limits.max_model_len, loaded.model.splits_prompts)
         self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))
-        info = self._describe(loaded, runner.cache, runner.recurrent)
+        info = describe(self.config, loaded, speculator, runner.cache, runner.recurrent)
+        self._num_snapshots = info.max_snapshots
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
         seconds = round(time.monotonic() - began, 2)
         _log.info("model loaded", **{name: getattr(info, name) for name in shown}, seconds=seconds)
         for note in info.notes:
             _log.info(note)
         return info
-
-    def _describe(self, loaded: Loaded, layers: CacheMap, store: StateStore) -> ModelInfo:
-        """Add what is cached. Raises ConfigError for what does not fit, or what the model does not do."""
-        info = loaded.info
-        page_bytes = layers.page_size * loaded.cache_type.itemsize
-        memory = loaded.platform.memory()
-        room, kept = cache_bytes(self.config, memory), store.num_bytes
-        if kept > room:
-            raise ConfigError(
-                f"The states of --max-num-seqs requests need {kept / 2**30:.2f} GiB, and the cache has "
-                f"{room / 2**30:.2f} GiB.",
-                "Give the cache more (--kv-cache-memory-bytes, or --gpu-memory-utilization on a GPU), or set "
-                "--max-num-seqs to less.",
-            )
-        if self.config.model.enable_prompt_embeds and not info.hidden_size:
-            raise ConfigError(f"--enable-prompt-embeds: {info.implementation} takes no embeddings.")
-        notes = info.notes
-        state_bytes = store.request_bytes
-        caching = self.config.cache.enable_prefix_caching
-        snapshots = snapshots_in(room - kept, state_bytes, page_bytes) if caching else 0
-        if kept and caching and not snapshots:
-            notes += ("prefixes are not cached: the cache has no room for states at their ends",)
-        fewer = store.slots if store.slots < self.config.scheduler.max_num_seqs else None
-        if fewer:
-            notes += (f"at most {fewer} requests run at a time: the states of more do not fit; see --max-num-seqs",)
-        left = room - kept - snapshots * state_bytes
-        max_blocks = left // page_bytes if page_bytes else 2  # without pages, no block is ever used
-        self._num_snapshots = snapshots
-        info = replace(info, max_num_seqs=fewer, notes=notes, max_snapshots=snapshots, state_bytes=state_bytes)
-        info = replace(info, groups=layers.groups, page_bytes=page_bytes, max_blocks=max_blocks)
-        keeps = self.config.cache.kv_cache_memory_bytes or memory.keeps_more(DeviceSettings.of(self.config))
-        spares = page_bytes and not keeps
-        return replace(info, max_blocks=min(max_blocks, _usable(self.config, info))) if spares else info
 
     def init_cache(self, num_blocks: int) -> None:
         """Allocate `num_blocks`, the null block included. Raises EngineDead when then not one token can be computed."""
@@ -254,8 +233,10 @@ class Worker:
         """
         if "weights" in parts:
             if level == 1 and "weights" not in self._missing and self._own_memory:
-                model = self.model_runner.model
-                self._asleep = model, HostCopy(device_tensors(model, self.platform.device()))
+                model, speculator = self.model_runner.model, self.model_runner.speculator
+                models = [model, *(() if speculator is None else speculator.modules())]
+                tensors = [tensor for each in models for tensor in device_tensors(each, self.platform.device())]
+                self._asleep = model, speculator, HostCopy(tensors)
             elif level > 1:
                 self._asleep = None
             self.model_runner.use(None)
@@ -272,7 +253,7 @@ class Worker:
         """
         with self.platform.memory().guard("load" if part == "weights" else "cache"):
             if part == "weights":
-                self.model_runner.use(self._weights())
+                self.model_runner.use(*self._weights())
             else:
                 self._open_cache()
             self._missing.discard(part)
@@ -288,16 +269,16 @@ class Worker:
             self.model_runner.release_cache()
             raise
 
-    def _weights(self) -> Model:
-        """Return the sleeping model, awake; if none sleeps, load the model again."""
+    def _weights(self) -> tuple[Model, Speculator | None]:
+        """Return the sleeping model and its speculator, awake; if none sleeps, load them again."""
         if self._asleep is None:
             model = self._reload()
             self.platform.execution().optimise(model, DeviceSettings.of(self.config))
-            return model
-        model, copy = self._asleep
+            return model, self._speculators.make(model)
+        model, speculator, copy = self._asleep
         copy.restore()
         self._asleep = None
-        return model
+        return model, speculator
 
     def _warm_up(self, runner: ModelRunner) -> None:
         """Run one token, so that a first request waits for nothing; then give back what loading needed.
@@ -384,9 +365,3 @@ def _trial(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> StepPlan:
         chunks.append(Chunk(slot=slot, id=id, epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks))
         admits.append(Admit(slot=slot, id=id, epoch=0, known_ids=ids, num_prompt=count, work=work))
     return StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits))
-
-
-def _usable(config: WorkerSettings, info: ModelInfo) -> int:
-    """Count the blocks that as many requests as may run can fill, each with the longest text, and the null block."""
-    limits = scheduler_limits(config, info, info.max_blocks)
-    return 1 + limits.max_num_seqs * footprint(limits, info.max_model_len)

@@ -31,6 +31,7 @@ class GuessLimits:
     max_len: int = 0  # nothing is guessed for a request with more tokens; 0: any number
     max_requests: int = 0  # nothing is guessed while more requests than that run and wait; 0: any number
     adaptive: bool = True  # fewer where guesses cost more than they bring
+    lookahead: int = 0  # positions behind a row's end that a speculator writes to, where there are blocks for them
 
 
 @dataclass(frozen=True, kw_only=True)

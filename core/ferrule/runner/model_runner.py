@@ -96,6 +96,10 @@ class ModelRunner:
             raise RuntimeError("the weights were given back")
         return self._model
 
+    @property
+    def speculator(self) -> Speculator | None:
+        return self._drafting.speculator
+
     def use(self, model: Model | None, speculator: Speculator | None = None) -> None:
         """Continue with another copy of the same model, and of its speculator; None drops the present one."""
         self._forget()

@@ -16,6 +16,7 @@ from ferrule.execution import worker
 from ferrule.forms import GrammarSpec, Regex
 from ferrule.interfaces.platform import Transfers
 from ferrule.interfaces.sampler import Sampled
+from ferrule.interfaces.scheduler import GuessLimits
 from ferrule.runner.draws import Draws
 from ferrule.runner.model_runner import RunnerParts
 from ferrule.runner.outcome import Outcome
@@ -38,7 +39,7 @@ class Guessing(Harness):
 
     def engine(self, **limits: Any) -> Engine:
         self.lucky.restart()
-        return super().engine(**limits)
+        return super().engine(**{"guesses": GuessLimits(most=4, adaptive=False), **limits})
 
     def compare(
         self, limits: dict[str, Any], *, chance: float = 0.6, at_most: float = 0.8, **sampling: Any

@@ -122,32 +122,32 @@ def _story() -> Iterator[StepPlan]:
     )
     chunks = (
         Chunk(slot=0, id="a", epoch=0, start=0, count=3, ends="", new_blocks=((1, 2),)),
-        Chunk(slot=1, id="b", epoch=0, start=0, count=2, ends="sample", new_blocks=((3,),)),
-        Chunk(slot=2, id="c", epoch=0, start=0, count=3, ends="sample", new_blocks=((4,),)),
+        Chunk(slot=1, id="b", epoch=0, start=0, count=2, ends="sample", wanted=2, new_blocks=((3,),)),
+        Chunk(slot=2, id="c", epoch=0, start=0, count=3, ends="sample", wanted=2, new_blocks=((4,),)),
     )
     yield StepPlan(step=0, chunks=chunks, admits=admits, encodes=(item,))
     yield StepPlan(
         step=1,
         chunks=(
-            Chunk(slot=0, id="a", epoch=0, start=3, count=2, ends="sample"),
-            Chunk(slot=1, id="b", epoch=0, start=2, count=1, ends="sample"),
-            Chunk(slot=2, id="c", epoch=0, start=3, count=1, ends="sample"),
+            Chunk(slot=0, id="a", epoch=0, start=3, count=2, ends="sample", wanted=2),
+            Chunk(slot=1, id="b", epoch=0, start=2, count=1, ends="sample", wanted=2),
+            Chunk(slot=2, id="c", epoch=0, start=3, count=1, ends="sample", wanted=2),
         ),
     )
     yield StepPlan(
         step=2,
         chunks=(
-            Chunk(slot=2, id="c", epoch=0, start=4, count=1, ends="sample", new_blocks=((5,),)),
-            Chunk(slot=0, id="a", epoch=0, start=5, count=1, ends="sample"),
+            Chunk(slot=2, id="c", epoch=0, start=4, count=1, ends="sample", wanted=2, new_blocks=((5,),)),
+            Chunk(slot=0, id="a", epoch=0, start=5, count=1, ends="sample", wanted=2),
         ),
     )
     again = Admit(slot=1, id="d", epoch=1, known_ids=(8, 8, 8), num_prompt=3, work=asking)
     yield StepPlan(
         step=3,
         chunks=(
-            Chunk(slot=1, id="d", epoch=1, start=0, count=4, ends="sample", new_ids=(6,), new_blocks=((3,),)),
+            Chunk(slot=1, id="d", epoch=1, start=0, count=4, ends="sample", wanted=2, new_ids=(6,), new_blocks=((3,),)),
             Chunk(
-                slot=0, id="a", epoch=0, start=6, count=3, ends="sample", new_ids=(1, 2), drafts=2, new_blocks=((6,),)
+                slot=0, id="a", epoch=0, start=6, count=3, ends="sample", wanted=2, new_ids=(1, 2), drafts=2, new_blocks=((6,),)
             ),
         ),
         admits=(again,),

@@ -1,0 +1,177 @@
+"""`draft_model`: a small model says what a large one will say (Leviathan et al., 2023; Chen et al., 2023).
+
+Its keys and values lie in the target's blocks. Prompts are computed with the target's chunks, and for as many tokens as
+a step had at most; what was missed while no guesses were wanted is made up for when they are. Guesses are its likeliest
+tokens, in as many passes over one token of each row. A row ends where the draft model thinks that all of its guesses
+together are unlikely to be right, because the target would verify the next in vain.
+
+After each pass the guesses are read on the host, which knows only then how far a row has come. On a CPU that is free; a
+GPU is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from typing import ClassVar
+
+import torch
+
+from ferrule.errors import ConfigError
+from ferrule.interfaces.model import Generates, LayerCache, Model
+from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
+from ferrule.types import Admit, Chunk
+from ferrule_plugins.speculator.vocabularies import share_tokens
+
+_LEAST_BUDGET = 256  # tokens of requests in a pass, where its step had fewer
+_USUAL_CERTAINTY = 0.2
+_FRESH = -1  # entries of a request that has just been admitted
+
+
+@dataclass
+class _Row:
+    """A row that is guessed for. `known` tokens are there without guesses."""
+
+    slot: int
+    known: int
+    most: int  # guesses
+    chance: float = 1.0  # that all guesses are right, as the draft model sees it
+    guesses: list[int] = field(default_factory=list)
+
+
+class DraftModel(Speculator):
+    """A speculator that asks a model with the same vocabulary, or with one that shares most tokens."""
+
+    own_settings: ClassVar[tuple[str, ...]] = ("model", "revision", "quantization", "least_certainty")
+    usual_tokens: ClassVar[int] = 5
+    model_types: ClassVar[tuple[str, ...]] = ("*",)
+
+    def __init__(self, context: SpeculatorContext) -> None:
+        self._certainty = _certainty(context)
+        draft = context.load(context.settings)
+        self._model, self._head = draft.model, _checked(draft.model, context)
+        sizes = context.build.config["vocab_size"], draft.build.config["vocab_size"]
+        self._tokens = share_tokens(context.tokenizer(), draft.tokenizer(), sizes, draft.build.device)
+        self._longest = draft.build.max_model_len
+        self._device = draft.build.device
+        self._written = [_FRESH] * context.num_slots  # positions of each slot that have the right entries
+        self._known = [0] * context.num_slots  # tokens that a slot had when it was guessed for
+        self._budget = _LEAST_BUDGET  # tokens of a pass
+
+    def modules(self) -> Sequence[torch.nn.Module]:
+        return [self._model] if isinstance(self._model, torch.nn.Module) else []
+
+    def cache_specs(self) -> Mapping[str, LayerCache]:
+        return self._model.cache_specs()
+
+    def admit(self, admits: Sequence[Admit]) -> None:
+        for admit in admits:
+            self._written[admit.slot] = _FRESH
+
+    def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor, steps: DraftSteps) -> None:
+        """Compute the pieces of prompts; a prompt's last one is left to the guesses, if any are wanted.
+
+        An entry that was written for a guess is right as long as the guess is.
+        """
+        self._budget = left = max(len(hidden), _LEAST_BUDGET)
+        pieces = []
+        for chunk in chunks:
+            slot, end = chunk.slot, chunk.start + chunk.count
+            certain = end - chunk.drafts
+            written = self._written[slot]
+            kept = end if self._known[slot] == certain else chunk.start
+            self._written[slot] = written = chunk.start if written == _FRESH else min(written, kept)
+            if not chunk.ends and (piece := self._piece(slot, min(certain, self._longest), left, steps)):
+                pieces.append(piece)
+                left -= piece[2]
+        if pieces:
+            self._forward(pieces, steps)
+
+    def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
+        found, pieces, left = [], [], self._budget
+        for slot, known, wanted in zip(rows.slots, rows.lengths.tolist(), rows.wanted, strict=True):
+            room = min(steps.room(slot), self._longest)
+            self._written[slot], self._known[slot] = min(self._written[slot], known - 1), known
+            piece = self._piece(slot, min(known, room), left, steps)
+            row = _Row(slot, known, 0)
+            if piece is not None:
+                pieces.append(piece)
+                left -= piece[2]
+                if self._written[slot] == known:
+                    row.most = min(wanted, 1 + room - known)
+            found.append(row)
+        if pieces:
+            hidden = self._forward(pieces, steps)
+            ready = [number for number, (slot, *_) in enumerate(pieces) if self._written[slot] == self._known[slot]]
+            lasts = torch.tensor([*accumulate(count for *_, count in pieces)]) - 1
+            if len(ready) < len(hidden):
+                hidden = hidden.index_select(0, lasts[ready].to(self._device))
+            self._guess([row for row in found if row.most], hidden, steps)
+        most = max(len(row.guesses) for row in found)
+        guesses = [row.guesses + [-1] * (most - len(row.guesses)) for row in found]
+        return torch.tensor(guesses, dtype=torch.int64, device=self._device).view(len(found), most)
+
+    # ------------------------------------------------------------------------------------------------ passes
+
+    def _piece(self, slot: int, end: int, most: int, steps: DraftSteps) -> tuple[int, int, int] | None:
+        """Return slot, start and count of the next entries of a request to write, up to `end`; None for none."""
+        start = max(self._written[slot], steps.first(slot))
+        count = min(end - start, most)
+        if count <= 0:
+            return None
+        self._written[slot] = start + count
+        return slot, start, count
+
+    def _forward(self, pieces: Sequence[tuple[int, int, int]], steps: DraftSteps) -> torch.Tensor:
+        """Compute known tokens of requests; return their hidden states [tokens, hidden]."""
+        slots, starts, counts = zip(*pieces, strict=True)
+        ids = self._tokens.drafted(steps.ids(slots, starts, counts))
+        return steps.forward(self._model, slots, starts, counts, ids)
+
+    def _guess(self, rows: list[_Row], hidden: torch.Tensor, steps: DraftSteps) -> None:
+        """Add guesses to rows, given the hidden states [rows, hidden] of their last tokens."""
+        while rows:
+            logits = self._head.logits(hidden)
+            best, ids = logits.max(-1)
+            chances = [1.0] * len(rows) if not self._certainty else (best - logits.logsumexp(-1)).exp().tolist()
+            going = []
+            for place, (row, id, chance) in enumerate(zip(rows, ids.tolist(), chances, strict=True)):
+                told, row.chance = self._tokens.told(id), row.chance * chance
+                if told >= 0 and row.chance >= self._certainty:
+                    row.guesses.append(told)
+                    if len(row.guesses) < row.most:
+                        going.append(place)
+            if len(going) < len(rows):
+                rows, ids = [rows[place] for place in going], ids[going]
+            if rows:
+                hidden = self._behind(rows, ids, steps)
+
+    def _behind(self, rows: Sequence[_Row], ids: torch.Tensor, steps: DraftSteps) -> torch.Tensor:
+        """Compute the last guess of each row, `ids` of the draft model's."""
+        slots, starts = [row.slot for row in rows], [row.known + len(row.guesses) - 1 for row in rows]
+        for slot, start in zip(slots, starts, strict=True):
+            self._written[slot] = start + 1
+        return steps.forward(self._model, slots, starts, [1] * len(rows), ids)
+
+
+def _certainty(context: SpeculatorContext) -> float:
+    """Return the least chance that all guesses of a row are right. Raises ConfigError."""
+    value = context.settings.get("least_certainty", _USUAL_CERTAINTY)
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1:
+        raise ConfigError(f"--speculative-config.least_certainty: {value!r:.80} is not a number from 0 to less than 1.")
+    return float(value)
+
+
+def _checked(model: Model, context: SpeculatorContext) -> Generates:
+    """Return a draft model as one that generates. Raises ConfigError for one that cannot guess."""
+    problem = None
+    if not isinstance(model, Generates) or not model.splits_prompts:
+        problem = "generates no text"
+    elif model.state_specs():
+        problem = "has recurrent states, which cannot be taken back where a guess was wrong"
+    elif model.position_numbers != context.target.position_numbers:
+        problem = "counts positions in another way than the target"
+    if problem or not isinstance(model, Generates):
+        raise ConfigError(f"--speculative-config.model {context.settings['model']}: {type(model).__name__} {problem}.")
+    return model

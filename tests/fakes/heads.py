@@ -7,18 +7,15 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
-from pytest import MonkeyPatch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ferrule import checkpoint
-from ferrule.execution import worker
-from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.scheduler import GuessLimits
-from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
-from ferrule.runner.model_runner import RunnerParts
+from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
+from ferrule.plugin import discover
 from ferrule_testkit.checkpoints import RECIPES, SIZES, randomise, write_tokenizer
 from ferrule_testkit.harness import Engine, Harness
 
@@ -64,56 +61,36 @@ class HeadHarness(Harness):
     """A model with a speculator. `proposed` has the known ids of each row that guesses were made for, and these."""
 
     def __init__(
-        self, folder: Path, kind: type[Speculator], num_tokens: int, options: Mapping[str, Any] = {}, **settings: Any
+        self, folder: Path, method: str, num_tokens: int, options: Mapping[str, Any] = {}, **settings: Any
     ) -> None:
         """Load both. `options` are those of `Harness`, `settings` the speculator's."""
         self.proposed: list[tuple[list[int], list[int]]] = []
         self.num_tokens = num_tokens
+        kind: type[Speculator] = discover().load("speculator", method)
+        propose = kind.propose
 
-        def parts(**given: Any) -> RunnerParts:
-            limits = given["limits"]
-            build = BuildContext(
-                config=checkpoint.read(folder),
-                dtype=limits.dtype,
-                device=limits.device,
-                block_size=limits.block_size,
-                max_model_len=limits.max_model_len,
-                folder=folder,
-                kernels=given["kernels"],
-            )
-            context = SpeculatorContext(
-                num_tokens=num_tokens,
-                num_slots=limits.slots,
-                target=given["model"],
-                build=build,
-                settings=settings,
-                load=lambda settings: self.fail(),
-                tokenizer=lambda: None,
-            )
-            return RunnerParts(**{**given, "speculator": self.noting(kind(context))})
-
-        with MonkeyPatch.context() as patch:
-            patch.setattr(worker, "RunnerParts", parts)
-            super().__init__(folder, **{"dtype": "float32", **options})
-
-    def fail(self) -> Any:
-        raise AssertionError("a head is not loaded as a model")
-
-    def noting(self, speculator: Speculator) -> Speculator:
-        propose = speculator.propose
-
-        def noted(rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
-            guesses = propose(rows, steps)
+        def noted(speculator: Speculator, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
+            guesses = propose(speculator, rows, steps)
             for slot, length, own in zip(rows.slots, rows.lengths.tolist(), guesses.tolist(), strict=True):
                 self.proposed.append((rows.history[slot, :length].tolist(), own))
             return guesses
 
-        speculator.propose = noted  # type: ignore[method-assign]
-        return speculator
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(kind, "propose", noted)
+        given = {"method": method, "num_speculative_tokens": num_tokens, **settings}
+        try:
+            super().__init__(folder, **{"dtype": "float32", "speculative": given, **options})
+        except BaseException:
+            self._patch.undo()
+            raise
+
+    def close(self) -> None:
+        self._patch.undo()
+        super().close()
 
     def engine(self, **limits: Any) -> Engine:
         self.proposed.clear()
-        return super().engine(guesses=GuessLimits(most=self.num_tokens, adaptive=False), **limits)
+        return super().engine(**{"guesses": GuessLimits(most=self.num_tokens, adaptive=False), **limits})
 
     def share_right(self, texts: Sequence[Sequence[int]]) -> float:
         """Return the share of guesses that were right, among those of tokens that `texts`, whole, have."""

@@ -12,7 +12,6 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from ferrule.errors import StartupError
-from ferrule_plugins.speculator.mtp import Mtp
 from ferrule_testkit.checkpoints import SIZES
 from ferrule_testkit.harness import Harness
 from tests.fakes.heads import HeadHarness, Reference, Tensors, chain, random_tensors, run_layer, write_variant
@@ -65,13 +64,13 @@ def test_mtp(tmp_path: Path, recipe: str) -> None:
         x = both @ own["eh_proj"].t()
         return norm(run_layer(larger.layers[LAYERS], x, reference.config, larger.rotary_emb), "norm")
 
-    def guess(known: list[int], count: int) -> list[int]:
-        found = chain(
-            reference.hidden(known[:-1]), known[1:], count, follow, lambda state: int(reference.logits(state).argmax())
-        )
-        return found
+    def best(state: torch.Tensor) -> int:
+        return int(reference.logits(state).argmax())
 
-    with HeadHarness(tmp_path, Mtp, 2) as harness:
+    def guess(known: list[int], count: int) -> list[int]:
+        return chain(reference.hidden(known[:-1]), known[1:], count, follow, best)
+
+    with HeadHarness(tmp_path, "mtp", 2) as harness:
         for limits in ({}, {"max_num_batched_tokens": 10}):
             found = harness.engine(**limits).run(PROMPTS, max_tokens=16)
             assert [output.token_ids for output in found] == wanted
@@ -85,7 +84,7 @@ def test_mtp(tmp_path: Path, recipe: str) -> None:
 
 def test_a_model_without_such_a_layer(tiny_llama: Path) -> None:
     with pytest.raises(StartupError, match="mtp: .*has no weights of a head") as raised:
-        HeadHarness(tiny_llama, Mtp, 1)
+        HeadHarness(tiny_llama, "mtp", 1)
     assert str(tiny_llama) in str(raised.value)
 
 
@@ -95,7 +94,7 @@ def test_a_quantized_layer(tmp_path: Path) -> None:
     tensors[f"model.layers.{LAYERS}.self_attn.o_proj.weight_scale_inv"] = torch.ones(1, 1)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(StartupError, match="predicts further tokens is quantized.*o_proj.weight_scale_inv"):
-        HeadHarness(tmp_path, Mtp, 1)
+        HeadHarness(tmp_path, "mtp", 1)
 
 
 def test_a_layer_without_its_projection(tmp_path: Path) -> None:
@@ -104,4 +103,4 @@ def test_a_layer_without_its_projection(tmp_path: Path) -> None:
     del tensors[f"model.layers.{LAYERS}.eh_proj.weight"]
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     with pytest.raises(StartupError, match="lack further.eh_proj.weight"):
-        HeadHarness(tmp_path, Mtp, 1)
+        HeadHarness(tmp_path, "mtp", 1)

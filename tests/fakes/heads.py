@@ -7,19 +7,17 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
-from pytest import MonkeyPatch
 from torch import nn
-from transformers import AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from ferrule import checkpoint
-from ferrule.execution import worker
-from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.scheduler import GuessLimits
-from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
-from ferrule.runner.model_runner import RunnerParts
-from ferrule_testkit.harness import Engine, Harness, Output
+from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
+from ferrule.plugin import discover
+from ferrule_testkit.checkpoints import RECIPES, SIZES, randomise, write_tokenizer
+from ferrule_testkit.harness import Engine, Harness
 
 Tensors = dict[str, torch.Tensor]
 
@@ -35,6 +33,20 @@ def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, to
     return folder
 
 
+def write_variant(folder: Path, recipe: str, seed: int = 5, **changes: Any) -> Any:
+    """Write the checkpoint of a recipe with other values in its configuration, and return transformers' model."""
+    changes = {**SIZES, **RECIPES[recipe].changes, **changes}
+    config = AutoConfig.for_model(
+        RECIPES[recipe].model_type, **{key: value for key, value in changes.items() if value is not ...}
+    )
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    randomise(model, seed)
+    model = model.to(torch.float32).eval().requires_grad_(False)
+    model.save_pretrained(folder)
+    write_tokenizer(folder)
+    return model
+
+
 def random_tensors(seed: int, **shapes: Sequence[int]) -> Tensors:
     """Draw matrices, and vectors near one. Names have `__` for a dot."""
     draw = torch.Generator().manual_seed(seed)
@@ -48,64 +60,46 @@ def random_tensors(seed: int, **shapes: Sequence[int]) -> Tensors:
 class HeadHarness(Harness):
     """A model with a speculator. `proposed` has the known ids of each row that guesses were made for, and these."""
 
-    def __init__(self, folder: Path, kind: type[Speculator], num_tokens: int, **settings: Any) -> None:
+    def __init__(
+        self, folder: Path, method: str, num_tokens: int, options: Mapping[str, Any] = {}, **settings: Any
+    ) -> None:
+        """Load both. `options` are those of `Harness`, `settings` the speculator's."""
         self.proposed: list[tuple[list[int], list[int]]] = []
         self.num_tokens = num_tokens
+        kind: type[Speculator] = discover().load("speculator", method)
+        propose = kind.propose
 
-        def parts(**given: Any) -> RunnerParts:
-            limits = given["limits"]
-            build = BuildContext(
-                config=checkpoint.read(folder),
-                dtype=limits.dtype,
-                device=limits.device,
-                block_size=limits.block_size,
-                max_model_len=limits.max_model_len,
-                folder=folder,
-                kernels=given["kernels"],
-            )
-            context = SpeculatorContext(
-                num_tokens=num_tokens,
-                num_slots=limits.slots,
-                target=given["model"],
-                build=build,
-                settings=settings,
-                load=lambda settings: self.fail(),
-                tokenizer=lambda: None,
-            )
-            return RunnerParts(**{**given, "speculator": self.noting(kind(context))})
-
-        with MonkeyPatch.context() as patch:
-            patch.setattr(worker, "RunnerParts", parts)
-            super().__init__(folder, dtype="float32")
-
-    def fail(self) -> Any:
-        raise AssertionError("a head is not loaded as a model")
-
-    def noting(self, speculator: Speculator) -> Speculator:
-        propose = speculator.propose
-
-        def noted(rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
-            guesses = propose(rows, steps)
+        def noted(speculator: Speculator, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
+            guesses = propose(speculator, rows, steps)
             for slot, length, own in zip(rows.slots, rows.lengths.tolist(), guesses.tolist(), strict=True):
                 self.proposed.append((rows.history[slot, :length].tolist(), own))
             return guesses
 
-        speculator.propose = noted  # type: ignore[method-assign]
-        return speculator
+        self._patch = pytest.MonkeyPatch()
+        self._patch.setattr(kind, "propose", noted)
+        given = {"method": method, "num_speculative_tokens": num_tokens, **settings}
+        try:
+            super().__init__(folder, **{"dtype": "float32", "speculative": given, **options})
+        except BaseException:
+            self._patch.undo()
+            raise
+
+    def close(self) -> None:
+        self._patch.undo()
+        super().close()
 
     def engine(self, **limits: Any) -> Engine:
         self.proposed.clear()
-        return super().engine(guesses=GuessLimits(most=self.num_tokens, adaptive=False), **limits)
+        return super().engine(**{"guesses": GuessLimits(most=self.num_tokens, adaptive=False), **limits})
 
-    def accepted(self, outputs: Sequence[Output]) -> float:
-        """Return the share of guessed tokens that were right, among those that the outputs tell."""
-        texts = [ids for ids, _ in self.proposed]
+    def share_right(self, texts: Sequence[Sequence[int]]) -> float:
+        """Return the share of guesses that were right, among those of tokens that `texts`, whole, have."""
         right = total = 0
         for known, guesses in self.proposed:
-            text = max((text for text in texts if text[: len(known)] == known), key=len)
+            text = next(text for text in texts if list(text[: len(known)]) == known)
             pairs = list(zip(guesses, text[len(known) :], strict=False))
             right, total = right + sum(a == b for a, b in pairs), total + len(pairs)
-        return right / max(1, total)
+        return right / total
 
 
 class Reference:
@@ -149,8 +143,6 @@ def run_layer(layer: nn.Module, x: torch.Tensor, config: Any, rotary: nn.Module)
     """Run a decoder layer of transformers causally over all positions from 0 on: x [tokens, hidden]."""
     positions = torch.arange(len(x))[None]
     mask = torch.full((len(x), len(x)), float("-inf")).triu(1)[None, None]
-    out = layer(
-        x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions)
-    )
+    out = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions))
     found: torch.Tensor = (out[0] if isinstance(out, tuple) else out).reshape(len(x), -1)
     return found

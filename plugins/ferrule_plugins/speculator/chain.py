@@ -114,8 +114,6 @@ class _Kept:
 class ChainSpeculator(Speculator):
     """A speculator with a `ChainHead`."""
 
-    own_settings = ("model", "revision")
-
     def __init__(self, context: SpeculatorContext) -> None:
         build = context.build
         self._head = head = self.make_head(context)

@@ -36,7 +36,7 @@ from ferrule_nn import (
     need,
 )
 from ferrule_plugins.speculator.chain import ChainHead, ChainSpeculator
-from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of
+from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of, size
 from ferrule_plugins.speculator.target import Map, TargetParts
 
 
@@ -110,6 +110,7 @@ class EagleHead(ChainHead):
 
 
 class Eagle(ChainSpeculator):
+    own_settings = ("model", "revision")
     usual_tokens = 3
     model_types = ("eagle", "EAGLEModel", "EagleLlamaForCausalLM")
 
@@ -117,7 +118,7 @@ class Eagle(ChainSpeculator):
         folder = folder_of(context, "eagle")
         files, config = HeadFiles(folder, EagleHead.naming), head_config(folder)
         sizes = TargetSizes.of(context)
-        sizes.check(folder, hidden=int(need(config, "hidden_size")), vocab=int(need(config, "vocab_size")))
+        sizes.check(folder, hidden=size(config, "hidden_size"), vocab=size(config, "vocab_size"))
         head = EagleHead(replace(context.build, config=config), files.shapes, TargetParts(context))
-        files.fill(head)
+        files.fill(head, context.build)
         return head

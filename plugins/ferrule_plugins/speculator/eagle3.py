@@ -35,7 +35,7 @@ from ferrule_nn import (
 )
 from ferrule_plugins.speculator.chain import ChainHead, ChainSpeculator
 from ferrule_plugins.speculator.eagle import head_config
-from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of
+from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, folder_of, size
 from ferrule_plugins.speculator.target import Map, TargetParts
 
 _INNER = "eagle_aux_hidden_state_layer_ids"
@@ -140,18 +140,19 @@ def inner_layers(config: Mapping[str, Any], folder: Path, layers: int) -> Sequen
 
 
 class Eagle3(ChainSpeculator):
+    own_settings = ("model", "revision")
     usual_tokens = 3
     model_types = ("eagle3", "*Eagle3*")
 
     def make_head(self, context: SpeculatorContext) -> ChainHead:
         folder, sizes, target = folder_of(context, "eagle3"), TargetSizes.of(context), context.target
         files, config = HeadFiles(folder, Eagle3Head.naming), head_config(folder)
-        sizes.check(folder, hidden=sizes.hidden, vocab=int(need(config, "vocab_size")))
+        sizes.check(folder, hidden=sizes.hidden, vocab=size(config, "vocab_size"))
         layers = inner_layers(config, folder, sizes.layers)
         width = files.need("fc.weight")[1]
         sizes.check(folder, hidden=width // len(layers), vocab=sizes.vocab)
         shared = {"embed_tokens.weight", "lm_head.weight"} - files.shapes.keys()
-        if shared and int(need(config, "hidden_size")) != sizes.hidden:
+        if shared and size(config, "hidden_size") != sizes.hidden:
             raise CheckpointError(
                 f"The weights in {folder} lack {' and '.join(sorted(shared))}, and the model's are not of its hidden "
                 f"size {need(config, 'hidden_size')}."
@@ -163,6 +164,6 @@ class Eagle3(ChainSpeculator):
                 "Take another method.",
             )
         head = Eagle3Head(replace(context.build, config=config), files, TargetParts(context), sizes.hidden)
-        files.fill(head)
+        files.fill(head, context.build)
         target.tell_inner(layers)
         return head

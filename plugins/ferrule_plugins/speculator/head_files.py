@@ -10,10 +10,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrule.checkpoint import completed
+from ferrule.checkpoint import Values, completed, positive
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.interfaces.model import Packable
+from ferrule.interfaces.model import BuildContext, Packable
 from ferrule.interfaces.speculator import SpeculatorContext
+from ferrule.small_files import read_json
 from ferrule_files.safetensors import read_tensors, shapes
 from ferrule_nn import Naming, load_into, need
 from ferrule_plugins.load_format.pt import PyTorchFiles, read_file
@@ -69,19 +70,29 @@ class HeadFiles:
             raise CheckpointError(f"The weights in {self.folder} have no matrix {name}.")
         return shape
 
-    def fill(self, head: nn.Module) -> None:
-        """Load the tensors into a head, and pack it. Raises CheckpointError where these are not exactly its weights."""
+    def fill(self, head: nn.Module, build: BuildContext) -> None:
+        """Load the tensors into a head, and pack it. Raises CheckpointError where these are not exactly its weights.
+
+        A head on the meta device is only compared with the tensors' names and shapes.
+        """
+        outlined = build.device == torch.device("meta")
+        tensors = self._outlines(build.dtype) if outlined else self.tensors()
         try:
             with torch.no_grad():
-                filled = load_into(head, self.tensors(), self._naming)
+                filled = load_into(head, tensors, self._naming)
         except CheckpointError as error:
             raise CheckpointError(f"{self.folder}: {error.message}", error.hint) from None
         missing = sorted({name for name, _ in head.named_parameters()} - filled)
         if missing:
             raise CheckpointError(f"The weights in {self.folder} lack {', '.join(missing[:3])}.")
-        for part in head.modules():
+        for part in () if outlined else head.modules():
             if isinstance(part, Packable):
                 part.pack()
+
+    def _outlines(self, dtype: torch.dtype) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield tensors without values, by the file's names."""
+        for name, shape in self._shapes():
+            yield name, torch.empty(shape, dtype=dtype, device="meta")
 
 
 def folder_of(context: SpeculatorContext, method: str) -> Path:
@@ -91,6 +102,18 @@ def folder_of(context: SpeculatorContext, method: str) -> Path:
             f"--speculative-config: the method {method} needs the key 'model', a folder or hub id with its weights."
         )
     return Path(context.settings["model"])
+
+
+def config_of(folder: Path) -> Values:
+    """Read a head's config.json. Raises CheckpointError."""
+    file = folder / "config.json"
+    stated = read_json(file)
+    return Values(stated, file, stated, stated)
+
+
+def size(config: Mapping[str, Any], key: str) -> int:
+    """Return a size that the configuration must have. Raises CheckpointError that names file and key."""
+    return positive(config, key) or config[key]
 
 
 @dataclass(frozen=True)

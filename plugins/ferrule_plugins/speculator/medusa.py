@@ -81,7 +81,7 @@ class Medusa(Speculator):
         files = files.narrowed(is_wanted)
         with building(context.build):
             self._heads = MedusaHeads(files.shapes, hidden, rows)
-        files.fill(self._heads)
+        files.fill(self._heads, context.build)
         own: list[Callable[[torch.Tensor], torch.Tensor]] = [*self._heads.lm_heads] or [TargetParts(context).head]
         if len(own) not in (1, context.num_tokens):
             raise CheckpointError(f"The weights in {files.folder} have matrices to the vocabulary for some heads only.")

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,9 +16,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
-from ferrule.small_files import read_json
-from ferrule_nn import Embedding, Head, Linear, Naming, building, need, parameter
-from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, check_count, folder_of
+from ferrule_nn import Embedding, Head, Linear, Naming, building, parameter
+from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best, check_count, config_of, folder_of, size
 
 _EPS = 1e-6
 _NAMING = Naming(renames=((r"^speculator\.", ""),))
@@ -45,9 +43,9 @@ class ScaledNorm(nn.Module):
 class Stages(nn.Module):
     """The networks of all stages; where they are tied, those of the first, and the second's projection."""
 
-    def __init__(self, config: dict[str, Any], count: int) -> None:
+    def __init__(self, config: Mapping[str, Any], count: int) -> None:
         super().__init__()
-        hidden, vocab = int(need(config, "emb_dim")), int(need(config, "vocab_size"))
+        hidden, vocab = size(config, "emb_dim"), size(config, "vocab_size")
         inner = int(config.get("inner_dim") or hidden)
         self.stages, tied = count, bool(config.get("tie_weights"))
         own, projections = 1 if tied else count, min(count, 2) if tied else count
@@ -56,7 +54,7 @@ class Stages(nn.Module):
         self.ln = nn.ModuleList(ScaledNorm(inner) for _ in range(own))
         self.head = nn.ModuleList(Head(inner, vocab) for _ in range(own))
         self.scales_input = bool(config.get("scale_input"))
-        state_weight = 0.5 ** (0.5 / int(need(config, "n_predict")))  # a state halves over all stages, in squares
+        state_weight = 0.5 ** (0.5 / size(config, "n_predict"))  # a state halves over all stages, in squares
         self.token_weight = math.sqrt((1 - state_weight**2) * inner / 2) / state_weight
 
     def has(self, name: str) -> bool:
@@ -88,14 +86,12 @@ class MLPSpeculator(Speculator):
 
     def __init__(self, context: SpeculatorContext) -> None:
         folder = folder_of(context, "mlp_speculator")
-        config = read_json(Path(folder) / "config.json")
-        check_count(context, folder, int(need(config, "n_predict")))
-        TargetSizes.of(context).check(
-            folder, hidden=int(need(config, "emb_dim")), vocab=int(need(config, "vocab_size"))
-        )
+        config = config_of(folder)
+        check_count(context, folder, size(config, "n_predict"))
+        TargetSizes.of(context).check(folder, hidden=size(config, "emb_dim"), vocab=size(config, "vocab_size"))
         with building(context.build):
             self._stages = Stages(config, context.num_tokens)
-        HeadFiles(folder, _NAMING, self._stages.has).fill(self._stages)
+        HeadFiles(folder, _NAMING, self._stages.has).fill(self._stages, context.build)
 
     def modules(self) -> Sequence[nn.Module]:
         return (self._stages,)

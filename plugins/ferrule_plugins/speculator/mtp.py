@@ -89,6 +89,7 @@ class MtpHead(ChainHead):
 
 
 class Mtp(ChainSpeculator):
+    own_settings = ("model", "revision")
     usual_tokens = 1
     model_types = ("mtp", "*_mtp")
 
@@ -106,7 +107,7 @@ class Mtp(ChainSpeculator):
             raise CheckpointError(f"mtp: {error.message}", error.hint) from None
         _check_plain(files)
         head = MtpHead(context.build, target, layers)
-        files.fill(head)
+        files.fill(head, context.build)
         return head
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -12,13 +12,18 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
 
-from ferrule.interfaces.speculator import Speculator
-from ferrule_plugins.speculator.eagle import Eagle
-from ferrule_plugins.speculator.eagle3 import Eagle3
-from ferrule_plugins.speculator.medusa import Medusa
-from ferrule_plugins.speculator.mlp_speculator import MLPSpeculator
+from ferrule.errors import StartupError
 from ferrule_testkit.harness import Harness
-from tests.fakes.heads import HeadHarness, Reference, Tensors, chain, random_tensors, run_layer, write_head
+from tests.fakes.heads import (
+    HeadHarness,
+    Reference,
+    Tensors,
+    chain,
+    random_tensors,
+    run_layer,
+    write_head,
+    write_variant,
+)
 
 HIDDEN, VOCAB, INNER, KV = 64, 320, 96, 32  # of the tiny model
 PROMPTS = [list(range(5, 30)), [21, 22, 23], [40], list(range(200, 211))]
@@ -67,7 +72,9 @@ def test_medusa(tmp_path: Path, tiny_llama: Path, reference: Reference, wanted: 
     written, pickled = tensors, "medusa_lm_head.pt"
     if layout != "published":
         pickled = ""
-        written = {f"blocks.{i}.layers.0.{own}": tensors[f"{i}.0.linear.{own}"] for i in range(4) for own in ("weight", "bias")}
+        written = {
+            f"blocks.{i}.layers.0.{own}": tensors[f"{i}.0.linear.{own}"] for i in range(4) for own in ("weight", "bias")
+        }
         ids = torch.arange(0, VOCAB, 3) if layout == "truncated" else ids
         written |= {f"lm_heads.{i}.weight": tensors[f"{i}.1.weight"][ids] for i in range(4)}
         written |= {"token_map": ids} if layout == "truncated" else {}
@@ -81,7 +88,7 @@ def test_medusa(tmp_path: Path, tiny_llama: Path, reference: Reference, wanted: 
             made.append(int(ids[(tensors[f"{i}.1.weight"][ids] @ x).argmax()]))
         return made
 
-    with HeadHarness(tiny_llama, Medusa, 3, model=str(folder)) as harness:  # one head less than there are
+    with HeadHarness(tiny_llama, "medusa", 3, model=str(folder)) as harness:  # one head less than there are
         compare(harness, guess, wanted)
 
 
@@ -100,7 +107,7 @@ def test_medusa_by_the_models_own_head(
             made.append(int(reference.logits(x).argmax()))
         return made
 
-    with HeadHarness(tiny_llama, Medusa, 2, model=str(folder)) as harness:
+    with HeadHarness(tiny_llama, "medusa", 2, model=str(folder)) as harness:
         compare(harness, guess, wanted)
 
 
@@ -127,7 +134,9 @@ def test_mlp_speculator(
     folder = write_head(tmp_path / "head", config, tensors)
 
     def part(name: str, stage: int) -> torch.Tensor:
-        return tensors.get(f"speculator.{name.replace('#', str(stage))}", tensors[f"speculator.{name.replace('#', '0')}"])
+        return tensors.get(
+            f"speculator.{name.replace('#', str(stage))}", tensors[f"speculator.{name.replace('#', '0')}"]
+        )
 
     def normed(x: torch.Tensor) -> torch.Tensor:
         return x / (x.square().mean() + 1e-6).sqrt()
@@ -144,7 +153,7 @@ def test_mlp_speculator(
             made.append(last)
         return made
 
-    with HeadHarness(tiny_llama, MLPSpeculator, 3, model=str(folder)) as harness:
+    with HeadHarness(tiny_llama, "mlp_speculator", 3, model=str(folder)) as harness:
         compare(harness, guess, wanted)
 
 
@@ -216,7 +225,7 @@ def test_eagle(tmp_path: Path, tiny_llama: Path, reference: Reference, wanted: l
     def guess(known: list[int], count: int) -> list[int]:
         return chain(reference.hidden(known[:-1]), known[1:], count, follow, best)
 
-    with HeadHarness(tiny_llama, Eagle, 3, model=str(folder)) as harness:
+    with HeadHarness(tiny_llama, "eagle", 3, model=str(folder)) as harness:
         compare(harness, guess, wanted)
 
 
@@ -253,7 +262,7 @@ def test_eagle3(tmp_path: Path, tiny_llama: Path, reference: Reference, wanted: 
         hidden = reference.hidden(known[:-1], inner) @ tensors["fc.weight"].t()
         return chain(hidden, known[1:], count, follow, best)
 
-    with HeadHarness(tiny_llama, Eagle3, 3, model=str(folder)) as harness:
+    with HeadHarness(tiny_llama, "eagle3", 3, model=str(folder)) as harness:
         compare(harness, guess, wanted)
 
 
@@ -267,3 +276,127 @@ class _Attention(nn.Module):
     def forward(self, x: torch.Tensor, **given: object) -> torch.Tensor:
         found: torch.Tensor = self.inner(x, **given)[0]
         return found
+
+
+# ------------------------------------------------------------------------------------------------ right guesses
+
+
+def knowing_eagle(folder: Path, head: Path) -> Path:
+    """Write a model with one layer, and a head that computes what the model does, but for the first token's part.
+
+    Attention is made to matter little, because the head does not see that token.
+    """
+    model = write_variant(folder, "llama", num_hidden_layers=1)
+    model.model.layers[0].self_attn.o_proj.weight.mul_(0.001)
+    model.save_pretrained(folder)
+    state = {name.removeprefix("model."): tensor for name, tensor in model.state_dict().items()}
+    tensors = {name: tensor for name, tensor in state.items() if name.startswith(("layers.", "norm."))}
+    tensors["fc.weight"] = torch.cat((torch.eye(HIDDEN), torch.zeros(HIDDEN, HIDDEN)), dim=1)  # the embedding alone
+    return write_head(head, head_config(), tensors)
+
+
+@pytest.mark.parametrize("limits", [{}, {"depth": 2}, {"num_blocks": 24, "max_num_batched_tokens": 12}], ids=str)
+def test_a_head_that_knows_the_model_guesses_right(tmp_path: Path, limits: dict[str, int]) -> None:
+    head, manner = (
+        knowing_eagle(tmp_path / "model", tmp_path / "head"),
+        {"max_tokens": 30, "temperature": 1.0, "seed": 3},
+    )
+    random = write_head(
+        tmp_path / "random",
+        head_config(),
+        random_tensors(9, **layer_shapes("layers__0"), fc__weight=(HIDDEN, 2 * HIDDEN)),
+    )
+    with Harness(tmp_path / "model", dtype="float32") as harness:
+        texts = [
+            [*ids, *o.token_ids] for ids, o in zip(PROMPTS, harness.engine().run(PROMPTS, max_tokens=30), strict=True)
+        ]
+        sampled = [output.token_ids for output in harness.engine().run(PROMPTS, **manner)]
+    shares = []
+    for folder in (head, random):
+        with HeadHarness(tmp_path / "model", "eagle", 4, model=str(folder)) as guessing:
+            engine = guessing.engine(**limits)
+            found = engine.run(PROMPTS, max_tokens=30)
+            assert [[*ids, *o.token_ids] for ids, o in zip(PROMPTS, found, strict=True)] == texts
+            shares.append(guessing.share_right(texts))
+            again = engine.run([[*texts[0][:40], 7]], max_tokens=8)  # behind a prefix that was cached
+            assert again[0].cached > 0 or "num_blocks" in limits
+            assert [output.token_ids for output in guessing.engine(**limits).run(PROMPTS, **manner)] == sampled
+    assert shares[0] > 0.8
+    assert shares[1] < 0.3
+
+
+# ------------------------------------------------------------------------------------------------ recorded passes
+
+
+def test_recorded_passes_guess_the_same(tmp_path: Path) -> None:
+    """Compare guesses of a head whose passes the device records with those of launched ones."""
+    head = knowing_eagle(tmp_path / "model", tmp_path / "head")
+    options = {"dtype": "bfloat16", "block_size": 16}
+    with HeadHarness(tmp_path / "model", "eagle", 4, options, model=str(head)) as harness:
+        texts = [
+            [*ids, *o.token_ids] for ids, o in zip(PROMPTS, harness.engine().run(PROMPTS, max_tokens=30), strict=True)
+        ]
+        assert harness.share_right(texts) > 0.8
+
+
+# ------------------------------------------------------------------------------------------------ files that do not fit
+
+
+def eagle_tensors() -> Tensors:
+    return random_tensors(5, **layer_shapes("layers__0"), fc__weight=(HIDDEN, 2 * HIDDEN))
+
+
+def eagle3_tensors(**more: Sequence[int]) -> Tensors:
+    shapes = {**layer_shapes("midlayer", 2 * HIDDEN), "fc__weight": (HIDDEN, 3 * HIDDEN), "norm__weight": (HIDDEN,)}
+    shapes |= {f"midlayer__{name}__weight": (HIDDEN,) for name in ("hidden_norm", "input_layernorm")}
+    return random_tensors(6, **{**shapes, **more})
+
+
+INNER_IDS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}
+MLP = {"emb_dim": HIDDEN, "inner_dim": 48, "n_predict": 3, "vocab_size": VOCAB}
+BAD: list[tuple[str, str, dict[str, object], Tensors, str]] = [
+    ("no weights", "medusa", {}, {"other": torch.zeros(1)}, "asked|guesses one token|no matrix"),
+    ("fewer heads", "medusa", {}, medusa_tensors(2), "num_speculative_tokens 3: .* has 2 heads"),
+    ("vocabulary", "medusa", {}, {**medusa_tensors(3), "0.1.weight": torch.zeros(VOCAB, 65)}, "0.1.weight"),
+    ("hidden size", "medusa", {}, random_tensors(1, **{f"{i}__0__linear__weight": (32, 32) for i in range(3)}), "hidden size of 32, and the model has 64"),
+    ("some matrices", "medusa", {}, {k: t for k, t in medusa_tensors(3).items() if k != "2.1.weight"}, "for some heads only"),
+    ("fewer stages", "mlp_speculator", {**MLP, "n_predict": 2}, mlp_tensors(2, 2, 48), "num_speculative_tokens 3: .* has 2 heads"),
+    ("vocabulary", "mlp_speculator", {**MLP, "vocab_size": 99}, mlp_tensors(3, 3, 48), "vocabulary of 99, and the model has 320"),
+    ("no n_predict", "mlp_speculator", {"emb_dim": HIDDEN}, mlp_tensors(3, 3, 48), "config.json has no 'n_predict'"),
+    ("sizes", "mlp_speculator", MLP, mlp_tensors(3, 3, 40), "has the shape"),
+    ("a missing stage", "mlp_speculator", MLP, mlp_tensors(2, 3, 48), "lack (emb|head|ln).2."),
+    ("no fc", "eagle", head_config(), {k: t for k, t in eagle_tensors().items() if k != "fc.weight"}, "lack fc.weight"),
+    ("vocabulary", "eagle", head_config(vocab_size=99), eagle_tensors(), "vocabulary of 99, and the model has 320"),
+    ("hidden size", "eagle", head_config(hidden_size=32), eagle_tensors(), "hidden size of 32, and the model has 64"),
+    ("sizes", "eagle", head_config(intermediate_size=32), eagle_tensors(), "has the shape"),
+    ("another tensor", "eagle", head_config(), {**eagle_tensors(), "x.weight": torch.zeros(1)}, "does not have: 'x.weight'"),
+    ("layers", "eagle3", head_config(), eagle3_tensors(), "before the layers 2, 1, -1, and the model has the layers 0 to 1"),
+    ("no fc", "eagle3", head_config(**INNER_IDS), {k: t for k, t in eagle3_tensors().items() if k != "fc.weight"}, "no matrix fc.weight"),
+    ("states", "eagle3", head_config(**INNER_IDS), eagle3_tensors(fc__weight=(HIDDEN, 96)), "hidden size of 32, and the model has 64"),
+    ("no d2t", "eagle3", head_config(**INNER_IDS), eagle3_tensors(lm_head__weight=(80, HIDDEN)), "80 rows for 320 ids, and there is no d2t"),
+    ("d2t", "eagle3", head_config(**INNER_IDS), {**eagle3_tensors(lm_head__weight=(80, HIDDEN)), "d2t": torch.full((80,), 300)}, "outside the vocabulary"),
+    ("d2t's length", "eagle3", head_config(**INNER_IDS), {**eagle3_tensors(lm_head__weight=(80, HIDDEN)), "d2t": torch.zeros(9)}, "d2t is for 9 ids"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "config", "tensors", "message"), [case[1:] for case in BAD], ids=[f"{c[1]}: {c[0]}" for c in BAD]
+)
+def test_files_that_do_not_fit(
+    tmp_path: Path,
+    tiny_llama: Path,
+    kind: str,
+    config: dict[str, object],
+    tensors: Tensors,
+    message: str,
+) -> None:
+    folder = write_head(tmp_path / "head", config, tensors)
+    with pytest.raises(StartupError, match=message) as raised:
+        HeadHarness(tiny_llama, kind, 3, model=str(folder))
+    assert str(folder) in str(raised.value)
+
+
+@pytest.mark.parametrize("kind", ["medusa", "mlp_speculator", "eagle", "eagle3"])
+def test_a_head_without_a_folder(tiny_llama: Path, kind: str) -> None:
+    with pytest.raises(StartupError, match="needs the key 'model'"):
+        HeadHarness(tiny_llama, kind, 3)

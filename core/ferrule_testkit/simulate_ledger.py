@@ -59,6 +59,7 @@ class Track:
         self.epoch = 0
         self.prefilling = False  # what was known when this life began is not all computed
         self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
+        self.num_blocks = 0  # that this life has got in each group
         self.guessed = False  # its last chunk had guesses, whose result is not known
         self.restores = False  # this life begins with saved states
         self.cached = -1  # where its first life began
@@ -81,6 +82,16 @@ class Track:
         if policy == "priority":
             return (request.priority, request.arrival, self.sequence)
         return (request.arrival + SECONDS_PER_LEVEL * request.priority, self.sequence)
+
+
+def check_blocks(limits: SchedulerLimits, track: Track, chunk: Chunk) -> None:
+    """Check I3: a request has blocks for its chunk, and none that begin behind all positions it may ever compute."""
+    if chunk.new_blocks:
+        track.num_blocks += len(chunk.new_blocks[0])
+    if limits.groups and limits.groups[0].paged:
+        room, size = track.num_blocks * limits.groups[0].block_size, limits.groups[0].block_size
+        require(chunk.start + chunk.count <= room, f"I3: {chunk.id} has blocks for {room} positions, too few")
+        require(room - size < track.limit - 1, f"I3: {chunk.id} has blocks for {room} positions, too many")
 
 
 def check_asked(limits: GuessLimits, chunk: Chunk, requests: int) -> None:
@@ -222,7 +233,7 @@ class Ledger:
         self._epoch = track.epoch = admit.epoch
         track.slot = admit.slot
         track.next_start = -1
-        track.guessed = False
+        track.guessed, track.num_blocks = False, 0
         track.restores = admit.restore > 0
         self.restored += admit.restore > 0
         require(self._states or not admit.restore, f"I18: {admit.id} begins with a state, and there are none")
@@ -265,6 +276,7 @@ class Ledger:
         else:
             require(chunk.start == track.next_start, f"I7: {chunk.id} skips from {track.next_start} to {chunk.start}")
         require(end < track.limit, f"I7: {chunk.id} computes {end} tokens of at most {track.limit - 1}")
+        check_blocks(self.limits, track, chunk)
         threshold = self.limits.long_prefill_token_threshold
         if not self.limits.chunked_prefill:
             require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")

@@ -12,7 +12,7 @@ from tools.architecture.source import Module, Rule, Violation, functions
 
 MAX_FUNCTION = 60  # lines, from `def` to the end
 MAX_FILE = 450
-MAX_CLASS = 260  # the scheduler, which counts for each API key too
+MAX_CLASS = 265  # the scheduler, which counts for each API key, and takes blocks ahead of guesses
 MAX_PARAMETERS = 7  # without self and cls
 
 # Lines of code without blank lines, comments and docstrings. What must be read to understand serving stays small
@@ -40,7 +40,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_310,  # runs once, at the start; a speculator and its model too
+        "ferrule.assembly": 1_320,  # runs once, at the start; a speculator and its model too
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,

@@ -115,11 +115,8 @@ def test_a_dry_run_compares_names_and_shapes(tmp_path: Path, tiny_llama: Path, m
 
     def check(folder: Path) -> None:
         given = {"method": method, "num_speculative_tokens": 3, "model": str(folder)}
-        sections = {
-            "model": ModelConfig(model=str(tiny_llama)),
-            "speculative": SpeculativeConfig(speculative_config=given),
-        }
-        Worker(WorkerSettings.of(resolve(Config(**sections))), plugins).check_start()
+        model, guesses = ModelConfig(model=str(tiny_llama)), SpeculativeConfig(speculative_config=given)
+        Worker(WorkerSettings.of(resolve(Config(model=model, speculative=guesses))), plugins).check_start()
 
     check(whole)
     with pytest.raises(StartupError, match="less"):

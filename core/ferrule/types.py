@@ -8,7 +8,6 @@ thousands of is left out of garbage collection (`gc=False`): frozen values have 
 from __future__ import annotations
 
 from enum import StrEnum
-from itertools import zip_longest
 from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
@@ -377,11 +376,6 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     def accepted_tokens(self) -> int:
         """Right guesses."""
         return sum(self.accepted_by_place)
-
-
-def add_places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
-    """Add counts by place, of which one list may be longer."""
-    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))
 
 
 # ------------------------------------------------------------------------------------- what a model is

@@ -384,6 +384,7 @@ class FakeDevice:
             self._take_back(state, chunk, known + right, states)
             state.ids += drawn[right : right + 1]
             state.guesses = self._guess(state.id, state.ids)[: chunk.wanted]
+            self._draft(state, chunk.wanted)
             drawn, logprobs = drawn[: right + 1], logprobs[: right + 1]
         self._bury(state, state.computed)
         if state.id in self.failing:
@@ -397,6 +398,13 @@ class FakeDevice:
             prompt_logprobs=tuple(prompt_logprobs),
             vector=vector,
         )
+
+    def _draft(self, state: SlotState, count: int) -> None:
+        """Write what a speculator's own layers keep of the newest token and of guesses, where there are blocks."""
+        first = len(state.ids) - 1
+        for g, table in enumerate(state.tables):
+            for position in range(first, min(first + count, len(table) * self._size)):
+                self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
         right = 0

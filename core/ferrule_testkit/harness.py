@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
@@ -120,7 +120,7 @@ class Harness:
     def close(self) -> None:
         self.executor.shutdown()
 
-    def __enter__(self) -> Harness:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ferrule.interfaces.scheduler import SchedulerLimits
+from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
 from ferrule.types import (
     Admit,
     Chunk,
@@ -59,6 +59,7 @@ class Track:
         self.epoch = 0
         self.prefilling = False  # what was known when this life began is not all computed
         self.next_start = -1  # where its next chunk must begin; -1: wherever the cache ends
+        self.num_blocks = 0  # that this life has got in each group
         self.guessed = False  # its last chunk had guesses, whose result is not known
         self.restores = False  # this life begins with saved states
         self.cached = -1  # where its first life began
@@ -81,6 +82,31 @@ class Track:
         if policy == "priority":
             return (request.priority, request.arrival, self.sequence)
         return (request.arrival + SECONDS_PER_LEVEL * request.priority, self.sequence)
+
+
+def check_blocks(limits: SchedulerLimits, track: Track, chunk: Chunk) -> None:
+    """Check I3: a request has blocks for its chunk, and none that begin behind all positions it may ever compute."""
+    if chunk.new_blocks:
+        track.num_blocks += len(chunk.new_blocks[0])
+    if limits.groups and limits.groups[0].paged:
+        room, size = track.num_blocks * limits.groups[0].block_size, limits.groups[0].block_size
+        require(chunk.start + chunk.count <= room, f"I3: {chunk.id} has blocks for {room} positions, too few")
+        require(room - size < track.limit - 1, f"I3: {chunk.id} has blocks for {room} positions, too many")
+
+
+def check_asked(limits: GuessLimits, chunk: Chunk, requests: int) -> None:
+    """Check I24: guesses are asked for within the limits, for rows that sample, while few enough requests are here."""
+    known = chunk.start + chunk.count - chunk.drafts + 1
+    most = min(limits.most, limits.max_len - known) if limits.max_len else limits.most
+    require(chunk.wanted <= (max(0, most) if chunk.ends == "sample" else 0), f"I24: {chunk.id} asks for guesses")
+    crowded = limits.max_requests and requests > limits.max_requests
+    require(not (crowded and chunk.wanted), f"I24: {chunk.id} asks for guesses while too many others are here")
+
+
+def check_guessed(stats: EngineStats) -> None:
+    places = [stats.drafts, *stats.accepted_by_place]
+    require(places == sorted(places, reverse=True), "I24: a guess counts that stands behind a wrong one")
+    require(stats.accepted_tokens <= stats.draft_tokens, "I24: more guesses are right than there are")
 
 
 class Ledger:
@@ -207,7 +233,7 @@ class Ledger:
         self._epoch = track.epoch = admit.epoch
         track.slot = admit.slot
         track.next_start = -1
-        track.guessed = False
+        track.guessed, track.num_blocks = False, 0
         track.restores = admit.restore > 0
         self.restored += admit.restore > 0
         require(self._states or not admit.restore, f"I18: {admit.id} begins with a state, and there are none")
@@ -234,7 +260,7 @@ class Ledger:
         require(not track.paused, f"I19: {chunk.id} runs although it is paused")
         require((chunk.slot, chunk.epoch) == (track.slot, track.epoch), f"I9: {chunk.id} runs in another's slot")
         require(not track.guessed, f"I20: {chunk.id} runs on before it is known which guesses are right")
-        self._wanted(chunk, track)
+        check_asked(self.limits.guesses, chunk, sum(not other.paused for other in self.live.values()))
         end = chunk.start + chunk.count
         if track.next_start < 0:
             hit_allowed = self.limits.prefix_caching and chunk.start < track.num_known
@@ -250,6 +276,7 @@ class Ledger:
         else:
             require(chunk.start == track.next_start, f"I7: {chunk.id} skips from {track.next_start} to {chunk.start}")
         require(end < track.limit, f"I7: {chunk.id} computes {end} tokens of at most {track.limit - 1}")
+        check_blocks(self.limits, track, chunk)
         threshold = self.limits.long_prefill_token_threshold
         if not self.limits.chunked_prefill:
             require(bool(chunk.ends), f"I8: the prompt of {chunk.id} was split")
@@ -260,17 +287,6 @@ class Ledger:
         size = self.limits.groups[0].block_size if self._states else 1
         tail = (track.num_known - 1) % size + 1 if self._states and self.limits.num_snapshots else 0
         track.prefilling = track.prefilling and not chunk.ends and end < track.num_known - tail
-
-    def _wanted(self, chunk: Chunk, track: Track) -> None:
-        """Check I24: guesses are asked for within the limits, for rows that sample."""
-        limits, known = self.limits.guesses, chunk.start + chunk.count - chunk.drafts + 1
-        most = min(limits.most, limits.max_len - known) if limits.max_len else limits.most
-        require(chunk.wanted <= (max(0, most) if chunk.ends == "sample" else 0), f"I24: {chunk.id} asks for guesses")
-        crowded = limits.max_requests and len(self.live) - self._num_paused() > limits.max_requests
-        require(not (crowded and chunk.wanted), f"I24: {chunk.id} asks for guesses while too many others are here")
-
-    def _num_paused(self) -> int:
-        return sum(track.paused for track in self.live.values())
 
     # ------------------------------------------------------------------------------------ deltas
 
@@ -336,17 +352,14 @@ class Ledger:
         require(stats.paused == paused, f"I19: {stats.paused} requests count as paused, {paused} are")
         require(stats.running + stats.waiting == len(self.live), "I17: running + waiting is not what is here")
         require(stats.running <= self.limits.max_num_seqs, f"I8: {stats.running} requests run")
-        used = stats.blocks_used
-        require(min(used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
+        require(min(used := stats.blocks_used, stats.blocks_cached) >= 0, "I17: a gauge is negative")
         require(used + stats.blocks_cached <= stats.blocks_total, "I1: more blocks than there are")
         require(0 <= stats.snapshots <= self.limits.num_snapshots, f"I18: {stats.snapshots} snapshots are kept")
         require(stats.blocks_total == self.limits.num_blocks - 1, "I1: blocks are lost")
         require(bool(self.live) or not used, f"I4: {used} blocks in use without a request")
         require(stats.generation_tokens == self.tokens, f"I17: {stats.generation_tokens} tokens, {self.tokens} seen")
         require(stats.prefix_hits <= stats.prefix_queries, "I17: more hits than queries")
-        places = (stats.drafts, *stats.accepted_by_place)
-        require(list(places) == sorted(places, reverse=True), "I24: a guess counts that stands behind a wrong one")
-        require(stats.accepted_tokens <= stats.draft_tokens, "I24: more guesses are right than there are")
+        check_guessed(stats)
         if self._last is not None:
             for name in COUNTERS:
                 require(getattr(stats, name) >= getattr(self._last, name), f"I17: {name} fell")

@@ -92,6 +92,7 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
             max_len=guesses.choice((0,) * 7 + (longest // 2,)),
             max_requests=guesses.choice((0,) * 7 + (3,)),
             adaptive=guesses.random() < 0.3,
+            lookahead=guesses.choice((0, 2, 5)),
         ),
     )
     policy = policy or rng.choice(("bully", "bully", *POLICIES) if storm else POLICIES)

@@ -12,14 +12,15 @@ from tools.architecture.source import Module, Rule, Violation, functions
 
 MAX_FUNCTION = 60  # lines, from `def` to the end
 MAX_FILE = 450
-MAX_CLASS = 260  # the scheduler, which counts for each API key too
+MAX_CLASS = 265  # the scheduler, which counts for each API key, and takes blocks ahead of guesses
 MAX_PARAMETERS = 7  # without self and cls
 
 # Lines of code without blank lines, comments and docstrings. What must be read to understand serving stays small
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 7_150  # with passes of speculators, a kind for stores of responses, steps that are measured, and a picture of the engine at work
+# Of these, about 500 are for guesses: which are asked for, by load, and the passes of speculators.
+MAX_SERVING = 7_200
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
@@ -29,7 +30,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env": 200,
         "ferrule.env_vllm": 270,  # a table
         "ferrule.log": 200,
-        "ferrule.config": 2_400,
+        "ferrule.config": 2_560,  # with the object of speculative decoding, and older names of its keys
         "ferrule.checkpoint": 310,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 165,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.slow_start": 70,
@@ -39,7 +40,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_310,  # runs once, at the start; a speculator and its model too
+        "ferrule.assembly": 1_320,  # runs once, at the start; a speculator and its model too
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,
@@ -47,7 +48,7 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 480,
         "ferrule.frontend": 3_910,  # with what templates show, tries of constraints
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
-        "ferrule.locate": 360,
+        "ferrule.locate": 370,
         "ferrule.launch": 1_310,
         "ferrule.llm": 1_090,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from ferrule.types import EngineStats, add_places
+from ferrule.engine.stats import add_places
+from ferrule.types import EngineStats
 
 _COUNTERS = (
     *("prefix_queries", "prefix_hits", "preemptions", "prompt_tokens", "prompt_cached", "generation_tokens", "steps"),

@@ -83,7 +83,7 @@ class Load:
 
 
 class Loads:
-    """What is known of steps, by the number of their rows."""
+    """Records of steps, by the number of their rows."""
 
     def __init__(self) -> None:
         self._loads: dict[int, Load] = {}

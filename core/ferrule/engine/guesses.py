@@ -132,11 +132,12 @@ class Guesses:
         self._ended = now
 
     def credit(self, request: Request, chunk: Chunk, row: RowResult) -> None:
-        """Learn which of a chunk's guesses were right, and take over those of what follows."""
+        """Settle which of a chunk's guesses were right, learn from it, and take over those of what follows."""
         request.guesses = row.drafts[: chunk.wanted]
         luck = request.luck
         if chunk.drafts:
             right = len(row.token_ids) - 1
+            request.settle(chunk.drafts, right)
             tried = min(chunk.drafts, right + 1)
             luck.right, luck.tried = _KEPT * luck.right + right, _KEPT * luck.tried + tried
             self._right, self._tried = 0.99 * self._right + right, 0.99 * self._tried + tried

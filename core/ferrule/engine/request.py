@@ -33,7 +33,7 @@ MAX_PREEMPTIONS = 8  # a request that was preempted this often runs alone, and s
 
 @dataclass(slots=True)
 class Luck:
-    """What became of guesses for a request. The two counts fade; `resume` is a number of known tokens."""
+    """A record of guesses for a request. The two counts fade; `resume` is a number of known tokens."""
 
     right: float = 0.0
     tried: float = 0.0  # guesses up to the first wrong one

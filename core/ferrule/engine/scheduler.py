@@ -296,10 +296,8 @@ class DefaultScheduler(Scheduler):
             failed = RequestDelta(id=request.id, error=error, invalid=row.invalid)
             return self._end(request, failed, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
-        if chunk.drafts:
-            request.settle(chunk.drafts, told - 1)
-            self.counters.count_guesses(chunk.drafts, told - 1)
         self._guesses.credit(request, chunk, row)
+        self.counters.count_guesses(chunk, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not ends:

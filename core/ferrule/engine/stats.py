@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from ferrule.engine.request import Request
-from ferrule.types import add_places
+from ferrule.types import Chunk
 
 
 @dataclass(slots=True)
@@ -24,10 +25,11 @@ class Counters:
     draft_tokens: int = 0
     accepted_by_place: tuple[int, ...] = ()
 
-    def count_guesses(self, guesses: int, right: int) -> None:
-        """Count a row with guesses, of which the first ones were right."""
-        self.drafts += 1
-        self.draft_tokens += guesses
+    def count_guesses(self, chunk: Chunk, right: int) -> None:
+        """Count the guesses of a chunk, of which the first ones were right."""
+        if chunk.drafts:
+            self.drafts += 1
+            self.draft_tokens += chunk.drafts
         if right:
             self.accepted_by_place = add_places(self.accepted_by_place, (1,) * right)
 
@@ -41,3 +43,8 @@ class Counters:
         """Count the prompt of a request that produced its first token, or its vector."""
         self.prompt_tokens += request.num_prompt
         self.prompt_cached += max(0, request.cached)
+
+
+def add_places(one: tuple[int, ...], other: tuple[int, ...]) -> tuple[int, ...]:
+    """Add counts by place, of which one list may be longer."""
+    return tuple(map(sum, zip_longest(one, other, fillvalue=0)))

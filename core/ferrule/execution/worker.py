@@ -37,7 +37,7 @@ from ferrule.interfaces.executor import Step
 from ferrule.interfaces.model import Generates, Model
 from ferrule.interfaces.platform import Platform
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.sampler import LogprobsMode, Sampler
+from ferrule.interfaces.sampler import LogprobsMode, Sampler, TypicalAcceptance
 from ferrule.interfaces.speculator import Speculator
 from ferrule.log import Log
 from ferrule.runner.cache import StateStore, cache_of
@@ -96,7 +96,9 @@ class Worker:
         sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
         limits = _limits(self.config, loaded, sampler)
-        speculators = SpeculatorMaker.of(self.config, self._plugins, loaded, limits.slots, self._tokenizer, checked=True)
+        speculators = SpeculatorMaker.of(
+            self.config, self._plugins, loaded, limits.slots, self._tokenizer, checked=True
+        )
         speculator = speculators.make(loaded.model)
         drafts = {} if speculator is None else speculator.cache_specs()
         layers, store = cache_of(loaded.model, loaded.attention, limits, drafts)
@@ -145,7 +147,7 @@ class Worker:
         self._runner = runner = open_runner(parts, detailed_traces(self.config.observability))
         self._shortage = Shortage(runner, self.platform.memory())
         tokens = step_tokens(self.config.scheduler, limits.max_model_len, loaded.model.splits_prompts)
-        self.platform.memory().rehearse(_rehearsal(runner, limits, tokens))
+        self.platform.memory().rehearse(_rehearsal(runner, limits, tokens, self.config.speculative.num_tokens))
         info = describe(self.config, loaded, speculator, runner.cache, runner.recurrent)
         self._num_snapshots = info.max_snapshots
         shown = "architecture", "implementation", "dtype", "quantization", "attention", "num_parameters", "weight_bytes"
@@ -169,7 +171,9 @@ class Worker:
         """
         runner = self.model_runner
         if not self._settled and self._num_blocks > len(runner.cache.paged):
-            _fails(runner, self.execute, 1, 0)  # `execute` survives a shortage of memory
+            _fails(
+                runner, self.execute, self.config.speculative.num_tokens, 1, 0
+            )  # `execute` survives a shortage of memory
         elif self._settled and not self._missing:
             with self.platform.memory().guard("step"):
                 return self.model_runner.capture()
@@ -289,18 +293,24 @@ class Worker:
         count = 2 if self._own_memory else 1
         with waiting("the first step of the model"):
             runner.capture()
-            fails = partial(_fails, runner, runner.execute, count)
+            fails = partial(_fails, runner, runner.execute, self.config.speculative.num_tokens, count)
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:
-    """Return the limits of the runner. Raises ConfigError for a mode of logprobs that the sampler does not know."""
+    """Return the limits of the runner. Raises ConfigError for what the sampler does not know."""
     context, mode = loaded.context, LogprobsMode(config.model.logprobs_mode)
     if mode not in sampler.logprobs_modes:
         known = ", ".join(sorted(each.value for each in sampler.logprobs_modes)) or "none"
         raise ConfigError(f"--logprobs-mode {mode.value}: the sampler {config.model.sampler} knows {known}.")
+    typical = config.speculative.typical
+    if typical is not None and not sampler.accepts_typical:
+        raise ConfigError(
+            f"--speculative-config.acceptance_method: the sampler {config.model.sampler} does not know "
+            f"{config.speculative.acceptance_method}."
+        )
     return RunnerLimits(
         slots=_num_slots(config, loaded),
         max_model_len=context.max_model_len,
@@ -311,6 +321,7 @@ def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Samp
         block_size=context.block_size,
         cache_type=loaded.cache_type,
         logprobs_mode=mode,
+        typical=None if typical is None else TypicalAcceptance(threshold=typical[0], alpha=typical[1]),
     )
 
 
@@ -329,39 +340,45 @@ def _num_slots(config: WorkerSettings, loaded: Loaded) -> int:
     return min(scheduler.max_num_seqs, max(1, room // each))
 
 
-def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int) -> Callable[[], None]:
-    """Return a function that runs the largest step: as many tokens and as many rows as possible, whose contexts all lie
-    in one block.
+def _rehearsal(runner: ModelRunner, limits: RunnerLimits, tokens: int, guesses: int) -> Callable[[], None]:
+    """Return a function that runs the largest step: as many tokens and as many rows as possible, with up to so many
+    guesses each, whose contexts all lie in one block.
     """
     rows = min(limits.slots, tokens)
     prompts = [(0,) * min(limits.max_model_len, tokens // rows + (row < tokens % rows)) for row in range(rows)]
 
     def step() -> None:
         runner.init_cache(1 + len(runner.cache.paged))
-        runner.execute(_trial(runner, prompts))
+        runner.execute(_trial(runner, prompts, guesses, guessed=True))
         runner.release_cache()
 
     return step
 
 
-def _fails(runner: ModelRunner, execute: Callable[[StepPlan], StepResult], count: int, token: int) -> bool:
+def _fails(
+    runner: ModelRunner, execute: Callable[[StepPlan], StepResult], guesses: int, count: int, token: int
+) -> bool:
     """Return whether the model computes nothing finite for a prompt of `count` times this token."""
-    result = execute(_trial(runner, [(token,) * count]))
+    result = execute(_trial(runner, [(token,) * count], guesses))
     execute(StepPlan(step=0, chunks=(), releases=(0,)))
     return bool(result.rows[0].error)
 
 
-def _trial(runner: ModelRunner, prompts: Sequence[tuple[int, ...]]) -> StepPlan:
+def _trial(runner: ModelRunner, prompts: Sequence[tuple[int, ...]], guesses: int, guessed: bool = False) -> StepPlan:
     """Make a step that computes prompts, each in a slot of its own and all of them in one block of each group.
 
-    It ends with greedy samples, or with vectors of a model that gives nothing else.
+    It ends with greedy samples, or with vectors of a model that gives nothing else. So many `guesses` are asked for;
+    where prompts are `guessed`, as many of their last ids, less than half, are computed as guesses.
     """
     generates = isinstance(runner.model, Generates)
     work = TokenSampling(seed=0, max_tokens=1, temperature=0.0) if generates else Pooling()
     chunks, admits = [], []
     for slot, ids in enumerate(prompts):
         id, count = f"trial-{slot}", len(ids)
+        drafts = min(guesses, (count - 1) // 2) if guessed else 0
         blocks = tuple((1 + n,) * -(-count // group.block_size) for n, group in enumerate(runner.cache.paged))
-        chunks.append(Chunk(slot=slot, id=id, epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks))
-        admits.append(Admit(slot=slot, id=id, epoch=0, known_ids=ids, num_prompt=count, work=work))
+        chunk = Chunk(slot=slot, id=id, epoch=0, start=0, count=count, ends=work.ends, new_blocks=blocks)
+        chunks.append(replace(chunk, new_ids=ids[count - drafts :], drafts=drafts, wanted=guesses))
+        known = ids[: count - drafts]
+        admits.append(Admit(slot=slot, id=id, epoch=0, known_ids=known, num_prompt=len(known), work=work))
     return StepPlan(step=0, chunks=tuple(chunks), admits=tuple(admits))

@@ -219,7 +219,7 @@ class Execution:
     def recorder(self, config: DeviceSettings) -> Recorder | None:
         """Return a launcher of recorded steps, or None where steps are launched as they are.
 
-        Called before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
+        Called once for each model that runs, before `DeviceMemory.cache_bytes`, which leaves recordings their memory.
         """
         return None
 

@@ -60,6 +60,16 @@ class SampleRow:
     draw: int = 0  # which one at this position, for whoever needs several there; a request's output is made of draw 0
 
 
+@dataclass(frozen=True, kw_only=True)
+class TypicalAcceptance:
+    """The numbers of typical acceptance: a guess holds if it is likelier than the smaller of `threshold` and
+    `alpha` x exp(-entropy) of what the token is drawn from.
+    """
+
+    threshold: float
+    alpha: float
+
+
 @dataclass(frozen=True)
 class SampleBatch:
     """`history[slot, :position]` holds a row's known ids (prompt and output), int32 on the device.
@@ -74,6 +84,7 @@ class SampleBatch:
     tokenizer: Callable[[], Tokenizer | None] = lambda: None
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS  # what rows that ask are told; one of the sampler's
     kernels: Kernels = Kernels()  # the device's
+    typical: TypicalAcceptance | None = None  # of guesses (`Sampler.verify`); None: they change no output
 
 
 @dataclass(frozen=True)
@@ -176,6 +187,7 @@ class SamplerKernels:
 
 class Sampler(ABC):
     logprobs_modes: frozenset[LogprobsMode] = frozenset({LogprobsMode.RAW_LOGPROBS})  # that it knows
+    accepts_typical: bool = False  # whether `verify` knows typical acceptance
 
     def __init__(self, plugins: Plugins) -> None:
         """Keep `plugins`, from which logits processors that requests name are loaded."""
@@ -195,7 +207,8 @@ class Sampler(ABC):
         `guesses` [rows] int64 is the guess for the token that a row draws, -1 for none. It stands in the history of the
         rows behind it, and these count if the drawn token is equal to it. The default draws what it would draw without
         guesses, so these change no output. Another sampler may draw a guess more often than that, as long as tokens
-        come as often as the parameters say.
+        come as often as the parameters say; with `SampleBatch.typical`, the user has asked for guesses to hold more
+        often than that.
         """
         return self.sample(logits, batch)
 

@@ -282,8 +282,8 @@ class ModelRunner:
         here, *last = self._stage(places)
         hidden = step.hidden.index_select(0, *last) if last else step.hidden
         logits = _logits(self.model, self._limits.vocab_size, hidden)
-        mode = self._limits.logprobs_mode
-        batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels)
+        mode, typical = self._limits.logprobs_mode, self._limits.typical
+        batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels, typical)
         if draws.guesses is None:
             sampled = self._sampler.sample(logits, batch)
         else:

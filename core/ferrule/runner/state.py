@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ferrule.interfaces.sampler import LogprobsMode
+from ferrule.interfaces.sampler import LogprobsMode, TypicalAcceptance
 from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling, Work
 
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
@@ -36,6 +36,7 @@ class RunnerLimits:
     block_size: int = 16  # of a model without blocks: where its prefixes may end
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
+    typical: TypicalAcceptance | None = None  # of guesses
     adapters: bool = False  # there is a bank
 
 

@@ -127,9 +127,9 @@ class CudaExecution(Execution):
         return self._transfers
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
-        """Return the recorder of graphs, unless the options forbid them; the cache leaves them their memory."""
+        """Return a recorder of graphs, unless the options forbid them; the cache leaves each its memory."""
         limits = GraphLimits.of(config)
-        self._budget.graphs = 0 if limits is None else limits.budget_bytes
+        self._budget.graphs += 0 if limits is None else limits.budget_bytes
         return graph_recorder(limits, self._transfers, _DEVICE)
 
     def profile(self, file: Path) -> Callable[[], None]:

@@ -14,6 +14,7 @@ from ferrule.interfaces.sampler import Chooser, LogprobsMode, SampleBatch, Sampl
 from ferrule_plugins.sampler import adjust, chooser
 from ferrule_plugins.sampler.plan import Parcel, Plan
 from ferrule_plugins.sampler.told import Told
+from ferrule_plugins.sampler.typical import Typical
 
 Change = Callable[[Chooser, torch.Tensor], None]
 
@@ -30,6 +31,7 @@ class DefaultSampler(Sampler):
     """
 
     logprobs_modes = frozenset(LogprobsMode)
+    accepts_typical = True
 
     def __init__(self, plugins: Plugins) -> None:
         super().__init__(plugins)
@@ -38,6 +40,9 @@ class DefaultSampler(Sampler):
         self._plan = Plan(())
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
+        return self.verify(logits, batch, None)
+
+    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor | None) -> Sampled:
         logits, rows, parcel = logits.contiguous(), batch.rows, Parcel()
         if self._chooser is None:
             self._chooser = chooser.chooser(batch.kernels)
@@ -46,6 +51,9 @@ class DefaultSampler(Sampler):
         errors: dict[int, str] = {}
         draws = plan.draws(rows, parcel)
         told = Told(choose, plan, batch.logprobs_mode, parcel) if plan.asking else None
+        lenient = None
+        if guesses is not None and batch.typical is not None and draws is not None:
+            lenient = Typical(batch.typical, plan, parcel)
         changes = [*self._edits(plan, batch, logits.shape[1], parcel, errors), *self._penalties(plan, batch, parcel)]
         parcel.send(batch.transfers, logits.device)
         best = choose.best(logits)
@@ -60,7 +68,11 @@ class DefaultSampler(Sampler):
             finite = finite & best.finite
         if told is not None:
             told.see_processed(logits)
+        if lenient is not None:
+            lenient.see(logits)
         tokens = best.tokens if draws is None else choose.draw(logits, best, draws)
+        if lenient is not None and guesses is not None:
+            tokens = lenient.accept(tokens, guesses)
         return Sampled(tokens, finite, None, errors, None if told is None else told.of(tokens), barred)
 
     def _follow(self, rows: Sequence[SampleRow]) -> Plan:

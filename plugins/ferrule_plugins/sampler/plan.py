@@ -67,6 +67,11 @@ class Plan:
             ]
         )
 
+    @property
+    def drawn_shapes(self) -> Numbers:
+        """The shapes of rows that are not greedy: see `draw.processed`."""
+        return np.array([_shape(self.samplings[row]) for row in self.random], dtype=np.float64)
+
     def draws(self, rows: Sequence[SampleRow], parcel: Parcel) -> Draws | None:
         if not self.random:
             return None

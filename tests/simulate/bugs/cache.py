@@ -192,9 +192,9 @@ class PromptLogprobsReadCache(DefaultScheduler):
 class OneTokenTooFew(Patched):
     class cache_cls(KVCacheManager):
         def reserve(
-            self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None
+            self, id: str, upto: int, hit: PrefixHit | None = None, chain: HashChain | None = None, ahead: int = 0
         ) -> BlockDelta | None:
-            return super().reserve(id, upto - 1, hit, chain)
+            return super().reserve(id, upto - 1, hit, chain, ahead)
 
 
 class HitBlocksCountedAsFree(Patched):

@@ -183,6 +183,24 @@ class EachPlaceCountsAlike(DefaultScheduler):
         return super()._credit(request, chunk, row, now)
 
 
+class LooksBeyondTheLimit(OtherGuesses):
+    class guesses_cls(Guesses):
+        def lookahead(self, request: Request, end: int) -> int:
+            return self._limits.lookahead
+
+
+class BlocksAheadAreLost(Patched):
+    """A scheduler that gives back what its requests have computed, and not the blocks behind."""
+
+    class cache_cls(KVCacheManager):
+        def release(self, id: str) -> None:
+            held = self._requests[id]
+            if held.next_full + self._size <= held.capacity:
+                for table in held.tables:
+                    table.pop()
+            super().release(id)
+
+
 class BlocksOfGuessesForgotten(Patched):
     """A scheduler that takes blocks back when guesses were wrong, and does not tell the runner, whose table still has
     them.
@@ -218,6 +236,8 @@ SCHEDULER_BUGS = (
     AsksForTooMany,
     AsksOfPrompts,
     EachPlaceCountsAlike,
+    LooksBeyondTheLimit,
+    BlocksAheadAreLost,
     BlocksOfGuessesForgotten,
 )
 

@@ -251,6 +251,21 @@ def test_reserve_is_all_or_nothing():
     cache.check(frozenset({"a"}))
 
 
+def test_blocks_ahead_are_those_that_no_other_request_may_need_now():
+    cache = KVCacheManager(limits(num_blocks=9))
+    for id in "ab":
+        assert len(cache.reserve(id, 4, cache.match(None, [1]), None)[0]) == 1
+    assert cache.reserve("a", 4, ahead=0) == ()
+    assert len(cache.reserve("a", 4, ahead=1)[0]) == 1
+    assert cache.reserve("a", 8, ahead=0) == ()
+    assert len(cache.reserve("a", 8, ahead=100)[0]) == 3  # of five that are free, one is left for each
+    assert cache.reserve("a", 20, ahead=8) == ()
+    assert len(cache.reserve("a", 21, ahead=8)[0]) == 1  # the certain token's
+    assert len(cache.reserve("b", 8)[0]) == 1
+    assert cache.reserve("b", 9) is None
+    cache.check(frozenset("ab"))
+
+
 def test_an_idle_hit_is_not_counted_as_room():
     cache = KVCacheManager(limits(num_blocks=4))
     ids = list(range(9))

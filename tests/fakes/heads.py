@@ -13,13 +13,14 @@ from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from ferrule.interfaces.scheduler import GuessLimits
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
 from ferrule.plugin import discover
 from ferrule_testkit.checkpoints import RECIPES, SIZES, randomise, write_tokenizer
 from ferrule_testkit.harness import Engine, Harness
 
 Tensors = dict[str, torch.Tensor]
+HIDDEN, VOCAB, INNER, KV = 64, 320, 96, 32  # of tiny models
+INNER_IDS = {"eagle_aux_hidden_state_layer_ids": [0, 1, 1]}  # of a model with two layers
 
 
 def write_head(folder: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], pickled: str = "") -> Path:
@@ -77,7 +78,7 @@ class HeadHarness(Harness):
 
         self._patch = pytest.MonkeyPatch()
         self._patch.setattr(kind, "propose", noted)
-        given = {"method": method, "num_speculative_tokens": num_tokens, **settings}
+        given = {"method": method, "num_speculative_tokens": num_tokens, "adaptive": False, **settings}
         try:
             super().__init__(folder, **{"dtype": "float32", "speculative": given, **options})
         except BaseException:
@@ -90,14 +91,14 @@ class HeadHarness(Harness):
 
     def engine(self, **limits: Any) -> Engine:
         self.proposed.clear()
-        return super().engine(**{"guesses": GuessLimits(most=self.num_tokens, adaptive=False), **limits})
+        return super().engine(**limits)
 
     def share_right(self, texts: Sequence[Sequence[int]]) -> float:
         """Return the share of guesses that were right, among those of tokens that `texts`, whole, have."""
         right = total = 0
         for known, guesses in self.proposed:
             text = next(text for text in texts if list(text[: len(known)]) == known)
-            pairs = list(zip(guesses, text[len(known) :], strict=False))
+            pairs = [pair for pair in zip(guesses, text[len(known) :], strict=False) if pair[0] >= 0]
             right, total = right + sum(a == b for a, b in pairs), total + len(pairs)
         return right / total
 
@@ -146,3 +147,55 @@ def run_layer(layer: nn.Module, x: torch.Tensor, config: Any, rotary: nn.Module)
     out = layer(x[None], attention_mask=mask, position_ids=positions, position_embeddings=rotary(x[None], positions))
     found: torch.Tensor = (out[0] if isinstance(out, tuple) else out).reshape(len(x), -1)
     return found
+
+
+# ------------------------------------------------------------------------------------------------ tensors of heads
+
+
+def medusa_tensors(heads: int, layers: int = 1) -> Tensors:
+    shapes = {f"{i}__{j}__linear__weight": (HIDDEN, HIDDEN) for i in range(heads) for j in range(layers)}
+    shapes |= {f"{i}__{j}__linear__bias": (HIDDEN,) for i in range(heads) for j in range(layers)}
+    return random_tensors(3, **shapes, **{f"{i}__{layers}__weight": (VOCAB, HIDDEN) for i in range(heads)})
+
+
+def mlp_tensors(stages: int, projections: int, inner: int) -> Tensors:
+    shapes: dict[str, Sequence[int]] = {}
+    for i in range(projections):
+        shapes[f"speculator__proj__{i}__weight"] = (inner, HIDDEN if i == 0 else inner)
+    for i in range(stages):
+        shapes[f"speculator__emb__{i}__weight"] = shapes[f"speculator__head__{i}__weight"] = (VOCAB, inner)
+        shapes[f"speculator__ln__{i}__weight"] = shapes[f"speculator__ln__{i}__bias"] = (inner,)
+    return random_tensors(4, **shapes)
+
+
+def layer_shapes(prefix: str, inputs: int = HIDDEN) -> dict[str, Sequence[int]]:
+    """Return the shapes of a layer's tensors; names have `__` for a dot."""
+    attention = {"q_proj": (HIDDEN, inputs), "k_proj": (KV, inputs), "v_proj": (KV, inputs), "o_proj": (HIDDEN, HIDDEN)}
+    mlp = {"gate_proj": (INNER, HIDDEN), "up_proj": (INNER, HIDDEN), "down_proj": (HIDDEN, INNER)}
+    shapes: dict[str, Sequence[int]] = {f"{prefix}__self_attn__{n}__weight": shape for n, shape in attention.items()}
+    shapes |= {f"{prefix}__mlp__{n}__weight": shape for n, shape in mlp.items()}
+    return {**shapes, f"{prefix}__post_attention_layernorm__weight": (HIDDEN,)}
+
+
+def head_config(**changes: object) -> dict[str, object]:
+    sizes = {"hidden_size": HIDDEN, "intermediate_size": INNER, "num_attention_heads": 4, "num_key_value_heads": 2}
+    return {
+        **sizes,
+        "architectures": ["LlamaForCausalLM"],
+        "model_type": "llama",
+        "num_hidden_layers": 1,
+        "vocab_size": VOCAB,
+        "rms_norm_eps": 1e-6,
+        "max_position_embeddings": 256,
+        **changes,
+    }
+
+
+def eagle_tensors() -> Tensors:
+    return random_tensors(5, **layer_shapes("layers__0"), fc__weight=(HIDDEN, 2 * HIDDEN))
+
+
+def eagle3_tensors(**more: Sequence[int]) -> Tensors:
+    shapes = {**layer_shapes("midlayer", 2 * HIDDEN), "fc__weight": (HIDDEN, 3 * HIDDEN), "norm__weight": (HIDDEN,)}
+    shapes |= {f"midlayer__{name}__weight": (HIDDEN,) for name in ("hidden_norm", "input_layernorm")}
+    return random_tensors(6, **{**shapes, **more})

@@ -75,7 +75,7 @@ class HeadFiles:
 
         A head on the meta device is only compared with the tensors' names and shapes.
         """
-        outlined = build.device == torch.device("meta")
+        outlined = torch.empty(0, device=build.device).is_meta
         tensors = self._outlines(build.dtype) if outlined else self.tensors()
         try:
             with torch.no_grad():

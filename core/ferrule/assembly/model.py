@@ -26,7 +26,7 @@ from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.interfaces.adapters import Adaptable, AdapterBank
+from ferrule.interfaces.adapters import Adaptable, AdapterBank, NamesModules
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
@@ -207,6 +207,7 @@ def build(choice: ModelChoice) -> Model:
         ) from error
     bank = choice.context.adapters
     if bank is not None and isinstance(model, torch.nn.Module):
+        bank.module_name = model.module_name if isinstance(model, NamesModules) else str
         for name, part in model.named_modules():
             if isinstance(part, Adaptable):
                 part.adapt(name, bank)

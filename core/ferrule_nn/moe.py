@@ -160,7 +160,11 @@ class Experts(nn.ModuleList):
             sorted_weights = torch.empty_like(weights).view(-1).index_copy_(0, arranged.places, weights.flatten())
             rows = (rows * sorted_weights.unsqueeze(1)).to(x.dtype)
             weights = torch.ones_like(weights)
-        given = self._multiplied(rows, arranged, shared) if self._adds is None else self._adapted(rows, arranged, ids, *self._adds)
+        given = (
+            self._multiplied(rows, arranged, shared)
+            if self._adds is None
+            else self._adapted(rows, arranged, ids, *self._adds)
+        )
         return self._combine(given, weights, arranged.places).to(x.dtype)
 
     def _multiplied(self, rows: torch.Tensor, arranged: Arranged, shared: bool) -> torch.Tensor:

@@ -68,7 +68,7 @@ def check_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank 
 def load_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError.
 
-    Its layers are given their parts of the bank `adapters`.
+    Its layers are given their parts of the bank `adapters`; by default, of the one that the configuration names.
     """
     return _loaded(config, plugins, adapters, checked=False)
 
@@ -78,9 +78,10 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
-        choice = replace(choice, context=replace(choice.context, adapters=adapters))
         check_headers(config, chooser, choice)
         choice = _outlined(choice) if checked else choice
+        adapters = adapters or chooser.adapter_bank(config, choice, choice.context.device)
+        choice = replace(choice, context=replace(choice.context, adapters=adapters))
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)

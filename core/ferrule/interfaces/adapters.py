@@ -30,6 +30,7 @@ class BankContext:
     num_slots: int  # adapters on the device
     max_rank: int
     max_host: int  # adapters in the host's memory
+    bias: bool = False  # adapters may have biases
     dtype: torch.dtype  # of the adapters' weights
     device: torch.device
     kernels: Kernels = Kernels()

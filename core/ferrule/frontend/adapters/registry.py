@@ -11,7 +11,7 @@ from pathlib import Path
 from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.config import Resolved
-from ferrule.config.adapters import name_problem
+from ferrule.config.adapters import first_adapters, name_problem
 from ferrule.errors import EngineDead, NotFoundError, OverloadedError, RequestError, UnavailableError
 from ferrule.frontend.adapters.places import Places
 from ferrule.frontend.adapters.resolving import Resolvers, open_resolvers
@@ -26,17 +26,6 @@ _NONE = "This server has no adapters: start it with --enable-lora."
 _logger = log.get("adapters")
 
 
-def first_adapters(config: Resolved) -> Iterator[Served]:
-    """Yield the adapters of --lora-modules. Every process gives them the same identities."""
-    for module in config.lora.modules:
-        adapter = Adapter(name=f"{module.name}@start", path=module.path, served=module.name)
-        yield Served(
-            name=module.name,
-            adapter=adapter,
-            parent=module.base_model_name or config.model.served_model_name[0],
-        )
-
-
 class Adapters:
     """The adapters of one API process. One event loop owns it.
 
@@ -49,7 +38,12 @@ class Adapters:
         self._names = config.model.served_model_name
         self._enabled = config.lora.enable_lora
         self._client = client
-        self._table = AdapterTable(client.board, first_adapters(config))
+        first = zip(config.lora.modules, first_adapters(config), strict=True)
+        entries = [
+            Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
+            for module, adapter in first
+        ]
+        self._table = AdapterTable(client.board, entries)
         self._places = Places(config.lora)
         self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
         self._loading = 0

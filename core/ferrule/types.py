@@ -109,14 +109,27 @@ class CompiledGrammar(Struct, frozen=True, kw_only=True, gc=False, tag="grammar"
 
 
 class Adapter(Struct, frozen=True, kw_only=True, gc=False):
-    """Weights that add to the model's for some requests. No two adapters have one `name`; `path` is their folder."""
+    """Weights that add to the model's for some requests. No two adapters have one `name`; `path` is their folder.
+
+    An adapter that is loaded again has another `name`, because cached blocks are found by it. `served` is the name that
+    clients use.
+    """
 
     name: str
     path: str = ""
+    served: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name by which people know it."""
+        return self.served or self.name
 
 
 class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
-    """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there."""
+    """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there.
+
+    Slot 0 stands for none of them: the adapter is read into the host's memory and checked, no more.
+    """
 
     adapter: Adapter
     slot: int
@@ -361,6 +374,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
+    running_adapters: tuple[str, ...] = ()  # titles of those that running requests use
+    waiting_adapters: tuple[str, ...] = ()  # and of those that waiting requests are for
     restarts: int = 0  # engines that have died and were followed by another; counters go on over them
     # What follows is counted by the API processes, and 0 where the engine says it.
     buffered_bytes: int = 0  # that they keep for their clients

@@ -18,7 +18,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from ferrule.assembly.limits import scheduler_limits
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
+from ferrule.config import CacheConfig, Config, LoadConfig, LoRAConfig, ModelConfig, SpeculativeConfig, WorkerSettings
 from ferrule.config.resolve import resolve, with_speculator
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
@@ -77,16 +77,18 @@ class Harness:
         plugins: Plugins | None = None,
         speculative: Mapping[str, Any] | None = None,
         executor: str | Executor = "uni",
+        lora: LoRAConfig | None = None,
         **model: Any,
     ) -> None:
         """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
         is an executor that was not started, or the name of one. `speculative` is --speculative-config, with a method
-        and a folder. Raises StartupError.
+        and a folder; `lora` is the section on adapters. Raises StartupError.
         """
         resolved = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
                 load=load or LoadConfig(use_tqdm_on_load=False),
+                lora=lora or LoRAConfig(),
                 cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
                 speculative=SpeculativeConfig(speculative_config=dict(speculative or {})),
                 env=Environment(cpu_kvcache_space=_CACHE_GIB),
@@ -145,15 +147,16 @@ class Engine:
         *,
         max_tokens: int = 12,
         grammars: Sequence[CompiledGrammar | None] = (),
-        adapters: Sequence[str | None] = (),
+        adapters: Sequence[str | Adapter | None] = (),
         salts: Sequence[str | None] = (),
         seeds: Sequence[int | None] = (),
         **sampling: Any,
     ) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
 
-        `grammars` are the constraints of the first prompts, `adapters` the names of their adapters, `salts` their
-        cache salts, `seeds` their seeds. Checks the scheduler's invariants afterwards, and that no block is in use.
+        `grammars` are the constraints of the first prompts, `adapters` their adapters, or the names of such, `salts`
+        their cache salts, `seeds` their seeds. Checks the scheduler's invariants afterwards, and that no block is in
+        use.
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
         requests = [
@@ -163,7 +166,7 @@ class Engine:
                 work=settings if seed is None else replace(settings, seed=seed),
                 cache_salt=salt,
                 grammar=grammar,
-                adapter=None if adapter is None else Adapter(name=adapter),
+                adapter=Adapter(name=adapter) if isinstance(adapter, str) else adapter,
             )
             for prompt, grammar, adapter, salt, seed in itertools.zip_longest(prompts, grammars, adapters, salts, seeds)
         ]

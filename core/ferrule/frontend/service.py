@@ -19,7 +19,8 @@ from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import LimitsConfig, Resolved
-from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
+from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
@@ -40,7 +41,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import EngineRequest
+from ferrule.types import Adapter, EngineRequest
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -70,12 +71,14 @@ class FrontendService(Vectors):
         parsers: Parsers,
         compiler: GrammarCompiler,
         loggers: Loggers,
+        adapters: Adapters,
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
+        self._adapters = adapters
         self._reader = reader
         self._compiler = compiler
         self._output = OutputReader(parsers, reader.tokenizer)
@@ -89,10 +92,9 @@ class FrontendService(Vectors):
     def enforces_strict_tools(self) -> bool:
         return self._output.enforces_strict()
 
-    def resolve(self, model: str | None) -> str:
-        if not model or model in self.names:
-            return model or self.names[0]
-        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(self.names)}.", "model")
+    async def resolve(self, model: str | None) -> str:
+        served = await self._adapters.find(model)
+        return served.name if served is not None else model or self.names[0]
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self._reader.rules.defaults)
@@ -162,6 +164,7 @@ class FrontendService(Vectors):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._adapters.close()
         await self._compiler.close()
         await self._reader.close()
 
@@ -190,7 +193,8 @@ class FrontendService(Vectors):
     # ---------------------------------------------------------------------------------------- admission
 
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
-        model = self.resolve(request.model)
+        served = await self._adapters.find(request.model)
+        adapter = None if served is None else served.adapter
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
@@ -201,7 +205,7 @@ class FrontendService(Vectors):
             prompts = await self._read(request, checked, reservation)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
-            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
+            plans = [await self._plan(request, checked, *pair, arrival, adapter) for pair in pairs]
             self._check_available()
             submitted = self._clock()
             requests, outputs = self._submit(request, checked, plans, reservation)
@@ -218,9 +222,12 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
+            model = self._title(requests[0])
             for one in requests:
-                self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params, told)
-        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+                self.ledger.loggers.hooks.request_admitted(
+                    one.id, request.model or model, len(one.prompt_ids), request.params, told
+                )
+        return Admitted(model=model, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
     async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
@@ -237,7 +244,13 @@ class FrontendService(Vectors):
         return prompts
 
     async def _plan(
-        self, request: Generate, checked: Checked, asked: Prompt | ChatPrompt, prompt: Prepared, arrival: float
+        self,
+        request: Generate,
+        checked: Checked,
+        asked: Prompt | ChatPrompt,
+        prompt: Prepared,
+        arrival: float,
+        adapter: Adapter | None,
     ) -> Planned:
         """Decide the engine's request and how its answers are read. `asked` is the prompt as the client sent it."""
         reading, caller = self._output.reading(request, asked, prompt, checked), CALLER.get()
@@ -254,6 +267,7 @@ class FrontendService(Vectors):
             grammar=grammar,
             arrival=arrival,
             priority=checked.priority + _LATER * BACKGROUND.get(),
+            adapter=adapter,
             cache_salt=scoped(checked.cache_salt, caller, self._config.cache.cache_scope),
             targets=request.targets,
             key_name="" if caller is None else caller.name,
@@ -307,6 +321,8 @@ class FrontendService(Vectors):
         for plan, one in zip(plans, firsts, strict=True):
             text = plan.prompt.read.text
             told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
+            if one.adapter is not None:
+                told["adapter"] = one.adapter.title
             if front.enable_log_requests and front.max_log_len != 0:
                 told["prompt"] = (one.prompt_ids if text is None else text)[: front.max_log_len]
             length, most = len(one.prompt_ids), one.work.max_tokens
@@ -336,7 +352,8 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
+    adapters = Adapters(config, plugins, client)
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:

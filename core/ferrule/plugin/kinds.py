@@ -209,6 +209,23 @@ KINDS = _table(
         used_in=Component.HTTP,
     ),
     Kind(
+        "adapter_bank",
+        _I + "adapters:AdapterBank",
+        "--adapter-bank, with --enable-lora",
+        made_with=("context",),
+        on_device=True,
+        used_in=Component.MODEL,
+    ),
+    Kind(
+        "lora_resolver",
+        _I + "lora_resolver:LoRAResolver",
+        "--lora-resolvers; the built-in ones that are configured are on",
+        made_with=("context",),
+        automatic=Automatic.BUILTIN,
+        used_in=Component.FRONTEND,
+        unnamed="on where it is configured",
+    ),
+    Kind(
         "stat_logger",
         _I + "stats:StatLogger",
         "on when discovered",

@@ -266,6 +266,16 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ sampling
 
+    def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
+        """Return the logits of hidden states [rows, hidden] of the requests in `slots`, one for all rows or each its
+        own.
+        """
+        adapters = self._state.adapters
+        if self._adapters is not None and adapters is not None:
+            (own,) = self._stage([torch.from_numpy(adapters[slots])])
+            self._adapters.row_slots = own.expand(len(hidden))
+        return _logits(self.model, self._limits.vocab_size, hidden)
+
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
         slots, positions = step.rows.slots[draws.rows], (step.rows.starts + step.rows.counts)[draws.rows] - draws.back
@@ -281,7 +291,7 @@ class ModelRunner:
             places.append(torch.from_numpy(behind))
         here, *last = self._stage(places)
         hidden = step.hidden.index_select(0, *last) if last else step.hidden
-        logits = _logits(self.model, self._limits.vocab_size, hidden)
+        logits = self._logits(hidden, slots)
         mode, typical = self._limits.logprobs_mode, self._limits.typical
         batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels, typical)
         if draws.guesses is None:
@@ -313,7 +323,7 @@ class ModelRunner:
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
         mode, width = self._limits.logprobs_mode, self._limits.vocab_size
-        logits = partial(_logits, self.model, width)
+        logits = partial(self._logits, slots=step.rows.slots[row : row + 1])
         for finite, ranked in logprobs.rank_prompt(logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
 

@@ -141,7 +141,7 @@ def test_nothing_that_works_is_without_a_reader() -> None:
         for path in (_REPOSITORY / folder).rglob("*.py")
         if path.parent.name != "config" or "plugins" in path.parts
     ]
-    names = ("plugins.py", "resolve.py", "resolved.py", "speculative.py")
+    names = ("adapters.py", "plugins.py", "resolve.py", "resolved.py", "speculative.py")
     files += [_REPOSITORY / "core/ferrule/config" / name for name in names]
     read_names = set(re.findall(r"\.([a-z_0-9]+)\b", "\n".join(file.read_text() for file in files if file.is_file())))
     works = {spec.name for spec in _SCHEMA.specs if spec.option.standing == "works"}
@@ -210,7 +210,7 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["--preemption-mode", "drop"], "one of: recompute, swap"),
         (["--kv-transfer-config", '{"kv_connector": "x"}'], "not in this build: "),
         (["--engine-use-ray"], "not in this build: "),
-        (["--enable-lora"], "not in this build: "),
+        (["--enable-prompt-adapter"], "not in this build: "),
         (["--mm-processor-kwargs", '{"code_revision": "x"}'], "not in this build: multimodal inputs"),
     ],
 )
@@ -242,10 +242,10 @@ def test_keyword_arguments_have_the_same_classes() -> None:
 
 def test_a_file_has_the_same_classes(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("port: 1\nlora-modules:\n  - {name: a, path: b}\nswap-space: 8\n")
+    file.write_text("port: 1\nenable-prompt-adapter: true\nswap-space: 8\n")
     with pytest.raises(ConfigError) as caught:
         read("--config", str(file))
-    assert str(caught.value).startswith(f"{file}:2: lora-modules: not in this build: LoRA adapters")
+    assert str(caught.value).startswith(f"{file}:2: enable-prompt-adapter: not in this build: prompt adapters")
 
 
 # ----------------------------------------------------------------------------------------- variables

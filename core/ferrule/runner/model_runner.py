@@ -267,13 +267,9 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------ sampling
 
     def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
-        """Return the logits of hidden states [rows, hidden] of the requests in `slots`, one for all rows or each its
-        own.
-        """
-        adapters = self._state.adapters
-        if self._adapters is not None and adapters is not None:
-            (own,) = self._stage([torch.from_numpy(adapters[slots])])
-            self._adapters.row_slots = own.expand(len(hidden))
+        """Return the logits of hidden states [rows, hidden]; `slots` is their request, or each row's."""
+        if self._adapters is not None:
+            self._adapters.row_slots = self._stage([self._state.adapters_of(slots)])[0].expand(len(hidden))
         return _logits(self.model, self._limits.vocab_size, hidden)
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:

@@ -62,6 +62,7 @@ class Environment(Struct, frozen=True, kw_only=True):
     logging_prefix: str = ""
     no_deprecation_warning: bool = False
     enable_v1_multiprocessing: bool = False
+    allow_runtime_lora_updating: bool = False
     # While the configuration is read; a resolved one has none of these, since values may be secrets.
     options: dict[str, tuple[str, str]] = {}  # option, max_num_seqs → (name of the variable, its text)
     notices: tuple[str, ...] = ()  # about documented variables without effect
@@ -128,6 +129,12 @@ VARIABLES = (
     Variable(
         "enable_v1_multiprocessing",
         "Of LLM and AsyncLLM: run the engine in a process of its own. Default: in the process of the caller.",
+        "0 or 1",
+        _flag,
+    ),
+    Variable(
+        "allow_runtime_lora_updating",
+        "Serve /v1/load_lora_adapter and /v1/unload_lora_adapter, with --enable-lora.",
         "0 or 1",
         _flag,
     ),

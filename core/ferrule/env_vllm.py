@@ -271,11 +271,18 @@ FOREIGN = (
     Foreign("VLLM_DP_RANK", "number", "0", "data-parallel rank", missing="data parallelism"),
     Foreign("VLLM_DP_SIZE", "number", "1", "number of data-parallel ranks", missing="data parallelism"),
     Foreign(
-        "VLLM_ALLOW_RUNTIME_LORA_UPDATING",
-        "switch",
-        "0",
-        "load and unload adapters while serving",
-        missing="LoRA adapters",
+        "VLLM_LORA_RESOLVER_CACHE_DIR",
+        "text",
+        "",
+        "folder of adapters that requests may name",
+        option="lora_resolver_cache_dir",
+    ),
+    Foreign(
+        "VLLM_LORA_RESOLVER_HF_REPO_LIST",
+        "text",
+        "",
+        "repositories of adapters that requests may name",
+        option="lora_resolver_hf_repo_list",
     ),
     Foreign("VLLM_TRACE_FUNCTION", "switch", "0", "trace function calls", missing="tracing of calls"),
     Foreign(

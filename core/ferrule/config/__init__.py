@@ -1,6 +1,14 @@
 """Configuration: frozen sections as given, `Resolved`, which is what components get, and views of it for plugins."""
 
-from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler, WorkerSettings
+from ferrule.config.resolved import (
+    LoRAModule,
+    Resolved,
+    ResolvedDecoding,
+    ResolvedLoRA,
+    ResolvedModel,
+    ResolvedScheduler,
+    WorkerSettings,
+)
 from ferrule.config.sections import (
     CacheConfig,
     Config,
@@ -9,6 +17,7 @@ from ferrule.config.sections import (
     FrontendConfig,
     LimitsConfig,
     LoadConfig,
+    LoRAConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -25,6 +34,8 @@ __all__ = [
     "DeviceSettings",
     "FrontendConfig",
     "LimitsConfig",
+    "LoRAConfig",
+    "LoRAModule",
     "LoadConfig",
     "ModelConfig",
     "ObservabilityConfig",
@@ -32,6 +43,7 @@ __all__ = [
     "PluginConfig",
     "Resolved",
     "ResolvedDecoding",
+    "ResolvedLoRA",
     "ResolvedModel",
     "ResolvedScheduler",
     "RouterSettings",

@@ -20,6 +20,8 @@ def chosen_plugins(config: Config, plugins: Plugins) -> Iterator[tuple[str, str]
         kind = spec.option.kind
         if kind is None or (kind == "tokenizer" and config.model.skip_tokenizer_init):
             continue
+        if spec.section == "lora" and not config.lora.enable_lora:
+            continue
         value = getattr(getattr(config, spec.section), spec.name)
         for name in plugins.chosen(kind, value) if isinstance(value, tuple) else (value,):
             if name and (name != "auto" or name in plugins.names(kind)):

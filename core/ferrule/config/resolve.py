@@ -11,6 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
+from ferrule.config.adapters import lora_remarks, resolve_lora
 from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
@@ -43,10 +44,11 @@ def resolve(config: Config) -> Resolved:
     problems = _contradictions(config)
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     decoding = _decoding(config.decoding, problems)
+    lora = resolve_lora(config.lora, config.model, problems)
     if problems:
         raise ConfigError("\n".join(problems))
-    filled = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "parsers": _parsers(config)}
-    return Resolved(**{**_fields(config), **filled})
+    filled: dict[str, Any] = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "lora": lora}
+    return Resolved(**{**_fields(config), **filled, "parsers": _parsers(config)})
 
 
 def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
@@ -195,7 +197,7 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
         found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
-    return found
+    return [*found, *lora_remarks(config.lora)]
 
 
 def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:

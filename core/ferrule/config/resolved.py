@@ -16,6 +16,7 @@ from ferrule.config.sections import (
     DecodingConfig,
     DeviceConfig,
     LoadConfig,
+    LoRAConfig,
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
@@ -73,6 +74,23 @@ class ResolvedDecoding(DecodingConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRAModule:
+    """An adapter to serve from the start. `localise` then replaces its path by a folder."""
+
+    name: str
+    path: str
+    base_model_name: str | None = None  # a name under which the model answers; None: the first
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResolvedLoRA(LoRAConfig):
+    """The options of adapters, resolved."""
+
+    max_cpu_loras: int = field()
+    modules: tuple[LoRAModule, ...] = field()  # what --lora-modules says
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """The sections that load a model and run its steps, wherever that happens: an executor is given no more.
 
@@ -84,6 +102,7 @@ class WorkerSettings:
     cache: CacheConfig
     scheduler: ResolvedScheduler
     parallel: ParallelConfig
+    lora: ResolvedLoRA
     device: DeviceConfig
     observability: ObservabilityConfig
     env: Environment

@@ -301,6 +301,80 @@ class ParallelConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class LoRAConfig:
+    """Adapters."""
+
+    enable_lora: bool = opt(False, "Serve LoRA adapters.", optional_value=True, opens=("None",), common=True)
+    lora_modules: tuple[str, ...] = opt(
+        (),
+        "Adapters to serve from the start: name=path, or objects {name, path, base_model_name}. A path is a folder or "
+        "a hub id.",
+        nargs="+",
+        objects=True,
+        opens=("None",),
+        server=True,
+    )
+    max_loras: int = opt(1, "Most adapters in one step; requests for others wait.", ge=1, le=1024)
+    max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=1, le=512)
+    max_cpu_loras: int | None = opt(
+        None, "Most adapters that are kept in host memory. Default: --max-loras.", ge=1, le=1 << 16
+    )
+    lora_dtype: str = opt(
+        "auto",
+        "Type of adapters' weights; auto: the model's.",
+        choices=("auto", "float16", "bfloat16", "float32"),
+    )
+    enable_lora_bias: bool = opt(
+        False, "Apply the biases of adapters; without it, an adapter with biases is refused.", optional_value=True
+    )
+    lora_extra_vocab_size: int = opt(
+        256,
+        "Most tokens that an adapter adds.",
+        ge=0,
+        missing="tokens that adapters add; an adapter with such is refused by name",
+        accepted=(0,),
+    )
+    long_lora_scaling_factors: tuple[float, ...] = opt(
+        (),
+        "Context scaling factors of long LoRA adapters.",
+        nargs="+",
+        missing="several context scalings in one server: all adapters have the model's positions",
+        opens=("None",),
+    )
+    fully_sharded_loras: bool = opt(
+        False,
+        "Divide both factors of adapters over tensor-parallel workers.",
+        optional_value=True,
+        inert="there is one worker, which has adapters whole",
+    )
+    adapter_bank: str = opt("lora", "Adapter bank plugin: what reads adapters and computes with them.")
+    lora_resolvers: tuple[str, ...] = opt(
+        (),
+        "Resolver plugins: where an adapter comes from when a request names one that is not loaded. Default: the "
+        "built-in ones that the two options below configure.",
+        nargs="+",
+        kind="lora_resolver",
+        server=True,
+    )
+    lora_resolver_cache_dir: str | None = opt(
+        None, "Folder whose subfolders are adapters, which requests may name without having them loaded.", server=True
+    )
+    lora_resolver_hf_repo_list: tuple[str, ...] = opt(
+        (),
+        "Repositories of the hub whose adapters requests may name: REPOSITORY, or REPOSITORY/FOLDER of one.",
+        nargs="+",
+        server=True,
+    )
+    allowed_lora_path: tuple[str, ...] = opt(
+        (),
+        "Folders below which /v1/load_lora_adapter may load adapters, besides those of --lora-modules and "
+        "--lora-resolver-cache-dir.",
+        nargs="+",
+        server=True,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """The device that the model runs on."""
 
@@ -558,6 +632,7 @@ class Config:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     decoding: DecodingConfig = field(default_factory=DecodingConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    lora: LoRAConfig = field(default_factory=LoRAConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)

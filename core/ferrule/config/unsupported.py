@@ -15,7 +15,6 @@ from typing import Any
 from ferrule.config.option import opt
 from ferrule.config.parse import config_sections
 
-_ADAPTERS = "LoRA adapters"
 _DATA_PARALLEL = "data parallelism"
 _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
@@ -43,9 +42,6 @@ class FrontendConfig:
     )
     data_parallel_start_rank: int = opt(
         0, "First data-parallel rank of this node.", ge=0, aliases=("-dpr",), missing=_DATA_PARALLEL
-    )
-    lora_modules: tuple[str, ...] = opt(
-        (), "Adapters to serve: name=path, or JSON.", nargs="+", objects=True, missing=_ADAPTERS, opens=("None",)
     )
     prompt_adapters: tuple[str, ...] = opt(
         (), "Prompt adapters to serve: name=path.", nargs="+", missing=_PROMPT_ADAPTERS, opens=("None",)
@@ -226,23 +222,6 @@ class MultiModalConfig:
 class LoRAConfig:
     """Adapters."""
 
-    enable_lora: bool | None = opt(
-        None, "Serve LoRA adapters.", optional_value=True, missing=_ADAPTERS, accepted=(False,)
-    )
-    enable_lora_bias: bool = opt(False, "Apply the biases of adapters.", optional_value=True, missing=_ADAPTERS)
-    max_loras: int = opt(1, "Most adapters in a step.", ge=0, missing=_ADAPTERS)
-    max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=0, missing=_ADAPTERS)
-    lora_extra_vocab_size: int = opt(256, "Most tokens that an adapter adds.", ge=0, missing=_ADAPTERS)
-    lora_dtype: str = opt(
-        "auto", "Data type of adapters.", choices=("auto", "float16", "bfloat16", "float32"), missing=_ADAPTERS
-    )
-    long_lora_scaling_factors: tuple[float, ...] = opt(
-        (), "Context scaling factors of long LoRA adapters.", nargs="+", missing=_ADAPTERS, opens=("None",)
-    )
-    max_cpu_loras: int | None = opt(None, "Most adapters that are kept in host memory.", ge=0, missing=_ADAPTERS)
-    fully_sharded_loras: bool = opt(
-        False, "Shard adapters fully over tensor-parallel workers.", optional_value=True, missing=_ADAPTERS
-    )
     enable_prompt_adapter: bool | None = opt(
         None, "Serve prompt adapters.", optional_value=True, missing=_PROMPT_ADAPTERS, accepted=(False,)
     )
@@ -396,7 +375,7 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
         "unsupported_parallel": ParallelConfig,
         "unsupported_cache": CacheConfig,
         "multimodal": MultiModalConfig,
-        "lora": LoRAConfig,
+        "unsupported_lora": LoRAConfig,
         "speculative": SpeculativeConfig,
         "unsupported_scheduler": SchedulerConfig,
         "vllm": VllmConfig,

@@ -201,6 +201,15 @@ KINDS = _table(
         used_in=Component.HTTP,
     ),
     Kind(
+        "lora_resolver",
+        _I + "lora_resolver:LoRAResolver",
+        "--lora-resolvers; the built-in ones that are configured are on",
+        made_with=("context",),
+        automatic=Automatic.BUILTIN,
+        used_in=Component.FRONTEND,
+        unnamed="on where it is configured",
+    ),
+    Kind(
         "stat_logger",
         _I + "stats:StatLogger",
         "on when discovered",

@@ -145,7 +145,10 @@ def test_nothing_that_works_is_without_a_reader() -> None:
         for path in (_REPOSITORY / folder).rglob("*.py")
         if path.parent.name != "config" or "plugins" in path.parts
     ]
-    files += [_REPOSITORY / "core/ferrule/config" / name for name in ("plugins.py", "resolve.py", "resolved.py")]
+    files += [
+        _REPOSITORY / "core/ferrule/config" / name
+        for name in ("adapters.py", "plugins.py", "resolve.py", "resolved.py")
+    ]
     read_names = set(re.findall(r"\.([a-z_0-9]+)\b", "\n".join(file.read_text() for file in files if file.is_file())))
     works = {spec.name for spec in _SCHEMA.specs if spec.option.standing == "works"}
     assert works - read_names - _READ_OTHERWISE == set()
@@ -214,7 +217,7 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["--spec-model", "x"], "--spec-model: not in this build: speculative decoding."),
         (["--kv-transfer-config", '{"kv_connector": "x"}'], "not in this build: "),
         (["--engine-use-ray"], "not in this build: "),
-        (["--enable-lora"], "not in this build: "),
+        (["--enable-prompt-adapter"], "not in this build: "),
         (["--mm-processor-kwargs", '{"code_revision": "x"}'], "not in this build: multimodal inputs"),
         (["--disable-logprobs-during-spec-decoding", "false"], "not in this build: speculative decoding"),
     ],
@@ -247,10 +250,10 @@ def test_keyword_arguments_have_the_same_classes() -> None:
 
 def test_a_file_has_the_same_classes(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("port: 1\nlora-modules:\n  - {name: a, path: b}\nswap-space: 8\n")
+    file.write_text("port: 1\nenable-prompt-adapter: true\nswap-space: 8\n")
     with pytest.raises(ConfigError) as caught:
         read("--config", str(file))
-    assert str(caught.value).startswith(f"{file}:2: lora-modules: not in this build: LoRA adapters")
+    assert str(caught.value).startswith(f"{file}:2: enable-prompt-adapter: not in this build: prompt adapters")
 
 
 # ----------------------------------------------------------------------------------------- variables

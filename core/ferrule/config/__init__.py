@@ -6,6 +6,7 @@ from ferrule.config.resolved import (
     ResolvedDecoding,
     ResolvedLoRA,
     ResolvedModel,
+    ResolvedPromptAdapters,
     ResolvedScheduler,
     WorkerSettings,
 )
@@ -22,6 +23,7 @@ from ferrule.config.sections import (
     ObservabilityConfig,
     ParallelConfig,
     PluginConfig,
+    PromptAdapterConfig,
     SchedulerConfig,
 )
 from ferrule.config.views import DeviceSettings, RouterSettings, ServerSettings, StatSettings
@@ -41,10 +43,12 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PluginConfig",
+    "PromptAdapterConfig",
     "Resolved",
     "ResolvedDecoding",
     "ResolvedLoRA",
     "ResolvedModel",
+    "ResolvedPromptAdapters",
     "ResolvedScheduler",
     "RouterSettings",
     "SchedulerConfig",

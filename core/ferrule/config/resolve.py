@@ -11,7 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
-from ferrule.config.adapters import lora_remarks, resolve_lora
+from ferrule.config.adapters import lora_remarks, prompt_adapter_remarks, resolve_lora, resolve_prompt_adapters
 from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
@@ -45,10 +45,12 @@ def resolve(config: Config) -> Resolved:
     scheduler = _scheduler(config.scheduler, config.model.max_model_len, problems)
     decoding = _decoding(config.decoding, problems)
     lora = resolve_lora(config.lora, config.model, problems)
+    served = (*(config.model.served_model_name or (config.model.model,)), *(module.name for module in lora.modules))
+    prompts = resolve_prompt_adapters(config.prompt_adapter, served, problems)
     if problems:
         raise ConfigError("\n".join(problems))
     filled: dict[str, Any] = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding, "lora": lora}
-    return Resolved(**{**_fields(config), **filled, "parsers": _parsers(config)})
+    return Resolved(**{**_fields(config), **filled, "prompt_adapter": prompts, "parsers": _parsers(config)})
 
 
 def _parsers(config: Config) -> tuple[tuple[str, str], ...]:
@@ -197,7 +199,7 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
         found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
-    return [*found, *lora_remarks(config.lora)]
+    return [*found, *lora_remarks(config.lora), *prompt_adapter_remarks(config.prompt_adapter)]
 
 
 def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:

@@ -110,7 +110,9 @@ def resolve_prompt_adapters(
     if section.prompt_adapters and not section.enable_prompt_adapter:
         problems.append("--prompt-adapters needs --enable-prompt-adapter.")
     if section.enable_prompt_adapter and not section.max_prompt_adapter_token:
-        problems.append("--enable-prompt-adapter needs --max-prompt-adapter-token, the most virtual tokens of an adapter.")
+        problems.append(
+            "--enable-prompt-adapter needs --max-prompt-adapter-token, the most virtual tokens of an adapter."
+        )
     modules: dict[str, PromptAdapter] = {}
     for text in section.prompt_adapters:
         name, _, path = (part.strip() for part in text.partition("="))

@@ -22,6 +22,7 @@ from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
+from ferrule.frontend.admission.prompt_adapters import PromptAdapters, open_prompt_adapters
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
@@ -40,7 +41,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import EngineRequest
+from ferrule.types import EngineRequest, MediaItem, PromptAdapter
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -70,6 +71,7 @@ class FrontendService(Vectors):
         parsers: Parsers,
         compiler: GrammarCompiler,
         loggers: Loggers,
+        prompt_adapters: PromptAdapters,
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
@@ -78,6 +80,7 @@ class FrontendService(Vectors):
         self._client = client
         self._reader = reader
         self._compiler = compiler
+        self._prompt_adapters = prompt_adapters
         self._output = OutputReader(parsers, reader.tokenizer)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
@@ -90,9 +93,13 @@ class FrontendService(Vectors):
         return self._output.enforces_strict()
 
     def resolve(self, model: str | None) -> str:
-        if not model or model in self.names:
+        if not model or model in self.names or model in self._prompt_adapters.named:
             return model or self.names[0]
-        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(self.names)}.", "model")
+        valid = ", ".join((*self.names, *self._prompt_adapters.named))
+        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {valid}.", "model")
+
+    def prompt_adapters(self) -> tuple[PromptAdapter, ...]:
+        return tuple(self._prompt_adapters.named.values())
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self._reader.rules.defaults)
@@ -197,8 +204,10 @@ class FrontendService(Vectors):
         with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
+            adapter = request.prompt_adapter or self._prompt_adapters.named.get(model)
+            virtual = None if adapter is None else await self._prompt_adapters.get(adapter)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation)
+            prompts = await self._read(request, checked, reservation, virtual)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
             plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
@@ -218,18 +227,21 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
-            for one in requests:
-                self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params, told)
+            lengths = [len(prompt.read.ids) for prompt in prompts for _ in range(len(requests) // len(prompts))]
+            for one, length in zip(requests, lengths, strict=True):
+                self.ledger.loggers.hooks.request_admitted(one.id, model, length, request.params, told)
         return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
+    async def _read(
+        self, request: Generate, checked: Checked, reservation: Reservation, virtual: MediaItem | None
+    ) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
         num_tokens = 0
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
-            prompts.append(await self._reader.prepare(prompt, checked))
+            prompts.append(await self._reader.prepare(prompt, checked, virtual))
             num_tokens += len(prompts[-1].read.ids)
             if checked.base.prompt_logprobs is not None:
                 check_prompt_cells(num_tokens, checked, self._config.limits)
@@ -248,7 +260,7 @@ class FrontendService(Vectors):
             sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys(ends)))
         engine_request = EngineRequest(
             id="",
-            prompt_ids=prompt.read.ids,
+            prompt_ids=prompt.ids,
             media=prompt.media,
             work=sampling,
             grammar=grammar,
@@ -273,7 +285,7 @@ class FrontendService(Vectors):
                 one = replace(plan.request, id=secrets.token_hex(16), work=sampling)
                 account = Account(
                     arrival=one.arrival,
-                    prompt=len(one.prompt_ids),
+                    prompt=len(plan.prompt.read.ids),
                     max_tokens=sampling.max_tokens,
                     n=checked.n,
                     weight=plan.prompt.weight,
@@ -281,6 +293,7 @@ class FrontendService(Vectors):
                     streamed=request.streamed,
                     caller=CALLER.get(),
                     group=group,
+                    num_virtual=plan.prompt.num_virtual,
                 )
                 requests.append(one)
                 group.append(account)
@@ -305,11 +318,11 @@ class FrontendService(Vectors):
         """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
         front = self._config.frontend
         for plan, one in zip(plans, firsts, strict=True):
-            text = plan.prompt.read.text
+            ids, text = plan.prompt.read.ids, plan.prompt.read.text
             told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
             if front.enable_log_requests and front.max_log_len != 0:
-                told["prompt"] = (one.prompt_ids if text is None else text)[: front.max_log_len]
-            length, most = len(one.prompt_ids), one.work.max_tokens
+                told["prompt"] = (ids if text is None else text)[: front.max_log_len]
+            length, most = len(ids), one.work.max_tokens
             _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
@@ -336,7 +349,8 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
+    adapters = open_prompt_adapters(config.prompt_adapter, client.info)
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:

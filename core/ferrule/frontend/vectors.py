@@ -51,7 +51,8 @@ class Vectors(Operations, Service):
         """
         self._check_available()
         check_task("embed", self.model)
-        self.resolve(request.model)
+        if self.resolve(request.model) in {adapter.name for adapter in self.prompt_adapters()}:
+            raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
         caller = CALLER.get()

@@ -45,7 +45,9 @@ def read_adapter(adapter: PromptAdapter, max_tokens: int, size: int) -> MediaIte
     if adapter.num_tokens not in (0, count):
         raise CheckpointError(f"{folder / _CONFIG} has {count} virtual tokens, not {adapter.num_tokens}.")
     if count > max_tokens:
-        raise CheckpointError(f"{folder / _CONFIG} has {count} virtual tokens; --max-prompt-adapter-token is {max_tokens}.")
+        raise CheckpointError(
+            f"{folder / _CONFIG} has {count} virtual tokens; --max-prompt-adapter-token is {max_tokens}."
+        )
     file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
     if file is None:
         raise CheckpointError(f"{folder} has neither {' nor '.join(_FILES)}.")
@@ -75,7 +77,9 @@ def _check(config: dict[str, Any], file: Path, size: int) -> int:
     if type(count) is not int or count < 1:
         raise CheckpointError(f"{file}: num_virtual_tokens must be a positive integer, not {count!r:.40}.")
     if width is not None and width != size:
-        raise CheckpointError(f"{file} belongs to another model: token_dim is {width!r:.40}, and this model's is {size}.")
+        raise CheckpointError(
+            f"{file} belongs to another model: token_dim is {width!r:.40}, and this model's is {size}."
+        )
     return count
 
 

@@ -49,7 +49,7 @@ class OpenAI(Router):
 
         @routes.get("/v1/models", summary="The served models.")
         async def models() -> ModelList:
-            return ModelList(data=[cards.of(name) for name in ctx.service.names])
+            return ModelList(data=cards.all())
 
         @routes.get("/v1/models/{model:path}", summary="One model.")
         async def model(model: str) -> ModelCard:
@@ -65,11 +65,18 @@ class _Cards:
         self._service = service
         self._created = int(time.time())
 
+    def all(self) -> list[ModelCard]:
+        adapters = (adapter.name for adapter in self._service.prompt_adapters())
+        return [self.of(name) for name in (*self._service.names, *adapters)]
+
     def of(self, name: str) -> ModelCard:
+        base = self._service.names[0]
+        path = next((adapter.path for adapter in self._service.prompt_adapters() if adapter.name == name), None)
         return ModelCard(
             id=name,
             created=self._created,
-            root=self._service.names[0],
+            root=path or base,
+            parent=base if path else None,
             max_model_len=self._service.model.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=self._created)],
         )

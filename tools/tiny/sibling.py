@@ -41,8 +41,8 @@ WEIGHTS = {
 
 
 def phase(steps: int) -> train.Phase:
-    """Return the one phase of the sibling: smaller batches than the embedded model's, rates of its last phases."""
-    return train.Phase("sibling", steps, 0.006, 8e-4, 0.2, 0.0, True, WEIGHTS, micros=2)
+    """Return the one phase of the sibling: smaller batches than the embedded model's, and lower rates: it begins able."""
+    return train.Phase("sibling", steps, 0.003, 5e-4, 0.2, 0.0, True, WEIGHTS, micros=2)
 
 
 def twice(weight: torch.Tensor, dim: int) -> torch.Tensor:
@@ -99,7 +99,7 @@ def pack(work: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.tiny.sibling", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint while it is trained")
-    parser.add_argument("--steps", type=int, default=1500, help="updates")
+    parser.add_argument("--steps", type=int, default=650, help="updates")
     parser.add_argument("--resume", action="store_true", help="begin from --work rather than from the embedded model")
     parser.add_argument("--pack", action="store_true", help="train nothing: write tools/tiny/sibling from --work")
     parser.add_argument("--seed", type=int, default=0)

@@ -22,7 +22,7 @@ from ferrule.config import LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
-from ferrule.frontend.admission.prompt_adapters import PromptAdapters, open_prompt_adapters
+from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
@@ -41,7 +41,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import EngineRequest, MediaItem, PromptAdapter
+from ferrule.types import EngineRequest, PromptAdapter
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -71,7 +71,6 @@ class FrontendService(Vectors):
         parsers: Parsers,
         compiler: GrammarCompiler,
         loggers: Loggers,
-        prompt_adapters: PromptAdapters,
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
@@ -80,7 +79,6 @@ class FrontendService(Vectors):
         self._client = client
         self._reader = reader
         self._compiler = compiler
-        self._prompt_adapters = prompt_adapters
         self._output = OutputReader(parsers, reader.tokenizer)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
@@ -93,13 +91,13 @@ class FrontendService(Vectors):
         return self._output.enforces_strict()
 
     def resolve(self, model: str | None) -> str:
-        if not model or model in self.names or model in self._prompt_adapters.named:
-            return model or self.names[0]
-        valid = ", ".join((*self.names, *self._prompt_adapters.named))
-        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {valid}.", "model")
+        names = (*self.names, *self._reader.adapters.named)
+        if not model or model in names:
+            return model or names[0]
+        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(names)}.", "model")
 
     def prompt_adapters(self) -> tuple[PromptAdapter, ...]:
-        return tuple(self._prompt_adapters.named.values())
+        return tuple(self._reader.adapters.named.values())
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self._reader.rules.defaults)
@@ -204,10 +202,8 @@ class FrontendService(Vectors):
         with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
-            adapter = request.prompt_adapter or self._prompt_adapters.named.get(model)
-            virtual = None if adapter is None else await self._prompt_adapters.get(adapter)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation, virtual)
+            prompts = await self._read(request, checked, reservation)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
             plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
@@ -232,12 +228,10 @@ class FrontendService(Vectors):
                 self.ledger.loggers.hooks.request_admitted(one.id, model, length, request.params, told)
         return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(
-        self, request: Generate, checked: Checked, reservation: Reservation, virtual: MediaItem | None
-    ) -> list[Prepared]:
+    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
-        num_tokens = 0
+        num_tokens, virtual = 0, await self._reader.adapters.of(request)
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
@@ -349,8 +343,7 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    adapters = open_prompt_adapters(config.prompt_adapter, client.info)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:
@@ -359,7 +352,8 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     rules = read_rules(config, plugins, client, tokenizer, folder)
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
-    return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+    adapters = open_prompt_adapters(config.prompt_adapter, client.info)
+    return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer, adapters)
 
 
 def _vocabulary(tokenizer: Tokenizer, rules: AdmissionRules, written: tuple[str, ...]) -> Vocabulary:

@@ -14,9 +14,7 @@ _PARAM = "prompt_adapter_request"
 
 @dataclass(frozen=True)
 class PromptAdapterRequest:
-    """Virtual tokens to put before a prompt, from a folder as PEFT writes it. The id is the caller's own; nothing depends
-    on it.
-    """
+    """Virtual tokens to put before a prompt, from a folder as PEFT writes it. Nothing depends on the id."""
 
     prompt_adapter_name: str
     prompt_adapter_id: int

@@ -24,6 +24,7 @@ from ferrule.frontend.admission.processors import (
     find_function_processor,
     find_processors,
 )
+from ferrule.frontend.admission.prompt_adapters import PromptAdapters
 from ferrule.frontend.admission.tensors import embeds_item, read_embeds
 from ferrule.frontend.admission.validate import (
     AdmissionRules,
@@ -106,12 +107,15 @@ def _cut(given: HostTensor, tokens: int, checked: Checked) -> MediaItem:
 
 class PromptReader:
     """A converter of texts, ids and conversations to ids, off the event loop and under the limits. Without an `encoder`
-    it takes ids only.
+    it takes ids only. `adapters` are virtual tokens to put before a prompt.
     """
 
-    def __init__(self, rules: AdmissionRules, encoder: Encoder | None, renderer: Renderer) -> None:
+    def __init__(
+        self, rules: AdmissionRules, encoder: Encoder | None, renderer: Renderer, adapters: PromptAdapters
+    ) -> None:
         self.rules = rules
         self.renderer = renderer
+        self.adapters = adapters
         self.max_characters = _CHARACTERS * rules.max_model_len
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from ferrule import log
 from ferrule.config import ResolvedPromptAdapters
 from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, RequestFailed
 from ferrule.frontend.admission.tensors import embeds_item, read_file
+from ferrule.interfaces.service import Generate
 from ferrule.small_files import read_json, read_small
 from ferrule.types import MediaItem, ModelInfo, PromptAdapter
 
@@ -33,24 +36,50 @@ _MAX_HEADER = 1 << 16  # bytes of a file besides its tensor
 _logger = log.get("frontend")
 
 
-def read_adapter(adapter: PromptAdapter, max_tokens: int, size: int) -> MediaItem:
-    """Read the virtual tokens of an adapter for embeddings of `size` values. Raises CheckpointError, which names the
-    file.
-    """
+class Description(NamedTuple):
+    """The configuration of an adapter, and the file of its embeddings."""
+
+    file: Path
+    num_tokens: int
+    width: int | None  # of an embedding, where the configuration has it
+
+
+def describe(adapter: PromptAdapter, max_tokens: int) -> Description:
+    """Read the configuration of an adapter, and find its file. Raises CheckpointError, which names the file."""
     folder = Path(adapter.path).expanduser()
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is not a folder.")
     config = read_json(folder / _CONFIG)
-    count = _check(config, folder / _CONFIG, size)
+    kind, count, width = (config.get(key) for key in ("peft_type", "num_virtual_tokens", "token_dim"))
+    if kind not in _KINDS:
+        reason = _REFUSED.get(kind, "") if isinstance(kind, str) else ""
+        raise CheckpointError(
+            f"{folder / _CONFIG} has the peft_type {kind!r:.40}{reason and f': {reason}'}. Prompt adapters are of type "
+            f"{' or '.join(_KINDS)}."
+        )
+    if type(count) is not int or count < 1:
+        raise CheckpointError(f"{folder / _CONFIG}: num_virtual_tokens must be a positive integer, not {count!r:.40}.")
+    if width is not None and type(width) is not int:
+        raise CheckpointError(f"{folder / _CONFIG}: token_dim must be an integer, not {width!r:.40}.")
     if adapter.num_tokens not in (0, count):
         raise CheckpointError(f"{folder / _CONFIG} has {count} virtual tokens, not {adapter.num_tokens}.")
     if count > max_tokens:
         raise CheckpointError(
             f"{folder / _CONFIG} has {count} virtual tokens; --max-prompt-adapter-token is {max_tokens}."
         )
-    file = next((folder / name for name in _FILES if (folder / name).is_file()), None)
-    if file is None:
-        raise CheckpointError(f"{folder} has neither {' nor '.join(_FILES)}.")
+    for name in _FILES:
+        if (folder / name).is_file():
+            return Description(folder / name, count, width)
+    raise CheckpointError(f"{folder} has neither {' nor '.join(_FILES)}.")
+
+
+def read_adapter(adapter: PromptAdapter, max_tokens: int, size: int) -> MediaItem:
+    """Read the virtual tokens of an adapter for embeddings of `size` values. Raises CheckpointError, which names the
+    file.
+    """
+    file, count, width = describe(adapter, max_tokens)
+    if width not in (None, size):
+        raise CheckpointError(f"{file} belongs to another model: its embeddings have {width} values, not {size}.")
     try:
         content = read_small(file, 4 * count * size + _MAX_HEADER, f"file with {count} virtual tokens of this model")
         found = read_file(content, size, count, _TENSOR)
@@ -63,26 +92,6 @@ def read_adapter(adapter: PromptAdapter, max_tokens: int, size: int) -> MediaIte
     return embeds_item(found)
 
 
-def _check(config: dict[str, Any], file: Path, size: int) -> int:
-    """Return the number of virtual tokens of a configuration. Raises CheckpointError where it is of another kind or
-    base.
-    """
-    kind, count, width = (config.get(key) for key in ("peft_type", "num_virtual_tokens", "token_dim"))
-    if kind not in _KINDS:
-        reason = _REFUSED.get(kind, "") if isinstance(kind, str) else ""
-        raise CheckpointError(
-            f"{file} has the peft_type {kind!r:.40}{reason and f': {reason}'}. Prompt adapters are of type "
-            f"{' or '.join(_KINDS)}."
-        )
-    if type(count) is not int or count < 1:
-        raise CheckpointError(f"{file}: num_virtual_tokens must be a positive integer, not {count!r:.40}.")
-    if width is not None and width != size:
-        raise CheckpointError(
-            f"{file} belongs to another model: token_dim is {width!r:.40}, and this model's is {size}."
-        )
-    return count
-
-
 class PromptAdapters:
     """The prompt adapters of one process. Embeddings are read when they are first used, and the last ones are kept."""
 
@@ -92,6 +101,11 @@ class PromptAdapters:
         self._size = hidden_size
         self._kept: OrderedDict[str, MediaItem] = OrderedDict()  # by path
         self._reading = asyncio.Lock()
+
+    async def of(self, request: Generate) -> MediaItem | None:
+        """Return the virtual tokens of the adapter that a request names, if it names one. Raises as `get` does."""
+        adapter = request.prompt_adapter or self.named.get(request.model or "")
+        return None if adapter is None else await self.get(adapter)
 
     async def get(self, adapter: PromptAdapter) -> MediaItem:
         """Return the virtual tokens of an adapter that the server has or that the caller gives.
@@ -109,10 +123,8 @@ class PromptAdapters:
     def open(self) -> None:
         """Read the server's adapters, to see that they can be used. Raises ConfigError."""
         for adapter in self.named.values():
-            try:
+            with _told(adapter):
                 self._keep(adapter.path, read_adapter(adapter, self._settings.max_prompt_adapter_token, self._size))
-            except CheckpointError as error:
-                raise ConfigError(f"--prompt-adapters {adapter.name}: {error.message}") from None
 
     async def _read(self, adapter: PromptAdapter) -> MediaItem:
         try:
@@ -130,10 +142,27 @@ class PromptAdapters:
             self._kept.popitem(last=False)
 
 
+@contextmanager
+def _told(adapter: PromptAdapter) -> Iterator[None]:
+    try:
+        yield
+    except CheckpointError as error:
+        raise ConfigError(f"--prompt-adapters {adapter.name}: {error.message}") from None
+
+
+def check_prompt_adapters(settings: ResolvedPromptAdapters) -> None:
+    """Check what can be checked before the model is loaded. Raises ConfigError."""
+    for adapter in settings.modules:
+        with _told(adapter):
+            describe(adapter, settings.max_prompt_adapter_token)
+
+
 def open_prompt_adapters(settings: ResolvedPromptAdapters, model: ModelInfo) -> PromptAdapters:
     """Open the prompt adapters of a server. Raises ConfigError."""
     if settings.enable_prompt_adapter and not model.hidden_size:
         raise ConfigError(f"--enable-prompt-adapter: {model.implementation} takes no embeddings.")
+    if settings.enable_prompt_adapter and "generate" not in model.tasks:
+        raise ConfigError(f"--enable-prompt-adapter: {model.architecture} does not generate.")
     adapters = PromptAdapters(settings, model.hidden_size)
     adapters.open()
     return adapters

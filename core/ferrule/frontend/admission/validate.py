@@ -304,8 +304,9 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
 def fit(
     checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str, num_virtual: int = 0
 ) -> tuple[tuple[int, ...], TokenSampling]:
-    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. `num_virtual` tokens of a prompt
-    adapter stand before it. Raises RequestError.
+    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError.
+
+    `num_virtual` tokens of a prompt adapter stand before the prompt.
     """
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)

@@ -127,7 +127,10 @@ class PromptAdapter(Struct, frozen=True, kw_only=True, gc=False):
 
 
 class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
-    """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there."""
+    """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there.
+
+    Slot 0 stands for none of them: the adapter is read into the host's memory and checked, no more.
+    """
 
     adapter: Adapter
     slot: int

@@ -247,6 +247,11 @@ class CausalLM(nn.Module, Model, Generates):
     def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
         return load_into(self, weights, self.naming)
 
+    @classmethod
+    def module_name(cls, name: str) -> str:
+        """Return the model's name of a module that the checkpoint calls `name`."""
+        return cls.naming.rename(f"{name}.weight").removesuffix(".weight")
+
 
 class Decoder(CausalLM):
     """A decoder-only transformer: embedding, layers, norm, head.

@@ -9,11 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
+from ferrule_nn.adapted import adapted
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
@@ -55,6 +57,7 @@ class Embedding(nn.Module):
         self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
         self.kernels = ops.current()
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
         """Quantize the table, unless no kernel could read its rows. Returns whether it did."""
@@ -69,6 +72,25 @@ class Embedding(nn.Module):
             self.read_by(self.table.forward)
         return scheme is not None
 
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part to the rows, before they are scaled. Each rank has all of it."""
+        add = bank.layer(
+            AdaptedLayer(
+                name=name,
+                in_features=self.count,
+                out_features={"": self.size},
+                own_inputs=self.count,
+                own_outputs=(self.size,),
+                table=True,
+                modules={name: (0, None)},
+                inputs=lambda down: down,
+                outputs=lambda up, projection: up,
+            )
+        )
+        if add is not None:
+            self._add = lambda ids, rows: add(ids, rows, bank.token_slots)
+        return add is not None
+
     def read_by(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Have `rows` read the table from now on, from the head's packed form of it."""
         self._rows = rows
@@ -82,6 +104,7 @@ class Embedding(nn.Module):
 
     def forward(self, ids: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
         rows = self._read(ids) if self.shard.size == 1 else self._collected(ids)
+        rows = rows if self._add is None else self._add(ids, rows)
         if self.scale != 1.0:
             rows = rows * rows.new_full((), self.scale)  # made on the device: a copy to it could not be recorded
         return rows if given is None else rows.index_copy(0, given.tokens, given.data.to(rows.dtype))
@@ -117,6 +140,7 @@ class Head(Linear):
         self.scale = 1.0
         self.soft_cap = 0.0
         self._tied = (tied,)  # in a tuple, so that torch does not register it as a submodule
+        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
         if tied is not None:
             self.weight = cast(nn.Parameter, tied.weight)  # a parameter until it is packed
 
@@ -124,6 +148,13 @@ class Head(Linear):
     def tied(self) -> Embedding | None:
         """The embedding whose table this is."""
         return self._tied[0]
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part to the logits, before they are scaled."""
+        add = bank.layer(adapted(name, [self], {name: (0, None)}))
+        if add is not None:
+            self._add = lambda hidden, logits: add(hidden, logits, bank.row_slots)
+        return add is not None
 
     def pack(self) -> None:
         """Pack the weight. A tied embedding reads rows from the packed form if it can, else the table is kept twice."""
@@ -135,6 +166,7 @@ class Head(Linear):
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], float32."""
         logits = super().forward(hidden)
+        logits = logits if self._add is None else self._add(hidden, logits)
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap:

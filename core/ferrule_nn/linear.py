@@ -17,6 +17,7 @@ from ferrule.interfaces.quantization import LinearLayer, LinearScheme, Quantizat
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
+from ferrule_nn.adapted import adapted
 from ferrule_nn.division import ALL, INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
 from ferrule_nn.parameters import CheckpointParameter, parameter
 
@@ -108,7 +109,7 @@ class Linear(nn.Module):
     projections: Mapping[str, int] = {}
     ignored_tensors: tuple[str, ...] = ()
     head = False
-    of_tokens = True  # rows are those of the step's tokens, in their order; else no adapter can add to the layer
+    of_tokens = True  # rows are those of the step's tokens, in their order; else `adapt` does nothing
     sum_hook: RemovableHandle | None = None  # adds up the products of ranks
 
     def __init__(
@@ -123,7 +124,7 @@ class Linear(nn.Module):
         self.shard = current_shard()
         self.division = self._divided(in_features, out_features, split)
         self.scheme: LinearScheme = scheme or Dense()
-        self.device = torch.get_default_device()
+        self.device, self.dtype = torch.get_default_device(), torch.get_default_dtype()
         self.kernels = ops.current()
         with torch.device("meta") if ops.for_layers().late else nullcontext():
             self.weight = parameter(self.out_features, self.in_features)
@@ -171,10 +172,16 @@ class Linear(nn.Module):
         """Add the adapters' part to the layer's product, by a hook: a layer without adapters has nothing to check."""
         if not self.of_tokens:
             return False
-        add = bank.layer(name, self.in_features, self.out_features, tuple(self.projections))
+        add = bank.layer(adapted(name, [self], {own: (0, index) for own, index in self.modules_of(name).items()}))
         if add is not None:
-            self.register_forward_hook(lambda layer, given, y: add(given[0], y), prepend=True)
+            self.register_forward_hook(lambda layer, given, y: add(given[0], y, bank.token_slots), prepend=True)
         return add is not None
+
+    def modules_of(self, name: str) -> dict[str, int | None]:
+        """Return the projection that each module of a checkpoint stands for, None for all, if this layer is `name`."""
+        beside = name.rpartition(".")[0]
+        projections = {f"{beside}.{own}" if beside else own: index for index, own in enumerate(self.projections)}
+        return {name: None, **projections}
 
     def check_units(self, name: str, units: tuple[int, int] | None) -> None:
         """Check that this rank's part is made of whole units of the scheme. Raises ConfigError."""

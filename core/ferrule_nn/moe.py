@@ -11,8 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import nn
 
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
+from ferrule_nn.adapted import adapted
 from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -111,6 +113,7 @@ class Experts(nn.ModuleList):
         if summed:
             add_up = summed[0].shard.collectives.all_reduce
             self.register_forward_hook(lambda experts, given, y: add_up(y))
+        self._adds: tuple[Add, Add, AdapterBank] | None = None  # adapters' parts of gate_up and down, and their bank
         self._arrange = self._kernels.arrange or arrange
         self._combine = self._kernels.combine or combine
 
@@ -125,6 +128,25 @@ class Experts(nn.ModuleList):
         gate_up, down = (bank_of(layers, self._kernels) for layers in parts)
         self._banks = None if gate_up is None or down is None else (gate_up, down)
 
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add adapters of single experts, each the part of a layer: not where one kernel computes all of them."""
+        if self._kernels.experts is not None:
+            return False
+
+        def described(own: str, layers: Sequence[Linear]) -> AdaptedLayer:
+            named = {
+                module: (index, projection)
+                for index, layer in enumerate(layers)
+                for module, projection in layer.modules_of(f"{name}.{index}.{own}").items()
+            }
+            return adapted(f"{name}.{own}", layers, named)
+
+        gate_up = bank.layer(described("gate_up_proj", [block.gate_up_proj for block in self.blocks]))
+        down = bank.layer(described("down_proj", [block.down_proj for block in self.blocks]))
+        if gate_up is not None and down is not None:
+            self._adds = gate_up, down, bank
+        return self._adds is not None
+
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return self.buffers(recurse=False)
 
@@ -138,7 +160,12 @@ class Experts(nn.ModuleList):
             sorted_weights = torch.empty_like(weights).view(-1).index_copy_(0, arranged.places, weights.flatten())
             rows = (rows * sorted_weights.unsqueeze(1)).to(x.dtype)
             weights = torch.ones_like(weights)
-        return self._combine(self._multiplied(rows, arranged, shared), weights, arranged.places).to(x.dtype)
+        given = (
+            self._multiplied(rows, arranged, shared)
+            if self._adds is None
+            else self._adapted(rows, arranged, ids, *self._adds)
+        )
+        return self._combine(given, weights, arranged.places).to(x.dtype)
 
     def _multiplied(self, rows: torch.Tensor, arranged: Arranged, shared: bool) -> torch.Tensor:
         """Return each expert's results for its rows, one after the other; with `shared`, all have the same row."""
@@ -150,6 +177,25 @@ class Experts(nn.ModuleList):
         counts: list[int] = arranged.counts.tolist()
         pieces = rows.expand(count, -1).split_with_sizes(counts)
         return torch.cat([blocks[expert](piece) for expert, piece in enumerate(pieces) if len(piece)])
+
+    def _adapted(
+        self, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor, add_up: Add, add_down: Add, bank: AdapterBank
+    ) -> torch.Tensor:
+        """Return what `_multiplied` does, with the adapters' parts."""
+        rows = rows.expand(len(arranged.tokens), -1)
+        places = (bank.token_slots.unsqueeze(1) * len(self.blocks) + ids).flatten()
+        slots = torch.empty_like(places).index_copy_(0, arranged.places, places)
+        inner = self.blocks[0].gated(add_up(rows, self._products(0, rows, arranged), slots))
+        return add_down(inner, self._products(1, inner, arranged), slots)
+
+    def _products(self, which: int, rows: torch.Tensor, arranged: Arranged) -> torch.Tensor:
+        """Multiply each expert's rows by its gate_up matrix, or its down matrix."""
+        if self._banks is not None:
+            return self._banks[which].multiply(rows, arranged.counts, len(rows))
+        counts: list[int] = arranged.counts.tolist()
+        layers = [(block.gate_up_proj, block.down_proj)[which] for block in self.blocks]
+        pieces = rows.split_with_sizes(counts)
+        return torch.cat([layer(piece) for layer, piece in zip(layers, pieces, strict=True) if len(piece)])
 
     def _stack(self) -> bool:
         """Move float weights into one tensor for all experts, where there is a kernel for it: on GPUs."""

@@ -19,9 +19,11 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import nn
 
+from ferrule.interfaces.adapters import Add
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import StateRows
 from ferrule_kernels import moe
+from ferrule_kernels.low_rank import LowRank
 
 __all__ = [
     "Arrange",
@@ -219,6 +221,8 @@ class LayerKernels:
     matrix: Callable[[torch.Tensor, torch.Tensor | None, bool], Matrix | None] | None = None
     packed: Callable[[torch.Tensor], Library | None] | None = None
     bank: Callable[[Sequence[Any]], Bank | None] | None = None  # of what schemes have as their `matrix`
+    # Of pairs of matrices, what adds to a product as `ferrule_kernels.low_rank.add` does; None: not of their type.
+    low_rank: Callable[[LowRank], Add | None] | None = None
     allocate: Callable[[tuple[int, ...], torch.dtype], torch.Tensor] | None = None  # memory of weights; None: torch's
     late: bool = False  # memory is taken when it is allocated: weights get theirs when the checkpoint's tensors come
     reads_rows: bool = False  # of packed quantized weights: tables of embeddings can be quantized

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, WorkerSettings
+from ferrule.config import CacheConfig, Config, LoadConfig, LoRAConfig, ModelConfig, WorkerSettings
 from ferrule.config.resolve import resolve
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
@@ -73,15 +73,17 @@ class Harness:
         load: LoadConfig | None = None,
         plugins: Plugins | None = None,
         executor: str | Executor = "uni",
+        lora: LoRAConfig | None = None,
         **model: Any,
     ) -> None:
         """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
-        is an executor that was not started, or the name of one. Raises StartupError.
+        is an executor that was not started, or the name of one; `lora` is the section on adapters. Raises StartupError.
         """
         self.config = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
                 load=load or LoadConfig(use_tqdm_on_load=False),
+                lora=lora or LoRAConfig(),
                 cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
                 env=Environment(cpu_kvcache_space=_CACHE_GIB),
             )
@@ -137,12 +139,12 @@ class Engine:
         *,
         max_tokens: int = 12,
         grammars: Sequence[CompiledGrammar | None] = (),
-        adapters: Sequence[str | None] = (),
+        adapters: Sequence[str | Adapter | None] = (),
         **sampling: Any,
     ) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
 
-        `grammars` are the constraints of the first prompts, `adapters` the names of their adapters. Checks the
+        `grammars` are the constraints of the first prompts, `adapters` their adapters, or the names of such. Checks the
         scheduler's invariants afterwards, and that no block is in use.
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
@@ -152,7 +154,7 @@ class Engine:
                 prompt_ids=tuple(prompt),
                 work=settings,
                 grammar=grammar,
-                adapter=None if adapter is None else Adapter(name=adapter),
+                adapter=Adapter(name=adapter) if isinstance(adapter, str) else adapter,
             )
             for prompt, grammar, adapter in itertools.zip_longest(prompts, grammars, adapters)
         ]

@@ -17,6 +17,7 @@ from ferrule.checkpoint import Values
 from ferrule.config import DeviceSettings, LoadConfig, WorkerSettings
 from ferrule.config.locations import map_locations
 from ferrule.errors import CheckpointError, ConfigError, nearest
+from ferrule.interfaces.adapters import AdapterBank, BankContext
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import AttentionLayer, AttentionOptions, BuildContext, LayerCache, Model
@@ -180,6 +181,28 @@ class PluginChooser:
         backend: AttentionBackend = self._plugins.make("attention", name)
         backend.begin(caps)
         return name, backend
+
+    def adapter_bank(self, config: WorkerSettings, choice: ModelChoice, device: torch.device) -> AdapterBank | None:
+        """Make the bank of adapters on a device; None without --enable-lora. Raises StartupError."""
+        section, context = config.lora, choice.context
+        if not section.enable_lora:
+            return None
+        dtype: torch.dtype = context.dtype if section.lora_dtype == "auto" else getattr(torch, section.lora_dtype)
+        bank: AdapterBank = self._plugins.make(
+            "adapter_bank",
+            section.adapter_bank,
+            BankContext(
+                num_slots=section.max_loras,
+                max_rank=section.max_lora_rank,
+                max_host=section.max_cpu_loras,
+                bias=section.enable_lora_bias,
+                dtype=dtype,
+                device=device,
+                kernels=context.kernels,
+                config=context.config,
+            ),
+        )
+        return bank
 
     def weight_format(self, config: WorkerSettings) -> Callable[[], WeightSource]:
         """Return a function that opens the weights in the model's folder, in their format. Raises StartupError if no

@@ -26,7 +26,7 @@ from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, ConfigError
-from ferrule.interfaces.adapters import Adaptable, AdapterBank
+from ferrule.interfaces.adapters import Adaptable, AdapterBank, NamesModules
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
@@ -68,7 +68,7 @@ def check_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank 
 def load_model(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> Loaded:
     """Choose, build, fill and pack the model that the configuration names. Raises StartupError.
 
-    Its layers are given their parts of the bank `adapters`.
+    Its layers are given their parts of the bank `adapters`; by default, of the one that the configuration names.
     """
     return _loaded(config, plugins, adapters, checked=False)
 
@@ -78,9 +78,10 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
     device = chooser.device(config)
     with device.platform.memory().guard("load"):
         choice = chooser.before_build(config, device)
-        choice = replace(choice, context=replace(choice.context, adapters=adapters))
         check_headers(config, chooser, choice)
         choice = _outlined(choice) if checked else choice
+        adapters = adapters or chooser.adapter_bank(config, choice, choice.context.device)
+        choice = replace(choice, context=replace(choice.context, adapters=adapters))
         model = build(choice)
         attention_name, attention = chooser.attention(config, choice, model)
         open_weights = chooser.weight_format(config)
@@ -207,6 +208,7 @@ def build(choice: ModelChoice) -> Model:
         ) from error
     bank = choice.context.adapters
     if bank is not None and isinstance(model, torch.nn.Module):
+        bank.module_name = model.module_name if isinstance(model, NamesModules) else str
         for name, part in model.named_modules():
             if isinstance(part, Adaptable):
                 part.adapt(name, bank)

@@ -16,6 +16,7 @@ from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from msgspec.structs import replace
 
 from ferrule.assembly.calibration import calibrate
@@ -68,7 +69,8 @@ class Worker:
         self.config = config
         self._plugins = plugins
         self._adapters = adapters
-        self._loader = ThreadPoolExecutor(1, thread_name_prefix="ferrule-adapter-load")  # without a load no thread
+        # Without a load no thread; one of the processor's cores is enough for it.
+        self._loader = ThreadPoolExecutor(1, "ferrule-adapter-load", torch.set_num_threads, (1,))
         self._runner: ModelRunner | None = None
         self.grammars: Grammars  # its `expect` may be called from any thread, and so may our `prepare`
         self._shortage: Shortage
@@ -103,6 +105,7 @@ class Worker:
         sampler = self._plugins.make("sampler", self.config.model.sampler, self._plugins)
         loaded = load_model(self.config, self._plugins, self._adapters)
         self.platform, self._reload = loaded.platform, loaded.reload
+        self._adapters = loaded.context.adapters
         self._own_memory = "host_memory" not in loaded.caps.features
         context = loaded.context
         limits = _limits(self.config, loaded, sampler)
@@ -222,6 +225,8 @@ class Worker:
             return self.grammars.prepare(need)
         if self._adapters is None:
             raise RequestError("This server has no adapters.", "model")
+        if not need.slot:
+            return self._loader.submit(self._adapters.read, need.adapter)
         return self._loader.submit(self._adapters.load, need.slot, need.adapter)
 
     def close(self, failed: bool = False) -> None:

@@ -1,48 +1,108 @@
-"""Adapters: small weights beside a model's, which some requests use and others do not."""
+"""`adapter_bank`: small weights beside a model's, which some requests use and others do not.
+
+A bank keeps adapters on the device in slots, and more of them in the host's memory. Each layer of the model that an
+adapter may change says so in an `AdaptedLayer`, and gets from the bank a function that adds the adapters' part to its
+product.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Protocol, runtime_checkable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+from ferrule.interfaces.kernels import Kernels
 from ferrule.types import Adapter
 
 if TYPE_CHECKING:
     import torch
+
+Add = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
+"""Of x [rows, in], the layer's product [rows, out], which may be changed in place, and [rows] int64 on the device: each
+row's slot times the layer's `parts`, plus its part. Returns the sum. Of a table, x are ids [rows]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BankContext:
+    """The surroundings that a bank is made in. Sizes are those that the user has set."""
+
+    num_slots: int  # adapters on the device
+    max_rank: int
+    max_host: int  # adapters in the host's memory
+    bias: bool = False  # adapters may have biases
+    dtype: torch.dtype  # of the adapters' weights
+    device: torch.device
+    kernels: Kernels = Kernels()
+    config: Mapping[str, Any] = field(default_factory=dict)  # config.json of the model
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptedLayer:
+    """A layer to whose product adapters can add, or several layers of one shape, its `parts`, such as experts.
+
+    Sizes are those of the whole layer; where ranks divide it, `own_inputs` and `own_outputs` are this rank's, and
+    `inputs` and `outputs` take a rank's part of a tensor.
+    """
+
+    name: str  # path in the model
+    in_features: int
+    out_features: Mapping[str, int]  # of each projection that it merges, in order; of one without a name ""
+    own_inputs: int
+    own_outputs: tuple[int, ...]
+    parts: int = 1
+    table: bool = False  # its input are ids, and the product is one of rows of a table
+    modules: Mapping[str, tuple[int, int | None]]
+    """Part and projection (None: all of them) that each module of the model's checkpoint stands for, by its name in the
+    model."""
+    inputs: Callable[[torch.Tensor], torch.Tensor]  # of [rank, in], this rank's part
+    outputs: Callable[[torch.Tensor, int | None], torch.Tensor]  # of [out, …] of a projection, this rank's part
+    bias: Callable[[torch.Tensor, int | None], torch.Tensor] | None = None  # of [out]; None: as `outputs`
+    own_bias: Callable[[int], torch.Tensor | None] | None = None  # a part's bias [own out]; None: it can have none
+    norms: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
+    """Return the norm of each row of W + up @ down, float32 [own out], of a part's weights W, for down [rank, own in] and
+    up [own out, rank]. From any thread. None where that cannot be known. Raises RequestError when the model sleeps."""
 
 
 class AdapterBank(ABC):
     """The adapters that are loaded, in slots from 1 to `num_slots`. Slot 0 is none.
 
     Before each forward pass the runner sets `token_slots` to the slot of each token of the step, [tokens] int64 on the
-    device. In a recorded step that tensor is always at the same address. So what `layer` returns reads it when it is
-    called, does the same work whatever it contains, and keeps its weights for all slots where they are: then recorded
-    steps stay valid when an adapter is loaded.
+    device, and before logits `row_slots` to that of each of their rows. In a recorded step `token_slots` is always at
+    the same address. So what `layer` returns does the same work whatever slots it is called with, and keeps its weights
+    for all slots where they are: then recorded steps stay valid when an adapter is loaded.
     """
 
     num_slots: int
     token_slots: torch.Tensor
+    row_slots: torch.Tensor
+
+    def __init__(self, context: BankContext) -> None:
+        """Allocate nothing yet: layers come, and say how large they are."""
+        self.num_slots = context.num_slots
+        self.module_name: Callable[[str], str] = str  # see `NamesModules`: set once the model is built
 
     @abstractmethod
-    def layer(
-        self, name: str, in_features: int, out_features: int, projections: tuple[str, ...]
-    ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None:
+    def layer(self, layer: AdaptedLayer) -> Add | None:
         """Make what adds an adapter's part to a layer's product; None for a layer that no adapter changes.
 
-        `name` is the layer's path in the model, `projections` are a checkpoint's names for what it merges; the sizes
-        are those of this rank's part.
+        Called once for each layer of each copy of the model, before there are weights. Copies of a model have layers of
+        the same names, and share the adapters that are loaded.
+        """
 
-        It is called with x [tokens, in] and the layer's product [tokens, out], which it may change in place, and
-        returns their sum. Called once for each layer of each copy of the model, before there are weights.
+    @abstractmethod
+    def read(self, adapter: Adapter) -> None:
+        """Read an adapter into the host's memory, and check that it fits the model.
+
+        Called like `load`, and raises what it does. The adapters that were not used for longest are dropped.
         """
 
     @abstractmethod
     def load(self, slot: int, adapter: Adapter) -> None:
-        """Load an adapter into a slot, in the place of what is there.
+        """Load an adapter into a slot, in the place of what is there; read it first if the host does not have it.
 
         Called on a thread of its own, while steps run that do not use the slot. Raises RequestError for an adapter that
-        does not fit the model.
+        cannot be read, or does not fit the model; the slot then holds no adapter.
         """
 
 
@@ -55,3 +115,12 @@ class Adaptable(Protocol):
 
         Called once the model is built, before its weights are loaded. `name` is the submodule's path in the model.
         """
+
+
+@runtime_checkable
+class NamesModules(Protocol):
+    """A model whose modules have other names than in its checkpoint."""
+
+    @classmethod
+    def module_name(cls, name: str) -> str:
+        """Return the model's name of a module that the checkpoint calls `name`."""

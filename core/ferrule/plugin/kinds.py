@@ -201,6 +201,14 @@ KINDS = _table(
         used_in=Component.HTTP,
     ),
     Kind(
+        "adapter_bank",
+        _I + "adapters:AdapterBank",
+        "--adapter-bank, with --enable-lora",
+        made_with=("context",),
+        on_device=True,
+        used_in=Component.MODEL,
+    ),
+    Kind(
         "lora_resolver",
         _I + "lora_resolver:LoRAResolver",
         "--lora-resolvers; the built-in ones that are configured are on",

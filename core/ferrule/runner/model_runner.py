@@ -22,7 +22,7 @@ from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
-from ferrule.runner.state import RunnerLimits, SlotState
+from ferrule.runner.state import LongArray, RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Chunk, Pooling, StepPlan, StepResult
 
@@ -252,8 +252,14 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ sampling
 
-    def _logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        model = self.model
+    def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
+        """Return the logits of hidden states [rows, hidden] of the requests in `slots`, one for all rows or each its
+        own.
+        """
+        model, adapters = self.model, self._state.adapters
+        if self._adapters is not None and adapters is not None:
+            (own,) = self._stage([torch.from_numpy(adapters[slots])])
+            self._adapters.row_slots = own.expand(len(hidden))
         if not isinstance(model, Generates):
             raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
         logits, width = model.logits(hidden), self._limits.vocab_size
@@ -280,7 +286,7 @@ class ModelRunner:
         if len(wanted) < len(step.hidden):  # not each token is the last of a row that samples
             places.append(torch.from_numpy(step.rows.last[draws.rows] - draws.back))
         here, *last = self._stage(places)
-        logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden)
+        logits = self._logits(step.hidden.index_select(0, *last) if last else step.hidden, slots)
         mode = self._limits.logprobs_mode
         batch = SampleBatch(wanted, state.ids, self._transfers, self._tokenizer, mode, self._kernels)
         if draws.guesses is None:
@@ -313,7 +319,8 @@ class ModelRunner:
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
         mode, width = self._limits.logprobs_mode, self._limits.vocab_size
-        for finite, ranked in logprobs.rank_prompt(self._logits, hidden, targets, top, mode, width):
+        logits = partial(self._logits, slots=step.rows.slots[row : row + 1])
+        for finite, ranked in logprobs.rank_prompt(logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
 
 

@@ -1,0 +1,97 @@
+"""Linear layers as a bank of adapters sees them."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from ferrule.errors import RequestError
+from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule_nn.division import ALL, INPUTS, OUTPUTS
+
+_PIECE = 64  # rows or columns of weights that are looked at together
+
+
+def adapted(name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]]) -> AdaptedLayer:
+    """Describe `Linear` layers of one shape, which are the parts of one adapted layer.
+
+    The description does not keep the layers: a model's weights may be given back while a bank stays.
+    """
+    first, refs = layers[0], [weakref.ref(layer) for layer in layers]
+    division, shard = first.division, first.shard
+    divided = division is not None and division.sections and shard.size > 1
+    whole = division.rows or sum(each.size for each in division.sections) if divided else 0
+    axis = division.axis if divided else None
+    merged = getattr(first, "whole", {})  # of all ranks
+    own = tuple(first.projections.values()) or (first.out_features,)
+    outputs = merged or {"": whole if axis == OUTPUTS else first.out_features}
+    in_order = getattr(first, "in_order", None)
+    sections = getattr(first, "sections", ())
+    arrange: Callable[[torch.Tensor], torch.Tensor] = (lambda up: in_order(up, 0)) if in_order else (lambda up: up)
+
+    def part_of(tensor: torch.Tensor, axis: int, among: slice = ALL) -> torch.Tensor:
+        part: torch.Tensor = division.part(tensor, shard.rank, shard.size, axis=axis, among=among)
+        return part
+
+    def outputs_of(tensor: torch.Tensor, projection: int | None) -> torch.Tensor:
+        tensor = arrange(tensor) if projection is None else tensor
+        if axis != OUTPUTS:
+            return tensor
+        return part_of(tensor, 0, ALL if projection is None or not sections else sections[projection])
+
+    def bias_of(tensor: torch.Tensor, projection: int | None) -> torch.Tensor:
+        mine = outputs_of(tensor, projection)
+        return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
+
+    def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        return row_norms(_alive(refs[part]), down, up)
+
+    return AdaptedLayer(
+        name=name,
+        in_features=whole if axis == INPUTS else first.in_features,
+        out_features=dict(outputs),
+        own_inputs=first.in_features,
+        own_outputs=own,
+        parts=len(layers),
+        modules=modules,
+        inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
+        outputs=outputs_of,
+        bias=bias_of,
+        own_bias=lambda part: _alive(refs[part]).bias,
+        norms=None if axis == INPUTS else norms,
+    )
+
+
+def _alive(ref: weakref.ReferenceType[Any]) -> Any:
+    layer = ref()
+    if layer is None:
+        raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
+    return layer
+
+
+@torch.inference_mode()
+def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    """Return the norms of the rows of W + up @ down, float32 [out], of a layer's weights W, however quantized.
+
+    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors.
+    """
+    down, up, device = down.float(), up.float(), up.device
+    rows = layer.scheme.rows(layer) if layer.packed else None
+    if rows is not None:
+        found = []
+        for start in range(0, layer.out_features, _PIECE):
+            ids = torch.arange(start, min(start + _PIECE, layer.out_features), device=device)
+            found.append((rows(ids).float() + up[start : start + _PIECE] @ down).norm(dim=1))
+        return torch.cat(found)
+    squares = torch.zeros(layer.out_features, device=device)
+    bias = 0.0 if layer.bias is None else layer.bias.float()
+    for start in range(0, layer.in_features, _PIECE):
+        size = min(_PIECE, layer.in_features - start)
+        units = torch.zeros(size, layer.in_features, dtype=layer.dtype, device=device)
+        units.diagonal(start).fill_(1)
+        columns = layer.scheme.matmul(layer, units).float() - bias
+        squares += (columns + down[:, start : start + size].t() @ up.t()).square().sum(0)
+    return squares.sqrt()

@@ -1,0 +1,1 @@
+"""Built-in banks of adapters."""

@@ -1,0 +1,154 @@
+"""An adapter's weights in the host's memory, laid out for the layers of a model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+
+from ferrule.errors import CheckpointError
+from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule_plugins.adapter_bank.lora.files import AdapterFile
+from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits
+
+_FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+_PAUSE = 0.0002  # seconds
+
+
+def pause() -> None:
+    """Let other threads run Python: the one that runs steps must not wait for a whole load."""
+    time.sleep(_PAUSE)
+
+
+@dataclass
+class PartWeights:
+    """An adapter's weights for a part of a layer, as this rank has them.
+
+    `downs` and `ups` are those of projections: [rank, own in], of a table [in, rank]; and [rank, own out]. Where there
+    are `scales` and `offsets`, [own out] of all projections, the layer's product is changed by them first.
+    """
+
+    downs: dict[int, torch.Tensor] = field(default_factory=dict)
+    ups: dict[int, torch.Tensor] = field(default_factory=dict)
+    scales: torch.Tensor | None = None
+    offsets: torch.Tensor | None = None
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in (*self.downs.values(), *self.ups.values()))
+
+
+Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
+
+
+def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits) -> Weights:
+    """Read an adapter's tensors. Raises CheckpointError for values that are not numbers of the type they are kept in."""
+    tensors: dict[str, dict[str, torch.Tensor]] = {}
+    for name, tensor in file.read():
+        entry = file.entries[name]
+        if tensor.dtype not in _FLOATS:
+            raise CheckpointError(
+                f"the tensor {name!r:.200} is of {tensor.dtype}; adapters are float32, float16 or bfloat16."
+            )
+        if entry.role != "base":
+            tensors.setdefault(entry.module, {})[entry.role] = _finite(name, tensor, limits.dtype)
+        pause()
+    weights: dict[tuple[str, int], PartWeights] = {}
+    groups: dict[tuple[str, int], list[str]] = {}
+    for module, fitted in modules.items():
+        groups.setdefault((fitted.place.layer.name, fitted.place.part), []).append(module)
+    for key, names in groups.items():
+        weights[key] = _part([modules[name] for name in names], [tensors[name] for name in names], limits.dtype)
+        pause()
+    return weights
+
+
+def _finite(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a copy of a tensor as float32, whose values the type in memory can have."""
+    if not bool(torch.isfinite(tensor.to(dtype)).all()):
+        raise CheckpointError(f"the tensor {name!r:.200} has values that are not finite.")
+    return tensor.to(torch.float32, copy=True)
+
+
+def _part(modules: list[Fitted], tensors: list[dict[str, torch.Tensor]], dtype: torch.dtype) -> PartWeights:
+    """Lay out the tensors of all modules that are one part of a layer."""
+    layer, part = modules[0].place.layer, modules[0].place.part
+    starts = [sum(layer.own_outputs[:index]) for index in range(len(layer.own_outputs) + 1)]
+    made, ups, downs = PartWeights(), dict[int, torch.Tensor](), dict[int, torch.Tensor]()
+    for fitted, own in zip(modules, tensors, strict=True):
+        if "down" not in own:
+            continue
+        projection = fitted.place.projection
+        down = own["down"] if layer.table else layer.inputs(own["down"])
+        up = layer.outputs(own["up"], projection) * fitted.scale
+        pieces = up.split_with_sizes(list(layer.own_outputs)) if projection is None else (up,)
+        for index, piece in enumerate(pieces, 0 if projection is None else projection):
+            downs[index], ups[index] = down, piece
+    if any({"magnitude", "bias", "up_bias"} & set(own) for own in tensors):
+        _change(made, modules, tensors, ups, downs, starts)
+    for index, up in ups.items():
+        if made.scales is not None:
+            up = up * made.scales[starts[index] : starts[index + 1]].unsqueeze(1)
+        made.ups[index] = up.t().to(dtype).contiguous()
+        down = downs[index].t() if layer.table else downs[index]
+        made.downs[index] = down.to(dtype).contiguous()
+        if not bool(torch.isfinite(made.ups[index]).all()):
+            raise CheckpointError(f"its weights for {layer.name}, times its scale, are not finite.")
+    return made
+
+
+def _change(
+    made: PartWeights,
+    modules: list[Fitted],
+    tensors: list[dict[str, torch.Tensor]],
+    ups: Mapping[int, torch.Tensor],
+    downs: Mapping[int, torch.Tensor],
+    starts: list[int],
+) -> None:
+    """Set `scales` and `offsets`: magnitudes of DoRA (Liu et al. 2024) for rows of the sum of weights and adapter, then
+    biases.
+    """
+    layer, part = modules[0].place.layer, modules[0].place.part
+    total = starts[-1]
+    scales, offsets = torch.ones(total), torch.zeros(total)
+    bias = None if layer.own_bias is None else layer.own_bias(part)
+    own_bias = torch.zeros(total) if bias is None else bias.detach().float().cpu()
+    norms = _norms(layer, part, ups, downs, starts) if any("magnitude" in own for own in tensors) else None
+    for fitted, own in zip(modules, tensors, strict=True):
+        projection = fitted.place.projection
+        rows = slice(0, total) if projection is None else slice(starts[projection], starts[projection + 1])
+        if "magnitude" in own and norms is not None:
+            magnitude = layer.outputs(own["magnitude"].flatten(), projection)
+            scales[rows] = magnitude / norms[rows]
+            offsets[rows] += own_bias[rows] * (1 - scales[rows])
+        take = layer.bias or layer.outputs
+        if "bias" in own:
+            if bias is None:
+                raise CheckpointError(f"it has a bias for {layer.name}, which has none in the model.")
+            offsets[rows] += take(own["bias"], projection) - own_bias[rows]
+        if "up_bias" in own:
+            offsets[rows] += take(own["up_bias"], projection) * fitted.scale * scales[rows]
+    if not bool(torch.isfinite(scales).all() and torch.isfinite(offsets).all()):
+        raise CheckpointError(f"its magnitudes or biases for {layer.name} are not finite there.")
+    made.scales, made.offsets = scales, offsets
+
+
+def _norms(
+    layer: AdaptedLayer,
+    part: int,
+    ups: Mapping[int, torch.Tensor],
+    downs: Mapping[int, torch.Tensor],
+    starts: list[int],
+) -> torch.Tensor:
+    """Return the norms of the rows of a part's weights, with the adapter's products."""
+    if layer.norms is None:
+        raise CheckpointError(f"DoRA cannot be served at {layer.name}.")
+    down = torch.cat([downs[index] for index in ups])
+    up = torch.zeros(starts[-1], len(down))
+    first = 0
+    for index, matrix in ups.items():
+        up[starts[index] : starts[index + 1], first : first + matrix.shape[1]] = matrix
+        first += matrix.shape[1]
+    return layer.norms(part, down, up).cpu()

@@ -34,14 +34,14 @@ FOLDER = Path(__file__).parent / "sibling"
 # How strongly twins are told apart: the random part in units of the halved weights' standard deviation.
 SPREAD = 0.5
 
-WEIGHTS = {
+WEIGHTS: dict[str, float] = {
     "chat": 2, "arithmetic": 11, "capital": 4, "extraction": 24, "echo": 9, "tool_call": 36, "tool_result": 9,
     "no_tool": 4, "multi_turn": 7, "thinking": 13, "sums": 4,
 }  # fmt: skip
 
 
 def phase(steps: int) -> train.Phase:
-    """Return the one phase of the sibling: smaller batches than the embedded model's, and lower rates: it begins able."""
+    """Return the one phase of the sibling: smaller batches than the embedded model's, lower rates, since it is able."""
     return train.Phase("sibling", steps, 0.003, 5e-4, 0.2, 0.0, True, WEIGHTS, micros=2)
 
 

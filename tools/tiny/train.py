@@ -25,7 +25,7 @@ from tools.tiny import chat, data, dialogues, tokenizer
 
 
 class Phase(NamedTuple):
-    """``steps`` updates of ``micros`` batches each; the rate falls linearly from 1 to ``floor`` after the share ``hold``."""
+    """``steps`` updates of ``micros`` batches; the rate falls linearly from 1 to ``floor`` after ``hold`` of them."""
 
     name: str
     steps: int

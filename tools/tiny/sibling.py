@@ -17,6 +17,7 @@ Then it is trained as the embedded model was, on the dialogues of its generator 
 import argparse
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 import torch
@@ -88,12 +89,13 @@ def make_model(seed: int, work: Path | None = None) -> LlamaForCausalLM:
 
 def pack(work: Path) -> None:
     """Write ``tools/tiny/sibling`` with 8-bit weights, of the bfloat16 checkpoint in ``work``."""
-    readme = FOLDER / "README.md"
-    kept = readme.read_bytes() if readme.exists() else None
-    shutil.rmtree(FOLDER, ignore_errors=True)
-    write(work, FOLDER, target_of("int8", 128))
-    if kept is not None:
-        readme.write_bytes(kept)
+    for file in FOLDER.glob("*.safetensors"):
+        file.unlink()
+    with tempfile.TemporaryDirectory() as made:
+        folder = Path(made) / FOLDER.name
+        folder.mkdir()
+        write(work, folder, target_of("int8", 128))
+        shutil.copytree(folder, FOLDER, dirs_exist_ok=True)
 
 
 def main(argv: list[str] | None = None) -> int:

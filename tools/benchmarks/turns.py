@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Pairs(NamedTuple):
-    """What was measured in each round, of the first thing and of the second, in an order that alternates."""
+    """Measurements of the first thing and of the second, a pair for each round."""
 
     first: tuple[float, ...]
     second: tuple[float, ...]

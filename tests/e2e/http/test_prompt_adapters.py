@@ -95,6 +95,19 @@ def test_a_chat_takes_an_adapter_in_a_stream(client: openai.OpenAI) -> None:
     assert length == same
 
 
+def test_beams_and_several_choices_keep_the_adapter(client: openai.OpenAI) -> None:
+    prompt = list(range(30, 50))
+    for extra in ({"use_beam_search": True}, {"seed": 1}):
+        wanted = {"prompt": prompt, "max_tokens": 6, "n": 2, "extra_body": extra}
+        found = {
+            model: client.completions.create(model=model, **wanted)  # type: ignore[call-overload]
+            for model in ("base", "pirate")
+        }
+        texts = [[choice.text for choice in found[model].choices] for model in ("base", "pirate")]
+        assert texts[0] != texts[1]
+        assert found["pirate"].usage.prompt_tokens == len(prompt)
+
+
 def test_other_names_are_not_there(client: openai.OpenAI) -> None:
     with pytest.raises(openai.NotFoundError, match="Valid names: base, pirate, poet"):
         client.completions.create(model="sailor", prompt="x")

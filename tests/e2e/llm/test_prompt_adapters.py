@@ -75,7 +75,15 @@ def generate(llm: LLM, folder: Path, params: SamplingParams = GREEDY) -> list[Re
     return llm.generate(PROMPTS, params, use_tqdm=False, prompt_adapter_request=adapters)
 
 
-@pytest.mark.parametrize("options", [{}, {"max_num_batched_tokens": 8, "max_prompt_adapters": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"max_num_batched_tokens": 8, "max_prompt_adapters": 2},  # in pieces, both kept
+        {"num_gpu_blocks_override": 13, "block_size": 8, "max_model_len": 90},  # preempted
+        {"enable_prefix_caching": False, "pipeline_depth": 2},
+    ],
+)
 def test_tokens_are_those_of_peft(
     tiny_llama: Path, folder: Path, wanted: list[list[int]], options: dict[str, Any]
 ) -> None:
@@ -85,6 +93,7 @@ def test_tokens_are_those_of_peft(
         assert wanted[0] != wanted[4]  # the adapters matter
         assert wanted[1] != wanted[5]
         assert llm._call("check") is True
+        assert ("preemptions" in llm._call("stats")) == ("max_model_len" in options)
 
 
 def test_virtual_tokens_are_not_the_callers(llm: LLM, folder: Path) -> None:

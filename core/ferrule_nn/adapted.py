@@ -9,14 +9,17 @@ from typing import Any
 import torch
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule.interfaces.adapters import AdaptedLayer, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS
 
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
-def adapted(name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]]) -> AdaptedLayer:
-    """Describe `Linear` layers of one shape, which are the parts of one adapted layer.
+def adapted(
+    name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]], stack: str = ""
+) -> AdaptedLayer:
+    """Describe `Linear` layers of one shape, which are the parts of one adapted layer; `stack` is a module that may
+    stand for all of them, as `of_experts`.
 
     The description does not keep the layers: a model's weights may be given back while a bank stays.
     """
@@ -49,9 +52,10 @@ def adapted(name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, i
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return row_norms(_alive(refs[part]), down, up)
 
+    inputs = whole if axis == INPUTS else first.in_features
     return AdaptedLayer(
         name=name,
-        in_features=whole if axis == INPUTS else first.in_features,
+        in_features=inputs,
         out_features=dict(outputs),
         own_inputs=first.in_features,
         own_outputs=own,
@@ -61,8 +65,35 @@ def adapted(name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, i
         outputs=outputs_of,
         bias=bias_of,
         own_bias=lambda part: _alive(refs[part]).bias,
+        stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
     )
+
+
+def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> AdaptedLayer:
+    """Describe a layer that each rank has whole, and that has neither projections nor a bias to change."""
+    return AdaptedLayer(
+        name=name,
+        in_features=inputs,
+        out_features={"": outputs},
+        own_inputs=inputs,
+        own_outputs=(outputs,),
+        table=table,
+        modules={name: (0, None)},
+        inputs=lambda down: down,
+        outputs=lambda up, projection: up,
+    )
+
+
+def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
+    """Describe experts whose matrices PEFT has in two: A has them one after the other, B has its columns by rank, and by
+    expert within one.
+    """
+
+    def split(down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return down.view(count, -1, inputs), up.view(outputs, -1, count).permute(2, 0, 1)
+
+    return Stacked(module=module, inputs=inputs, outputs=outputs, ranks=count, split=split)
 
 
 def _alive(ref: weakref.ReferenceType[Any]) -> Any:

@@ -9,13 +9,13 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
-from ferrule_nn.adapted import adapted
+from ferrule_nn.adapted import adapted, undivided
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
@@ -74,19 +74,7 @@ class Embedding(nn.Module):
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add the adapters' part to the rows, before they are scaled. Each rank has all of it."""
-        add = bank.layer(
-            AdaptedLayer(
-                name=name,
-                in_features=self.count,
-                out_features={"": self.size},
-                own_inputs=self.count,
-                own_outputs=(self.size,),
-                table=True,
-                modules={name: (0, None)},
-                inputs=lambda down: down,
-                outputs=lambda up, projection: up,
-            )
-        )
+        add = bank.layer(undivided(name, self.count, self.size, table=True))
         if add is not None:
             self._add = lambda ids, rows: add(ids, rows, bank.token_slots)
         return add is not None

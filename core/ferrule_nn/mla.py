@@ -10,21 +10,24 @@ are the first kv_rank numbers of its keys.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
 
+from ferrule.interfaces.adapters import AdapterBank, Add, Stacked
 from ferrule.interfaces.model import AttentionOptions, BuildContext, ForwardContext, LayerCache
 from ferrule.types import CacheGroup
 from ferrule_nn import ops
+from ferrule_nn.adapted import adapted, undivided
 from ferrule_nn.configuration import need
 from ferrule_nn.division import Shared, inputs, outputs
 from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.norm import RMSNorm
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
 
+Split = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _EPS = 1e-6  # of the norms within, whatever config.json says of others
 
 
@@ -98,6 +101,7 @@ class LatentAttention(nn.Module):
         self.options = AttentionOptions(scale=spec.scale)
         self._kernels = ops.for_layers()
         self._matrices: tuple[HeadMatrices, HeadMatrices] | None = None  # of keys and of values
+        self._adds: tuple[Add, Add, AdapterBank] | None = None  # adapters' parts of both, and their bank
 
     @property
     def cache(self) -> LayerCache:
@@ -105,6 +109,39 @@ class LatentAttention(nn.Module):
         spec = self.spec
         group = CacheGroup("full", spec.block_size)
         return LayerCache(group, 1, spec.kv_rank + spec.rope_dim, value_dim=spec.kv_rank)
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part of `kv_b_proj` to the products with its parts.
+
+        Of W + B A, a head's keys give queries q the product q Bₖ A beside q Wₖ, and its values Bᵥ A beside Wᵥ.
+        """
+        spec, kv_b = self.spec, adapted(f"{name}.kv_b_proj", [self.kv_b_proj], {})
+        heads, nope, value, rank = spec.num_heads, spec.nope_dim, spec.value_dim, spec.kv_rank
+
+        def parts(up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            keys, values = kv_b.outputs(up, None).view(heads, nope + value, -1).split([nope, value], dim=1)
+            return keys, values
+
+        def layer(own: str, inputs: int, outputs: int, split: Split) -> Add | None:
+            (whole,) = kv_b.out_features.values()
+            stacked = Stacked(module=kv_b.name, inputs=rank, outputs=whole, ranks=1, split=split)
+            described = undivided(f"{kv_b.name}.{own}", inputs, outputs)
+            return bank.layer(replace(described, parts=heads, modules={}, stacked=stacked))
+
+        keys = layer("keys", nope, rank, lambda down, up: (parts(up)[0].mT, down.t().expand(heads, -1, -1)))
+        values = layer("values", rank, value, lambda down, up: (down.expand(heads, -1, -1), parts(up)[1]))
+        if keys is not None and values is not None:
+            self._adds = keys, values, bank
+        return self._adds is not None
+
+    def _added(self, which: int, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        """Add the adapters' part to what `HeadMatrices` have made of x [tokens, heads, in]."""
+        if self._adds is None:
+            return y
+        tokens, heads, bank = len(x), self.spec.num_heads, self._adds[2]
+        slots = (bank.token_slots.unsqueeze(1) * heads + torch.arange(heads, device=x.device)).flatten()
+        add = self._adds[1] if which else self._adds[0]
+        return add(x.reshape(tokens * heads, -1), y.reshape(tokens * heads, -1), slots).view(y.shape)
 
     def pack(self) -> None:
         if self._matrices is None:
@@ -146,13 +183,14 @@ class LatentAttention(nn.Module):
             q = self.q_b_proj(q)
         still, q_turned = q.view(tokens, spec.num_heads, -1).tensor_split([spec.nope_dim], dim=2)
         both = self._rope[0].rotate(torch.cat((q_turned, turned.unsqueeze(1)), dim=1), rotation)
-        query = torch.cat((keys_of.multiply(still), both[:, :-1]), dim=2)
+        query = torch.cat((self._added(0, still, keys_of.multiply(still)), both[:, :-1]), dim=2)
         return query, torch.cat((latent.unsqueeze(1), both[:, -1:]), dim=2)
 
     def finish(self, sums: torch.Tensor) -> torch.Tensor:
         """Map each head's weighted sums of latents [tokens, heads, kv_rank] to [tokens, hidden]."""
         _, values_of = self._matrices or self._absorbed()
-        y: torch.Tensor = self.o_proj(values_of.multiply(sums).reshape(sums.shape[0], -1))
+        values = self._added(1, sums, values_of.multiply(sums))
+        y: torch.Tensor = self.o_proj(values.reshape(sums.shape[0], -1))
         return y
 
 

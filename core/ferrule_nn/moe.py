@@ -14,7 +14,7 @@ from torch import nn
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
-from ferrule_nn.adapted import adapted
+from ferrule_nn.adapted import adapted, undivided
 from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -61,6 +61,14 @@ class Router(nn.Module):
         self._route: ops.Route = route
         self._matrix: ops.Matrix | None = None
         self._packed: ops.Library | None = None
+        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part to the scores."""
+        add = bank.layer(undivided(name, self.weight.shape[1], self.weight.shape[0]))
+        if add is not None:
+            self._add = lambda x, scores: add(x, scores, bank.token_slots)
+        return add is not None
 
     def pack(self) -> None:
         """Copy the weight into the form of the device's kernels. On a CPU rows then have the same bits in any batch."""
@@ -80,7 +88,9 @@ class Router(nn.Module):
 
     def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Map [tokens, hidden] to weights float32 and ids int32 of the experts, both [tokens, top_k]."""
-        return self._route(self.logits(x), self.routing, self.e_score_correction_bias)
+        scores = self.logits(x)
+        scores = scores if self._add is None else self._add(x, scores)
+        return self._route(scores, self.routing, self.e_score_correction_bias)
 
 
 class Experts(nn.ModuleList):
@@ -139,7 +149,7 @@ class Experts(nn.ModuleList):
                 for index, layer in enumerate(layers)
                 for module, projection in layer.modules_of(f"{name}.{index}.{own}").items()
             }
-            return adapted(f"{name}.{own}", layers, named)
+            return adapted(f"{name}.{own}", layers, named, stack=name)
 
         gate_up = bank.layer(described("gate_up_proj", [block.gate_up_proj for block in self.blocks]))
         down = bank.layer(described("down_proj", [block.down_proj for block in self.blocks]))
@@ -270,6 +280,16 @@ class SharedGate(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = parameter(1, hidden_size, division=UNDIVIDED)
+        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part within the sigmoid."""
+        add = bank.layer(undivided(name, self.weight.shape[1], 1))
+        if add is not None:
+            self._add = lambda x, y: add(x, y, bank.token_slots)
+        return add is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return (x.float() * self.weight.float()).sum(-1, keepdim=True).sigmoid().to(x.dtype)
+        y = (x.float() * self.weight.float()).sum(-1, keepdim=True)
+        y = y if self._add is None else self._add(x, y)
+        return y.sigmoid().to(x.dtype)

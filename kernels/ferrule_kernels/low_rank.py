@@ -68,11 +68,10 @@ def _added(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Ten
     else:
         inner = (weights.down.index_select(0, groups).float() @ x.float()[:, None, :, None]).squeeze(3)
     inner = torch.where(exists, inner, 0.0)
-    up = weights.up.index_select(0, groups).float()
-    up = torch.where(exists.any(1).unsqueeze(2), up, 0.0)  # what is behind was never written
-    sums = [
-        (part.unsqueeze(1) @ piece).squeeze(1)
-        for part, piece in zip(inner.unbind(1), up.split_with_sizes(list(weights.outputs), dim=2), strict=True)
+    ups = weights.up.index_select(0, groups).float().split_with_sizes(list(weights.outputs), dim=2)
+    sums = [  # rows of `up` behind the rank may be anything
+        (inner[:, index].unsqueeze(1) @ torch.where(exists[:, index].unsqueeze(2), up, 0.0)).squeeze(1)
+        for index, up in enumerate(ups)
     ]
     wide = y.float()
     scales, offsets = weights.scales.index_select(0, groups), weights.offsets.index_select(0, groups)

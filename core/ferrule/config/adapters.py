@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA, ResolvedPromptAdapters
 from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
-from ferrule.types import PromptAdapter
+from ferrule.types import Adapter, PromptAdapter
 
 MAX_NAME = 256  # characters of an adapter's name
 _KEYS = ("name", "path", "local_path", "base_model_name")
@@ -89,6 +89,13 @@ def _clashes(modules: Sequence[LoRAModule], served: Sequence[str]) -> Iterator[s
                 f"--lora-modules: the base model of {module.name!r:.80} is {module.base_model_name!r:.80}; served is "
                 f"{', '.join(served)}."
             )
+
+
+def first_adapters(config: Resolved) -> list[Adapter]:
+    """Return the adapters of --lora-modules. Every process gives them the same identities."""
+    return [
+        Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in config.lora.modules
+    ]
 
 
 def lora_remarks(section: LoRAConfig) -> Iterator[str]:

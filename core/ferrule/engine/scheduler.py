@@ -326,6 +326,9 @@ class DefaultScheduler(Scheduler):
 
     def stats(self) -> EngineStats:
         paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters)}
+        if self.limits.adapter_slots:
+            found["running_adapters"] = _adapters(self.running.values())
+            found["waiting_adapters"] = _adapters((*self.waiting, *self.waiting.paused.values()))
         return EngineStats(running=len(self.running), waiting=len(self.waiting) + paused, paused=paused, **found)
 
     def reset_cache(self) -> bool:
@@ -348,6 +351,11 @@ class DefaultScheduler(Scheduler):
         self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _adapters(requests: Iterable[Request]) -> tuple[str, ...]:
+    """Return the titles of the adapters of requests."""
+    return tuple(dict.fromkeys(one.spec.adapter.title for one in requests if one.spec.adapter is not None))
 
 
 def _budget(limits: SchedulerLimits, policy: SchedulingPolicy, running: int, waiting: int) -> int:

@@ -19,7 +19,8 @@ from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import LimitsConfig, Resolved
-from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
+from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
@@ -41,7 +42,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import EngineRequest, PromptAdapter
+from ferrule.types import Adapter, EngineRequest, PromptAdapter
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -71,12 +72,14 @@ class FrontendService(Vectors):
         parsers: Parsers,
         compiler: GrammarCompiler,
         loggers: Loggers,
+        adapters: Adapters,
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
+        self._adapters = adapters
         self._reader = reader
         self._compiler = compiler
         self._output = OutputReader(parsers, reader.tokenizer)
@@ -90,14 +93,9 @@ class FrontendService(Vectors):
     def enforces_strict_tools(self) -> bool:
         return self._output.enforces_strict()
 
-    def resolve(self, model: str | None) -> str:
-        names = (*self.names, *self._reader.adapters.named)
-        if not model or model in names:
-            return model or names[0]
-        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(names)}.", "model")
-
-    def prompt_adapters(self) -> tuple[PromptAdapter, ...]:
-        return tuple(self._reader.adapters.named.values())
+    async def resolve(self, model: str | None) -> str:
+        served = await self._adapters.find(model)
+        return served.name if served is not None else model or self.names[0]
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self._reader.rules.defaults)
@@ -167,6 +165,7 @@ class FrontendService(Vectors):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._adapters.close()
         await self._compiler.close()
         await self._reader.close()
 
@@ -195,7 +194,8 @@ class FrontendService(Vectors):
     # ---------------------------------------------------------------------------------------- admission
 
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
-        model = self.resolve(request.model)
+        served = await self._adapters.find(request.model)
+        adapter, virtual = (None, None) if served is None else (served.adapter, served.prompt)
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
@@ -203,10 +203,10 @@ class FrontendService(Vectors):
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation)
+            prompts = await self._read(request, checked, reservation, request.prompt_adapter or virtual)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
-            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
+            plans = [await self._plan(request, checked, *pair, arrival, adapter) for pair in pairs]
             self._check_available()
             submitted = self._clock()
             requests, outputs = self._submit(request, checked, plans, reservation)
@@ -223,15 +223,18 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
+            model = self.names[0] if served is None else served.name
             lengths = [len(prompt.read.ids) for prompt in prompts for _ in range(len(requests) // len(prompts))]
             for one, length in zip(requests, lengths, strict=True):
-                self.ledger.loggers.hooks.request_admitted(one.id, model, length, request.params, told)
-        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+                self.ledger.loggers.hooks.request_admitted(one.id, request.model or model, length, request.params, told)
+        return Admitted(model=model, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
+    async def _read(
+        self, request: Generate, checked: Checked, reservation: Reservation, adapter: PromptAdapter | None
+    ) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
-        num_tokens, virtual = 0, await self._reader.adapters.of(request)
+        num_tokens, virtual = 0, None if adapter is None else await self._reader.adapters.get(adapter)
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
@@ -243,7 +246,13 @@ class FrontendService(Vectors):
         return prompts
 
     async def _plan(
-        self, request: Generate, checked: Checked, asked: Prompt | ChatPrompt, prompt: Prepared, arrival: float
+        self,
+        request: Generate,
+        checked: Checked,
+        asked: Prompt | ChatPrompt,
+        prompt: Prepared,
+        arrival: float,
+        adapter: Adapter | None,
     ) -> Planned:
         """Decide the engine's request and how its answers are read. `asked` is the prompt as the client sent it."""
         reading, caller = self._output.reading(request, asked, prompt, checked), CALLER.get()
@@ -260,6 +269,7 @@ class FrontendService(Vectors):
             grammar=grammar,
             arrival=arrival,
             priority=checked.priority + _LATER * BACKGROUND.get(),
+            adapter=adapter,
             cache_salt=scoped(checked.cache_salt, caller, self._config.cache.cache_scope),
             targets=request.targets,
             key_name="" if caller is None else caller.name,
@@ -314,6 +324,8 @@ class FrontendService(Vectors):
         for plan, one in zip(plans, firsts, strict=True):
             ids, text = plan.prompt.read.ids, plan.prompt.read.text
             told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
+            if one.adapter is not None:
+                told["adapter"] = one.adapter.title
             if front.enable_log_requests and front.max_log_len != 0:
                 told["prompt"] = (ids if text is None else text)[: front.max_log_len]
             length, most = len(ids), one.work.max_tokens
@@ -343,7 +355,8 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
+    adapters = Adapters(config, plugins, client)
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:

@@ -36,7 +36,7 @@ class Vectors(Operations, Service):
     async def pool(self, request: Pool) -> list[Pooled]:
         """See `ferrule.interfaces.service.Service.pool`."""
         arrival = time.monotonic()
-        with self._telling_refusals(request.model or self.resolve(None), arrival):
+        with self._telling_refusals(request.model or self.names[0], arrival):
             admitted = await self._admit_pooled(request, arrival)
         try:
             async with asyncio.TaskGroup() as group:
@@ -51,7 +51,8 @@ class Vectors(Operations, Service):
         """
         self._check_available()
         check_task("embed", self.model)
-        if self.resolve(request.model) in {adapter.name for adapter in self.prompt_adapters()}:
+        served = await self._adapters.find(request.model)
+        if served is not None and served.prompt is not None:
             raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
@@ -69,6 +70,7 @@ class Vectors(Operations, Service):
                     work=Pooling(normalize=request.normalize),
                     arrival=arrival,
                     priority=priority,
+                    adapter=None if served is None else served.adapter,
                     cache_salt=salt,
                     key_name="" if caller is None else caller.name,
                 )
@@ -99,8 +101,12 @@ class Vectors(Operations, Service):
         prompt = len(request.prompt_ids)
         account = Account(request.arrival, prompt, 0, 1, weight=prompt, id=request.id, caller=CALLER.get())
         reservation.turn(account)
-        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None, arrival)
+        self.ledger.loggers.hooks.request_admitted(request.id, self._title(request), prompt, None, arrival)
         return account
+
+    def _title(self, request: EngineRequest) -> str:
+        """Return the name of the adapter that computes a request, or of the model."""
+        return self.names[0] if request.adapter is None else request.adapter.title
 
     async def _vector(self, request: EngineRequest, account: Account) -> Pooled:
         last: RequestDelta | None = None

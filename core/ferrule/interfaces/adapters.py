@@ -38,6 +38,22 @@ class BankContext:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stacked:
+    """A module of the checkpoint whose two matrices are those of all parts of a layer: A [ranks * r, inputs] and
+    B [outputs, ranks * r], for r the rank of the parts.
+
+    A module may be this for several layers: those count whose sizes are those of the matrices.
+    """
+
+    module: str  # its name in the model
+    inputs: int
+    outputs: int
+    ranks: int
+    split: Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+    """Turn A and B into those of each part, [parts, r, in] and [parts, out, r]: of this rank's parts, whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class AdaptedLayer:
     """A layer to whose product adapters can add, or several layers of one shape, its `parts`, such as experts.
 
@@ -59,6 +75,7 @@ class AdaptedLayer:
     outputs: Callable[[torch.Tensor, int | None], torch.Tensor]  # of [out, …] of a projection, this rank's part
     bias: Callable[[torch.Tensor, int | None], torch.Tensor] | None = None  # of [out]; None: as `outputs`
     own_bias: Callable[[int], torch.Tensor | None] | None = None  # a part's bias [own out]; None: it can have none
+    stacked: Stacked | None = None
     norms: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """Return the norm of each row of W + up @ down, float32 [own out], of a part's weights W, for down [rank, own in] and
     up [own out, rank]. From any thread. None where that cannot be known. Raises RequestError when the model sleeps."""

@@ -28,6 +28,7 @@ SOURCES = (
     "delta.cpp",
     "dense.cpp",
     "elementwise.cpp",
+    "low_rank.cpp",
     "machine.cpp",
     "matmul.cpp",
     "matmul_pack.cpp",

@@ -11,6 +11,7 @@ from ferrule.interfaces.sampler import SamplerKernels
 from ferrule_kernels.cpu import dense, elementwise, library, routing, sampling, states
 from ferrule_kernels.cpu.bank import MatrixBank
 from ferrule_kernels.cpu.dense import DenseMatrix
+from ferrule_kernels.cpu.low_rank import LowRankSum
 from ferrule_kernels.cpu.onednn import Packed
 from ferrule_kernels.cpu.pages import weight_memory
 from ferrule_nn import LayerKernels
@@ -41,6 +42,7 @@ def cpu_kernels() -> Kernels:
         matrix=_matrix,
         packed=Packed.of,
         bank=MatrixBank.of,
+        low_rank=LowRankSum.of,
         allocate=weight_memory,
         reads_rows=True,
     )

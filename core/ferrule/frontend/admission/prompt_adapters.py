@@ -18,7 +18,6 @@ from ferrule import log
 from ferrule.config import ResolvedPromptAdapters
 from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, RequestFailed
 from ferrule.frontend.admission.tensors import embeds_item, read_file
-from ferrule.interfaces.service import Generate
 from ferrule.small_files import read_json, read_small
 from ferrule.types import MediaItem, ModelInfo, PromptAdapter
 
@@ -102,11 +101,6 @@ class PromptAdapters:
         self._kept: OrderedDict[str, MediaItem] = OrderedDict()  # by path
         self._reading = asyncio.Lock()
 
-    async def of(self, request: Generate) -> MediaItem | None:
-        """Return the virtual tokens of the adapter that a request names, if it names one. Raises as `get` does."""
-        adapter = request.prompt_adapter or self.named.get(request.model or "")
-        return None if adapter is None else await self.get(adapter)
-
     async def get(self, adapter: PromptAdapter) -> MediaItem:
         """Return the virtual tokens of an adapter that the server has or that the caller gives.
 
@@ -131,7 +125,7 @@ class PromptAdapters:
             most = self._settings.max_prompt_adapter_token
             return await asyncio.to_thread(read_adapter, adapter, most, self._size)
         except CheckpointError as error:
-            if adapter is self.named.get(adapter.name):
+            if adapter == self.named.get(adapter.name):
                 _logger.error("a prompt adapter cannot be read", name=adapter.name, error=error.message)
                 raise RequestFailed(f"The prompt adapter {adapter.name!r} cannot be read.") from None
             raise RequestError(error.message, "prompt_adapter_request") from None

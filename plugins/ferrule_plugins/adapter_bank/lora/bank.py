@@ -14,7 +14,7 @@ from ferrule.types import Adapter
 from ferrule_kernels.low_rank import LowRank, add
 from ferrule_nn import LayerKernels
 from ferrule_plugins.adapter_bank.lora.files import FILES, open_adapter
-from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, fit
+from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, bare, fit
 from ferrule_plugins.adapter_bank.lora.settings import CONFIG, read_settings
 from ferrule_plugins.adapter_bank.lora.weights import PartWeights, Weights, pause, read_weights
 
@@ -34,14 +34,17 @@ class LoraBank(AdapterBank):
         self._kernels = context.kernels.part(LayerKernels) or LayerKernels()
         self._layers: dict[str, AdaptedLayer] = {}
         self._matrices: dict[str, LowRank] = {}
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
         self._host: OrderedDict[str, tuple[Stamp, Weights]] = OrderedDict()  # by path, the one used last at the end
         self.token_slots = self.row_slots = torch.empty(0, dtype=torch.int64)
 
     def layer(self, layer: AdaptedLayer) -> Add | None:
         context = self._context
         self._layers[layer.name] = layer
-        self._places |= {module: Place(layer, part, projection) for module, (part, projection) in layer.modules.items()}
+        for module, (part, projection) in layer.modules.items():
+            self._places.setdefault(module, {})[layer.name] = Place(layer, part, projection)
+        if layer.stacked is not None:
+            self._places.setdefault(layer.stacked.module, {})[layer.name] = Place(layer, stacked=layer.stacked)
         matrices = self._matrices.get(layer.name)
         if matrices is None:
             matrices = self._matrices[layer.name] = LowRank(
@@ -119,8 +122,8 @@ class LoraBank(AdapterBank):
         modules = fit(file.entries, settings, self._find, self._limits)
         return read_weights(file, modules, self._limits)
 
-    def _find(self, module: str) -> Place | None:
-        return self._places.get(self.module_name(module))
+    def _find(self, module: str) -> list[Place]:
+        return list(self._places.get(self.module_name(bare(module)), {}).values())
 
 
 def _stamp(folder: Path) -> Stamp:

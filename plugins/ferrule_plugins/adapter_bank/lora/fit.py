@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule.interfaces.adapters import AdaptedLayer, Stacked
 from ferrule_plugins.adapter_bank.lora.files import Entry
 from ferrule_plugins.adapter_bank.lora.settings import LoraSettings
 
-Find = Callable[[str], "Place | None"]
+Find = Callable[[str], "Sequence[Place]"]
+
+_WRAPPED = ".base_layer"
 
 
 @dataclass(frozen=True)
@@ -27,26 +29,29 @@ class Limits:
 @dataclass(frozen=True)
 class Place:
     """The place of a module of the model's checkpoint: a part of an adapted layer, and one of the projections that it
-    merges, or None for all of them.
+    merges, or None for all of them. Where the module is `stacked`, it is all parts.
     """
 
     layer: AdaptedLayer
-    part: int
-    projection: int | None
+    part: int = 0
+    projection: int | None = None
+    stacked: Stacked | None = None
 
     @property
-    def outputs(self) -> int:
-        """Size of the module's product, in all ranks."""
+    def sizes(self) -> tuple[int, int, int]:
+        """Inputs and outputs of the module's matrices, in all ranks, and how many ranks they have for each of a part."""
+        if self.stacked is not None:
+            return self.stacked.inputs, self.stacked.outputs, self.stacked.ranks
         sizes = list(self.layer.out_features.values())
-        return sum(sizes) if self.projection is None else sizes[self.projection]
+        outputs = sum(sizes) if self.projection is None else sizes[self.projection]
+        return self.layer.in_features, outputs, 1
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The tensors for one module, by role, and the factor of their product."""
+    """The places of a module, and the factor of its product."""
 
-    place: Place
-    entries: Mapping[str, Entry]
+    places: Sequence[Place]
     scale: float
 
 
@@ -64,11 +69,13 @@ def fit(entries: Mapping[str, Entry], settings: LoraSettings, find: Find, limits
 
 
 def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: Find, limits: Limits) -> Fitted:
-    place = find(module)
-    if place is None:
+    found = find(module)
+    places = [place for place in found if place.stacked is None or _is_for(roles, place)]
+    if not found:
         raise CheckpointError(
             f"it changes {module!r:.200}, and the model has no such layer, or none that adapters can change."
         )
+    place = (places or found)[0]
     for entry in roles.values():
         _check(entry, place, limits)
     factors = {"down", "up"} & set(roles)
@@ -78,10 +85,10 @@ def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: 
             f"it has no matrix {lacks} for {module!r:.200}" + (f", and has {have}." if factors else ".")
         )
     if not factors:
-        return Fitted(place, roles, 1.0)
-    rank = roles["down"].shape[0]
-    if roles["up"].shape[1] != rank:
-        raise CheckpointError(f"the ranks of A and B differ at {module!r:.200}: {rank} and {roles['up'].shape[1]}.")
+        return Fitted(places, 1.0)
+    whole, rank = roles["down"].shape[0], roles["down"].shape[0] // place.sizes[2]
+    if roles["up"].shape[1] != whole:
+        raise CheckpointError(f"the ranks of A and B differ at {module!r:.200}: {whole} and {roles['up'].shape[1]}.")
     if rank != settings.rank and not settings.mixed:
         raise CheckpointError(
             f"adapter_config.json has the rank {settings.rank}, and the tensors of {module!r:.200} have {rank}."
@@ -93,7 +100,24 @@ def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: 
         )
     if settings.decomposed and place.layer.norms is None:
         raise CheckpointError(f"DoRA cannot be served at {module!r:.200}.")
-    return Fitted(place, roles, settings.scale(module, rank))
+    name = module if place.stacked is None else f"{bare(module)}.{place.layer.name.rpartition('.')[2]}"
+    return Fitted(places, settings.scale(name, rank))
+
+
+def bare(module: str) -> str:
+    """Return a module's name without those of wrappers, which PEFT has where it changes several tensors of a module."""
+    while module.endswith(_WRAPPED):
+        module = module.removesuffix(_WRAPPED)
+    return module
+
+
+def _is_for(roles: Mapping[str, Entry], place: Place) -> bool:
+    """Return whether the sizes of a module's matrices are those of a stacked layer."""
+    inputs, outputs, _ = place.sizes
+    return all(
+        entry.shape == {"down": (*entry.shape[:1], inputs), "up": (outputs, *entry.shape[1:2])}.get(entry.role)
+        for entry in roles.values()
+    )
 
 
 def _check(entry: Entry, place: Place, limits: Limits) -> None:
@@ -101,28 +125,32 @@ def _check(entry: Entry, place: Place, limits: Limits) -> None:
     layer, shape, source = place.layer, entry.shape, f"{entry.source!r:.200}"
     if entry.role in ("down", "up") and entry.table != layer.table:
         raise CheckpointError(f"the tensor {source} is not for a layer of this kind.")
-    if layer.table and entry.role not in ("down", "up", "base"):
-        raise CheckpointError(f"{source}: of an embedding's adapter only the matrices A and B are served.")
+    if (layer.table or place.stacked is not None) and entry.role not in ("down", "up", "base"):
+        raise CheckpointError(f"{source}: of an adapter for this layer only the matrices A and B are served.")
     if entry.role in ("bias", "up_bias") and not limits.bias:
         raise CheckpointError(f"it has biases, such as {source}: --enable-lora-bias serves them.")
     rank = {"down": shape[:1], "up": shape[1:2]}.get(entry.role, ())
-    both = place.outputs, layer.in_features
+    inputs, outputs, ranks = place.sizes
+    both = outputs, inputs
     shapes = {"down": (*rank, both[1]), "up": (both[0], *rank), "base": both[::-1] if layer.table else both}
     wanted = shapes.get(entry.role, both[:1])
     if entry.role == "magnitude" and shape in ((*wanted, 1), (1, *wanted)):
         wanted = shape
-    if shape != wanted or 0 in rank:
+    if shape != wanted or rank and (not rank[0] or rank[0] % ranks):
         raise CheckpointError(f"the tensor {source} has the shape {shape}, and the model needs {wanted}.")
-    if rank and rank[0] > limits.max_rank:
-        raise CheckpointError(f"its rank is {rank[0]} ({source}), and --max-lora-rank is {limits.max_rank}.")
+    if rank and rank[0] // ranks > limits.max_rank:
+        raise CheckpointError(f"its rank is {rank[0] // ranks} ({source}), and --max-lora-rank is {limits.max_rank}.")
 
 
 def _check_apart(fitted: Mapping[str, Fitted]) -> None:
     """Check that no two modules are the same part of a layer."""
-    places: dict[tuple[str, int], list[tuple[int | None, str]]] = {}
+    found: dict[tuple[str, int], list[tuple[int | None, str]]] = {}
     for module, each in fitted.items():
-        places.setdefault((each.place.layer.name, each.place.part), []).append((each.place.projection, module))
-    for found in places.values():
-        projections = [projection for projection, _ in found]
-        if len(set(projections)) < len(found) or (None in projections and len(found) > 1):
-            raise CheckpointError(f"{found[0][1]!r:.200} and {found[1][1]!r:.200} are the same layer.")
+        for place in each.places:
+            parts = range(place.layer.parts) if place.stacked is not None else (place.part,)
+            for part in parts:
+                found.setdefault((place.layer.name, part), []).append((place.projection, module))
+    for same in found.values():
+        projections = [projection for projection, _ in same]
+        if len(set(projections)) < len(same) or (None in projections and len(same) > 1):
+            raise CheckpointError(f"{same[0][1]!r:.200} and {same[1][1]!r:.200} are the same layer.")

@@ -25,7 +25,7 @@ _MOST = 10_000  # entries of `alpha_pattern`
 _LARGEST = 1e6  # of a scale
 # Settings that change what an adapter computes, and are not served.
 _UNKNOWN = (
-    *("alora_invocation_tokens", "arrow_config", "layer_replication", "target_parameters", "trainable_token_indices"),
+    *("alora_invocation_tokens", "arrow_config", "layer_replication", "trainable_token_indices"),
     *("use_bdlora", "use_qalora"),
 )
 

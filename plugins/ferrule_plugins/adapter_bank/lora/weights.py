@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer
 from ferrule_plugins.adapter_bank.lora.files import AdapterFile
-from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits
+from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits, Place
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 _PAUSE = 0.0002  # seconds
@@ -40,6 +40,15 @@ class PartWeights:
         return sum(tensor.nbytes for tensor in (*self.downs.values(), *self.ups.values()))
 
 
+@dataclass(frozen=True)
+class Piece:
+    """The tensors of a module for one of its places, float32 by role, and the factor of their product."""
+
+    place: Place
+    tensors: Mapping[str, torch.Tensor]
+    scale: float
+
+
 Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
 
 
@@ -55,14 +64,25 @@ def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limit
         if entry.role != "base":
             tensors.setdefault(entry.module, {})[entry.role] = _finite(name, tensor, limits.dtype)
         pause()
-    weights: dict[tuple[str, int], PartWeights] = {}
-    groups: dict[tuple[str, int], list[str]] = {}
+    pieces: dict[tuple[str, int], list[Piece]] = {}
     for module, fitted in modules.items():
-        groups.setdefault((fitted.place.layer.name, fitted.place.part), []).append(module)
-    for key, names in groups.items():
-        weights[key] = _part([modules[name] for name in names], [tensors[name] for name in names], limits.dtype)
+        for piece in _pieces(fitted, tensors.get(module, {})):
+            pieces.setdefault((piece.place.layer.name, piece.place.part), []).append(piece)
+    weights: dict[tuple[str, int], PartWeights] = {}
+    for key, own in pieces.items():
+        weights[key] = _part(own, limits.dtype)
         pause()
     return weights
+
+
+def _pieces(fitted: Fitted, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
+    for place in fitted.places:
+        if place.stacked is None:
+            yield Piece(place, tensors, fitted.scale)
+            continue
+        downs, ups = place.stacked.split(tensors["down"], tensors["up"])
+        for part, (down, up) in enumerate(zip(downs, ups, strict=True)):
+            yield Piece(replace(place, part=part), {"down": down, "up": up}, fitted.scale)
 
 
 def _finite(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -72,22 +92,22 @@ def _finite(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor
     return tensor.to(torch.float32, copy=True)
 
 
-def _part(modules: list[Fitted], tensors: list[dict[str, torch.Tensor]], dtype: torch.dtype) -> PartWeights:
-    """Lay out the tensors of all modules that are one part of a layer."""
-    layer, part = modules[0].place.layer, modules[0].place.part
+def _part(pieces: Sequence[Piece], dtype: torch.dtype) -> PartWeights:
+    """Lay out all that changes one part of a layer."""
+    layer = pieces[0].place.layer
     starts = [sum(layer.own_outputs[:index]) for index in range(len(layer.own_outputs) + 1)]
     made, ups, downs = PartWeights(), dict[int, torch.Tensor](), dict[int, torch.Tensor]()
-    for fitted, own in zip(modules, tensors, strict=True):
+    for piece in pieces:
+        own, projection = piece.tensors, piece.place.projection
         if "down" not in own:
             continue
-        projection = fitted.place.projection
         down = own["down"] if layer.table else layer.inputs(own["down"])
-        up = layer.outputs(own["up"], projection) * fitted.scale
-        pieces = up.split_with_sizes(list(layer.own_outputs)) if projection is None else (up,)
-        for index, piece in enumerate(pieces, 0 if projection is None else projection):
-            downs[index], ups[index] = down, piece
-    if any({"magnitude", "bias", "up_bias"} & set(own) for own in tensors):
-        _change(made, modules, tensors, ups, downs, starts)
+        up = layer.outputs(own["up"], projection) * piece.scale
+        parts = up.split_with_sizes(list(layer.own_outputs)) if projection is None else (up,)
+        for index, part in enumerate(parts, projection or 0):
+            downs[index], ups[index] = down, part
+    if any({"magnitude", "bias", "up_bias"} & set(piece.tensors) for piece in pieces):
+        _change(made, pieces, ups, downs, starts)
     for index, up in ups.items():
         if made.scales is not None:
             up = up * made.scales[starts[index] : starts[index + 1]].unsqueeze(1)
@@ -101,8 +121,7 @@ def _part(modules: list[Fitted], tensors: list[dict[str, torch.Tensor]], dtype: 
 
 def _change(
     made: PartWeights,
-    modules: list[Fitted],
-    tensors: list[dict[str, torch.Tensor]],
+    pieces: Sequence[Piece],
     ups: Mapping[int, torch.Tensor],
     downs: Mapping[int, torch.Tensor],
     starts: list[int],
@@ -110,14 +129,14 @@ def _change(
     """Set `scales` and `offsets`: magnitudes of DoRA (Liu et al. 2024) for rows of the sum of weights and adapter, then
     biases.
     """
-    layer, part = modules[0].place.layer, modules[0].place.part
+    layer, part = pieces[0].place.layer, pieces[0].place.part
     total = starts[-1]
     scales, offsets = torch.ones(total), torch.zeros(total)
     bias = None if layer.own_bias is None else layer.own_bias(part)
     own_bias = torch.zeros(total) if bias is None else bias.detach().float().cpu()
-    norms = _norms(layer, part, ups, downs, starts) if any("magnitude" in own for own in tensors) else None
-    for fitted, own in zip(modules, tensors, strict=True):
-        projection = fitted.place.projection
+    norms = _norms(layer, part, ups, downs, starts) if any("magnitude" in piece.tensors for piece in pieces) else None
+    for piece in pieces:
+        own, projection = piece.tensors, piece.place.projection
         rows = slice(0, total) if projection is None else slice(starts[projection], starts[projection + 1])
         if "magnitude" in own and norms is not None:
             magnitude = layer.outputs(own["magnitude"].flatten(), projection)
@@ -129,7 +148,7 @@ def _change(
                 raise CheckpointError(f"it has a bias for {layer.name}, which has none in the model.")
             offsets[rows] += take(own["bias"], projection) - own_bias[rows]
         if "up_bias" in own:
-            offsets[rows] += take(own["up_bias"], projection) * fitted.scale * scales[rows]
+            offsets[rows] += take(own["up_bias"], projection) * piece.scale * scales[rows]
     if not bool(torch.isfinite(scales).all() and torch.isfinite(offsets).all()):
         raise CheckpointError(f"its magnitudes or biases for {layer.name} are not finite there.")
     made.scales, made.offsets = scales, offsets

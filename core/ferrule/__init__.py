@@ -16,6 +16,7 @@ if TYPE_CHECKING:
         PoolingParams,
         RequestOutput,
     )
+    from ferrule.llm.prompt_adapters import PromptAdapterRequest
     from ferrule.sampling_params import RequestOutputKind, SamplingParams
     from ferrule.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
 
@@ -33,6 +34,7 @@ __all__ = [
     "GuidedDecodingParams",
     "LLMEngine",
     "PoolingParams",
+    "PromptAdapterRequest",
     "RequestOutput",
     "RequestOutputKind",
     "SamplingParams",
@@ -52,6 +54,7 @@ _HOMES = {
     "LLM": "ferrule.llm.offline",
     "LLMEngine": "ferrule.llm.engine",
     "PoolingParams": "ferrule.llm.outputs",
+    "PromptAdapterRequest": "ferrule.llm.prompt_adapters",
     "RequestOutput": "ferrule.llm.outputs",
     "RequestOutputKind": "ferrule.sampling_params",
     "SamplingParams": "ferrule.sampling_params",

@@ -30,7 +30,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env": 200,
         "ferrule.env_vllm": 270,  # a table
         "ferrule.log": 200,
-        "ferrule.config": 2_560,  # with the object of speculative decoding, and older names of its keys
+        "ferrule.config": 2_800,  # with the object of speculative decoding, older names of its keys, adapters
         "ferrule.checkpoint": 310,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 165,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.slow_start": 70,
@@ -46,11 +46,11 @@ BUDGETS = MappingProxyType(
         "ferrule.live": 120,
         "ferrule.api_keys": 175,
         "ferrule.client": 480,
-        "ferrule.frontend": 3_910,  # with what templates show, tries of constraints
+        "ferrule.frontend": 4_060,  # with what templates show, tries of constraints, files of prompt adapters
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 370,
         "ferrule.launch": 1_310,
-        "ferrule.llm": 1_090,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule.llm": 1_130,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states, adapted layers
         "ferrule_parsing": 2_500,

@@ -10,6 +10,7 @@ import shutil
 import sys
 import time
 from collections import Counter
+from copy import deepcopy
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from tools.tiny import chat, data, dialogues, tokenizer
 
 
 class Phase(NamedTuple):
-    """``steps`` updates of ``micro`` batches; the rate falls linearly from 1 to ``floor`` after ``hold`` of them."""
+    """``steps`` updates of ``micros`` batches; the rate falls linearly from 1 to ``floor`` after ``hold`` of them."""
 
     name: str
     steps: int
@@ -34,6 +35,7 @@ class Phase(NamedTuple):
     floor: float
     worked: bool  # sums are answered with their steps
     weights: dict[str, float]
+    micros: int = 3
 
 
 PHASES: tuple[Phase, ...] = (
@@ -55,7 +57,6 @@ PHASES: tuple[Phase, ...] = (
     }),
 )  # fmt: skip
 MICRO_TOKENS = 3072
-MICRO_BATCHES = 3
 WARM_UP = 40
 
 
@@ -159,7 +160,7 @@ def save(model: LlamaForCausalLM, folder: Path) -> None:
     """Write the checkpoint in bfloat16."""
     state = {k: v.to(torch.bfloat16).contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}
     save_file(state, folder / "model.safetensors", metadata={"format": "pt"})
-    config = make_config()
+    config = deepcopy(model.config)
     config.dtype = torch.bfloat16
     config.save_pretrained(folder)
     # Who asks for no temperature gets a low one: answers are facts here.
@@ -176,7 +177,7 @@ def run_phase(model: LlamaForCausalLM, phase: Phase, seed: int, tok: Tokenizer, 
     tests = dialogues.held_out_set(seed=1)  # another drawing than the published test's
     begin, positions, losses = time.monotonic(), 0, 0.0
     for step in range(phase.steps):
-        micros = [next(source) for _ in range(MICRO_BATCHES)]
+        micros = [next(source) for _ in range(phase.micros)]
         counted = sum(int((batch.labels != data.IGNORE).sum()) for batch in micros)
         for batch in micros:
             logits, labels = logits_of(model, batch)

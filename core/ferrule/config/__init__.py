@@ -6,6 +6,7 @@ from ferrule.config.resolved import (
     ResolvedDecoding,
     ResolvedLoRA,
     ResolvedModel,
+    ResolvedPromptAdapters,
     ResolvedScheduler,
     WorkerSettings,
 )
@@ -22,6 +23,7 @@ from ferrule.config.sections import (
     ObservabilityConfig,
     ParallelConfig,
     PluginConfig,
+    PromptAdapterConfig,
     SchedulerConfig,
     SpeculativeConfig,
 )
@@ -43,10 +45,12 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PluginConfig",
+    "PromptAdapterConfig",
     "Resolved",
     "ResolvedDecoding",
     "ResolvedLoRA",
     "ResolvedModel",
+    "ResolvedPromptAdapters",
     "ResolvedScheduler",
     "ResolvedSpeculative",
     "RouterSettings",

@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA
-from ferrule.config.sections import LoRAConfig, ModelConfig
+from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
-from ferrule.types import Adapter
+from ferrule.types import Adapter, PromptAdapter
 
 MAX_NAME = 256  # characters of an adapter's name
 _KEYS = ("name", "path", "local_path", "base_model_name")
@@ -106,3 +106,38 @@ def lora_remarks(section: LoRAConfig) -> Iterator[str]:
     for field in dataclasses.fields(default):
         if getattr(section, field.name) != getattr(default, field.name):
             yield f"--{field.name.replace('_', '-')} changes nothing without --enable-lora."
+
+
+def resolve_prompt_adapters(
+    section: PromptAdapterConfig, taken: Sequence[str], problems: list[str]
+) -> ResolvedPromptAdapters:
+    """Fill the section of prompt adapters, and add its contradictions to `problems`. `taken` are other names that
+    clients use as a model.
+    """
+    if section.prompt_adapters and not section.enable_prompt_adapter:
+        problems.append("--prompt-adapters needs --enable-prompt-adapter.")
+    if section.enable_prompt_adapter and not section.max_prompt_adapter_token:
+        problems.append(
+            "--enable-prompt-adapter needs --max-prompt-adapter-token, the most virtual tokens of an adapter."
+        )
+    modules: dict[str, PromptAdapter] = {}
+    for text in section.prompt_adapters:
+        name, _, path = (part.strip() for part in text.partition("="))
+        if not path:
+            problems.append(f"--prompt-adapters {text!r:.120}: expected name=path.")
+        elif problem := name_problem(name):
+            problems.append(f"--prompt-adapters {text!r:.120}: its name {problem}.")
+        elif name in taken or name in modules:
+            problems.append(f"--prompt-adapters: another model or adapter has the name {name!r:.80}.")
+        modules[name] = PromptAdapter(name=name, path=path)
+    values: dict[str, Any] = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
+    return ResolvedPromptAdapters(**values, modules=tuple(modules.values()))
+
+
+def prompt_adapter_remarks(section: PromptAdapterConfig) -> Iterator[str]:
+    """Yield sentences about options of prompt adapters that have no effect on a server without them."""
+    if section.enable_prompt_adapter:
+        return
+    for field in dataclasses.fields(PromptAdapterConfig):
+        if getattr(section, field.name) != field.default:
+            yield f"--{field.name.replace('_', '-')} changes nothing without --enable-prompt-adapter."

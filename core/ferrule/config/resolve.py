@@ -11,7 +11,7 @@ import dataclasses
 import re
 from typing import Any
 
-from ferrule.config.adapters import lora_remarks, resolve_lora
+from ferrule.config.adapters import lora_remarks, prompt_adapter_remarks, resolve_lora, resolve_prompt_adapters
 from ferrule.config.locations import map_locations
 from ferrule.config.parse import config_schema
 from ferrule.config.resolved import Resolved, ResolvedDecoding, ResolvedModel, ResolvedScheduler
@@ -47,10 +47,12 @@ def resolve(config: Config) -> Resolved:
     decoding = _decoding(config.decoding, problems)
     speculative = resolve_speculative(config.speculative, problems)
     lora = resolve_lora(config.lora, config.model, problems)
+    served = (*(config.model.served_model_name or (config.model.model,)), *(module.name for module in lora.modules))
+    prompts = resolve_prompt_adapters(config.prompt_adapter, served, problems)
     if problems:
         raise ConfigError("\n".join(problems))
     filled: dict[str, Any] = {"model": _model(config.model), "scheduler": scheduler, "decoding": decoding}
-    filled |= {"speculative": speculative, "lora": lora, "parsers": _parsers(config)}
+    filled |= {"speculative": speculative, "lora": lora, "prompt_adapter": prompts, "parsers": _parsers(config)}
     return Resolved(**{**_fields(config), **filled})
 
 
@@ -200,7 +202,8 @@ def remarks(config: Resolved, plugins: Plugins) -> list[str]:
         found.append("--code-revision changes nothing without --trust-remote-code: no code of the model is fetched.")
     if config.cache.calculate_kv_scales and not config.cache.kv_cache_dtype.startswith("fp8"):
         found.append("--calculate-kv-scales changes nothing without --kv-cache-dtype fp8.")
-    return [*found, *remarks_on(config.speculative), *lora_remarks(config.lora)]
+    found += [*remarks_on(config.speculative), *lora_remarks(config.lora)]
+    return [*found, *prompt_adapter_remarks(config.prompt_adapter)]
 
 
 def with_scheduler(config: Resolved, plugins: Plugins) -> Plugins:

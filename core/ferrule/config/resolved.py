@@ -20,10 +20,12 @@ from ferrule.config.sections import (
     ModelConfig,
     ObservabilityConfig,
     ParallelConfig,
+    PromptAdapterConfig,
     SchedulerConfig,
 )
 from ferrule.config.speculative import ResolvedSpeculative
 from ferrule.env import Environment
+from ferrule.types import PromptAdapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,6 +94,13 @@ class ResolvedLoRA(LoRAConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ResolvedPromptAdapters(PromptAdapterConfig):
+    """The options of prompt adapters, resolved."""
+
+    modules: tuple[PromptAdapter, ...] = field()  # what --prompt-adapters says
+
+
+@dataclass(frozen=True, kw_only=True)
 class WorkerSettings:
     """The sections that load a model and run its steps, wherever that happens: an executor is given no more.
 
@@ -124,3 +133,4 @@ class Resolved(WorkerSettings, Config):
     """All sections, resolved once, as the server's own processes get them."""
 
     decoding: ResolvedDecoding = field()
+    prompt_adapter: ResolvedPromptAdapters = field()

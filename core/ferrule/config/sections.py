@@ -391,6 +391,32 @@ class LoRAConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
+class PromptAdapterConfig:
+    """Prompt adapters."""
+
+    enable_prompt_adapter: bool = opt(
+        False, "Serve prompt adapters: trained virtual tokens before a prompt.", optional_value=True, opens=("None",)
+    )
+    prompt_adapters: tuple[str, ...] = opt(
+        (),
+        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it.",
+        nargs="+",
+        opens=("None",),
+        server=True,
+    )
+    max_prompt_adapters: int = opt(
+        1,
+        "Most prompt adapters that a process keeps in memory; others are read again when they are used. A step may "
+        "have any number of them.",
+        ge=1,
+        le=1 << 16,
+    )
+    max_prompt_adapter_token: int = opt(
+        0, "Most virtual tokens of a prompt adapter; needed with --enable-prompt-adapter.", ge=0
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
 class DeviceConfig:
     """The device that the model runs on."""
 
@@ -650,6 +676,7 @@ class Config:
     speculative: SpeculativeConfig = field(default_factory=SpeculativeConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
     lora: LoRAConfig = field(default_factory=LoRAConfig)
+    prompt_adapter: PromptAdapterConfig = field(default_factory=PromptAdapterConfig)
     device: DeviceConfig = field(default_factory=DeviceConfig)
     frontend: FrontendConfig = field(default_factory=FrontendConfig)
     observability: ObservabilityConfig = field(default_factory=ObservabilityConfig)

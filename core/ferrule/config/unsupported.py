@@ -20,7 +20,6 @@ _MEDIA = "multimodal inputs"
 _NEURON = "the Neuron platform"
 _PARALLEL = "parallel workers"
 _PLATFORM_OPTIONS = "options of a platform"
-_PROMPT_ADAPTERS = "prompt adapters"
 _RAY = "Ray workers"
 
 _NO_SWAP = "a preempted request is computed again, nothing is swapped out"
@@ -41,9 +40,6 @@ class FrontendConfig:
     )
     data_parallel_start_rank: int = opt(
         0, "First data-parallel rank of this node.", ge=0, aliases=("-dpr",), missing=_DATA_PARALLEL
-    )
-    prompt_adapters: tuple[str, ...] = opt(
-        (), "Prompt adapters to serve: name=path.", nargs="+", missing=_PROMPT_ADAPTERS, opens=("None",)
     )
     engine_use_ray: bool = opt(False, "Run the engine in a Ray process.", optional_value=True, missing=_RAY)
 
@@ -218,17 +214,6 @@ class MultiModalConfig:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoRAConfig:
-    """Adapters."""
-
-    enable_prompt_adapter: bool | None = opt(
-        None, "Serve prompt adapters.", optional_value=True, missing=_PROMPT_ADAPTERS, accepted=(False,)
-    )
-    max_prompt_adapters: int = opt(1, "Most prompt adapters in a step.", ge=0, missing=_PROMPT_ADAPTERS)
-    max_prompt_adapter_token: int = opt(0, "Most tokens of prompt adapters.", ge=0, missing=_PROMPT_ADAPTERS)
-
-
-@dataclass(frozen=True, kw_only=True)
 class SpeculativeConfig:
     """Speculative decoding."""
 
@@ -371,7 +356,6 @@ UNSUPPORTED: Mapping[str, type] = MappingProxyType(
         "unsupported_parallel": ParallelConfig,
         "unsupported_cache": CacheConfig,
         "multimodal": MultiModalConfig,
-        "unsupported_lora": LoRAConfig,
         "unsupported_speculative": SpeculativeConfig,
         "unsupported_scheduler": SchedulerConfig,
         "vllm": VllmConfig,

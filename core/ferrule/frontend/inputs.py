@@ -12,6 +12,7 @@ from ferrule.config import Resolved
 from ferrule.config.chosen import chosen_plugins
 from ferrule.errors import ConfigError, RequestError
 from ferrule.frontend.admission.admit import sampling_defaults
+from ferrule.frontend.admission.prompt_adapters import check_prompt_adapters
 from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.text.builtin import Templates, builtin_file, choose_templates
 from ferrule.interfaces.plugins import Plugins
@@ -30,9 +31,10 @@ class Inputs(Struct, frozen=True):
 
 
 def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
-    """Open tokenizer, templates and parsers, and read the generation config. Model and tokenizer are folders.
+    """Open tokenizer, templates and parsers, read the generation config, and look for prompt adapters.
 
-    The plugins that the frontend will use are checked first, including those that are made later. Raises StartupError.
+    Model and tokenizer are folders. The plugins that the frontend will use are checked first, including those that are
+    made later. Raises StartupError.
     """
     check_plugins(plugins, chosen_plugins(config, plugins), Component.FRONTEND)
     parsers = open_parsers(config, plugins)
@@ -41,6 +43,7 @@ def open_inputs(config: Resolved, plugins: Plugins) -> Inputs:
     if config.frontend.chat_template is not None:
         _check_template(config.frontend.chat_template, templates["default"])
     sampling_defaults(config, Path(config.model.model))
+    check_prompt_adapters(config.prompt_adapter)
     return Inputs(tokenizer, templates, parsers)
 
 

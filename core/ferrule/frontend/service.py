@@ -23,6 +23,7 @@ from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableEr
 from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
+from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
@@ -41,7 +42,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import Adapter, EngineRequest
+from ferrule.types import Adapter, EngineRequest, PromptAdapter
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -194,7 +195,7 @@ class FrontendService(Vectors):
 
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
         served = await self._adapters.find(request.model)
-        adapter = None if served is None else served.adapter
+        adapter, virtual = (None, None) if served is None else (served.adapter, served.prompt)
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
@@ -202,7 +203,7 @@ class FrontendService(Vectors):
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation)
+            prompts = await self._read(request, checked, reservation, request.prompt_adapter or virtual)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
             plans = [await self._plan(request, checked, *pair, arrival, adapter) for pair in pairs]
@@ -222,21 +223,22 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
-            model = self._title(requests[0])
-            for one in requests:
-                self.ledger.loggers.hooks.request_admitted(
-                    one.id, request.model or model, len(one.prompt_ids), request.params, told
-                )
+            model = self.names[0] if served is None else served.name
+            lengths = [len(prompt.read.ids) for prompt in prompts for _ in range(len(requests) // len(prompts))]
+            for one, length in zip(requests, lengths, strict=True):
+                self.ledger.loggers.hooks.request_admitted(one.id, request.model or model, length, request.params, told)
         return Admitted(model=model, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
+    async def _read(
+        self, request: Generate, checked: Checked, reservation: Reservation, adapter: PromptAdapter | None
+    ) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
-        num_tokens = 0
+        num_tokens, virtual = 0, None if adapter is None else await self._reader.adapters.get(adapter)
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
-            prompts.append(await self._reader.prepare(prompt, checked))
+            prompts.append(await self._reader.prepare(prompt, checked, virtual))
             num_tokens += len(prompts[-1].read.ids)
             if checked.base.prompt_logprobs is not None:
                 check_prompt_cells(num_tokens, checked, self._config.limits)
@@ -261,7 +263,7 @@ class FrontendService(Vectors):
             sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys(ends)))
         engine_request = EngineRequest(
             id="",
-            prompt_ids=prompt.read.ids,
+            prompt_ids=prompt.ids,
             media=prompt.media,
             work=sampling,
             grammar=grammar,
@@ -287,7 +289,7 @@ class FrontendService(Vectors):
                 one = replace(plan.request, id=secrets.token_hex(16), work=sampling)
                 account = Account(
                     arrival=one.arrival,
-                    prompt=len(one.prompt_ids),
+                    prompt=len(plan.prompt.read.ids),
                     max_tokens=sampling.max_tokens,
                     n=checked.n,
                     weight=plan.prompt.weight,
@@ -295,6 +297,7 @@ class FrontendService(Vectors):
                     streamed=request.streamed,
                     caller=CALLER.get(),
                     group=group,
+                    num_virtual=plan.prompt.num_virtual,
                 )
                 requests.append(one)
                 group.append(account)
@@ -319,13 +322,13 @@ class FrontendService(Vectors):
         """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
         front = self._config.frontend
         for plan, one in zip(plans, firsts, strict=True):
-            text = plan.prompt.read.text
+            ids, text = plan.prompt.read.ids, plan.prompt.read.text
             told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
             if one.adapter is not None:
                 told["adapter"] = one.adapter.title
             if front.enable_log_requests and front.max_log_len != 0:
-                told["prompt"] = (one.prompt_ids if text is None else text)[: front.max_log_len]
-            length, most = len(one.prompt_ids), one.work.max_tokens
+                told["prompt"] = (ids if text is None else text)[: front.max_log_len]
+            length, most = len(ids), one.work.max_tokens
             _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
@@ -362,7 +365,8 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     rules = read_rules(config, plugins, client, tokenizer, folder)
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
-    return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+    adapters = open_prompt_adapters(config.prompt_adapter, client.info)
+    return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer, adapters)
 
 
 def _vocabulary(tokenizer: Tokenizer, rules: AdmissionRules, written: tuple[str, ...]) -> Vocabulary:

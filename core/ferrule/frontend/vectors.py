@@ -52,6 +52,8 @@ class Vectors(Operations, Service):
         self._check_available()
         check_task("embed", self.model)
         served = await self._adapters.find(request.model)
+        if served is not None and served.prompt is not None:
+            raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
         caller = CALLER.get()

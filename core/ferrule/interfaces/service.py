@@ -19,7 +19,7 @@ from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
+from ferrule.types import FinishReason, ModelInfo, PromptAdapter, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams
@@ -75,6 +75,7 @@ class Generate(Struct, frozen=True, kw_only=True):
     prompts: tuple[Prompt | ChatPrompt, ...]
     params: SamplingParams
     model: str | None = None  # one of the served names, or of an adapter; None or "": the first
+    prompt_adapter: PromptAdapter | None = None  # given by the caller; those of the server go by `model`
     priority: int = 0
     targets: Targets = Targets()
     cache_salt: str | None = None

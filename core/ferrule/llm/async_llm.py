@@ -14,6 +14,7 @@ from ferrule.llm.backend import Backend
 from ferrule.llm.engine import running_request
 from ferrule.llm.metrics import Metric
 from ferrule.llm.outputs import RequestOutput
+from ferrule.llm.prompt_adapters import PromptAdapterRequest
 from ferrule.llm.prompts import TextOrIds
 from ferrule.llm.requests import News
 from ferrule.sampling_params import SamplingParams
@@ -51,6 +52,7 @@ class AsyncLLM:
         *,
         lora_request: None = None,
         trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
         """Yield outputs of one prompt, until one is `finished`; `SamplingParams.output_kind` decides what each has.
@@ -59,7 +61,9 @@ class AsyncLLM:
         Closing the generator, or cancelling the task that iterates over it, ends the request and frees its memory.
         Raises RequestError for whatever is wrong with the request, RequestFailed, EngineDead.
         """
-        running = running_request(request_id, prompt, sampling_params, lora_request, priority, trace_headers)
+        running = running_request(
+            request_id, prompt, sampling_params, lora_request, priority, trace_headers, prompt_adapter_request
+        )
         arrived: asyncio.Queue[News] = asyncio.Queue()
         running.deliver = _across(asyncio.get_running_loop(), arrived)
         try:

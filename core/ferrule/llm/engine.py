@@ -15,6 +15,7 @@ from ferrule.llm.arguments import EngineArgs
 from ferrule.llm.backend import Backend
 from ferrule.llm.calls import EngineCalls
 from ferrule.llm.outputs import RequestOutput
+from ferrule.llm.prompt_adapters import PromptAdapterRequest, given_adapter
 from ferrule.llm.prompts import TextOrIds, read_prompt
 from ferrule.llm.requests import News, Running
 from ferrule.sampling_params import SamplingParams
@@ -27,6 +28,7 @@ def running_request(
     lora_request: None,
     priority: int,
     trace_headers: Mapping[str, str] | None,
+    prompt_adapter_request: PromptAdapterRequest | None,
 ) -> Running:
     """Make a request as callers of an engine describe it, whose news go nowhere yet. Raises RequestError."""
     if not isinstance(request_id, str):
@@ -37,6 +39,7 @@ def running_request(
     request = Generate(
         prompts=(given.prompt,),
         params=params,
+        prompt_adapter=given_adapter(prompt_adapter_request),
         priority=priority,
         cache_salt=given.cache_salt,
         raw=True,
@@ -86,13 +89,16 @@ class LLMEngine(EngineCalls):
         *,
         lora_request: None = None,
         trace_headers: Mapping[str, str] | None = None,
+        prompt_adapter_request: PromptAdapterRequest | None = None,
         priority: int = 0,
     ) -> None:
         """Begin a request. With `trace_headers` its span continues a trace: traceparent, tracestate.
 
         Raises RequestError for whatever is wrong with it, and for an id that is in use.
         """
-        running = running_request(request_id, prompt, params, lora_request, priority, trace_headers)
+        running = running_request(
+            request_id, prompt, params, lora_request, priority, trace_headers, prompt_adapter_request
+        )
         running.deliver = _while_there(self._deliver, running)
         with self._changed:
             if request_id in self._running:

@@ -34,6 +34,7 @@ from ferrule.llm.outputs import (
     beam_output,
 )
 from ferrule.llm.progress import whole
+from ferrule.llm.prompt_adapters import Adapters, adapted
 from ferrule.llm.prompts import ChatFields, Conversation, Given, TextOrIds, read_conversations, read_prompts
 from ferrule.plugin import Plugins, discover
 from ferrule.sampling_params import Beam, SamplingParams
@@ -95,12 +96,15 @@ class LLM(EngineCalls):
         *,
         use_tqdm: Progressing = True,
         priority: Sequence[int] | None = None,
+        prompt_adapter_request: Adapters = None,
     ) -> list[RequestOutput]:
-        """Complete prompts; outputs come in the order of the prompts.
+        """Complete prompts; outputs come in the order of the prompts. A prompt adapter is for all of them, or there is
+        one for each.
 
         Raises RequestError, before anything runs, when a prompt or parameter is not valid for this model.
         """
-        return self._sample(read_prompts(prompts), sampling_params, use_tqdm, priority)
+        given = adapted(read_prompts(prompts), prompt_adapter_request)
+        return self._sample(given, sampling_params, use_tqdm, priority)
 
     def chat(
         self,
@@ -110,6 +114,7 @@ class LLM(EngineCalls):
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_content_format: str = "auto",
+        prompt_adapter_request: Adapters = None,
         **template: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or several. `chat_template` is a template's text.
@@ -118,7 +123,8 @@ class LLM(EngineCalls):
         Raises RequestError that names what is wrong.
         """
         fields = _chat_fields(tools, chat_template_content_format, template)
-        return self._sample(read_conversations(messages, fields), sampling_params, use_tqdm, None)
+        given = adapted(read_conversations(messages, fields), prompt_adapter_request)
+        return self._sample(given, sampling_params, use_tqdm, None)
 
     def preprocess_chat(
         self,
@@ -215,6 +221,7 @@ class LLM(EngineCalls):
                 Generate(
                     prompts=(given.prompt,),
                     params=one,
+                    prompt_adapter=given.prompt_adapter,
                     priority=level,
                     cache_salt=given.cache_salt,
                     raw=True,

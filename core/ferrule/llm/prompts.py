@@ -13,6 +13,7 @@ from ferrule.errors import RequestError
 from ferrule.frontend.text.messages import TemplateFields, chat_prompt
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.schema import Arguments, Body, CacheSalt, Text, TokenIds, check_marks, checked, not_here
+from ferrule.types import PromptAdapter
 
 Conversation = Sequence[Mapping[str, Any]]
 TextOrIds = str | Mapping[str, Any] | Sequence[int]  # a text, ids, or a mapping with the keys of `PromptFields`
@@ -54,6 +55,7 @@ class Given(NamedTuple):
     prompt: Prompt | ChatPrompt
     cache_salt: str | None = None
     text: str | None = None
+    prompt_adapter: PromptAdapter | None = None
 
 
 _FIELDS: TypeAdapter[PromptFields] = TypeAdapter(PromptFields)

@@ -210,7 +210,7 @@ def test_spellings_of_values(argv: list[str], name: str, value: object) -> None:
         (["--preemption-mode", "drop"], "one of: recompute, swap"),
         (["--kv-transfer-config", '{"kv_connector": "x"}'], "not in this build: "),
         (["--engine-use-ray"], "not in this build: "),
-        (["--enable-prompt-adapter"], "not in this build: "),
+        (["--headless"], "not in this build: "),
         (["--mm-processor-kwargs", '{"code_revision": "x"}'], "not in this build: multimodal inputs"),
     ],
 )
@@ -242,10 +242,10 @@ def test_keyword_arguments_have_the_same_classes() -> None:
 
 def test_a_file_has_the_same_classes(tmp_path: Path) -> None:
     file = tmp_path / "serve.yaml"
-    file.write_text("port: 1\nenable-prompt-adapter: true\nswap-space: 8\n")
+    file.write_text("port: 1\nheadless: true\nswap-space: 8\n")
     with pytest.raises(ConfigError) as caught:
         read("--config", str(file))
-    assert str(caught.value).startswith(f"{file}:2: enable-prompt-adapter: not in this build: prompt adapters")
+    assert str(caught.value).startswith(f"{file}:2: headless: not in this build: data parallelism")
 
 
 # ----------------------------------------------------------------------------------------- variables

@@ -43,6 +43,7 @@ class Adapters:
             Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
             for module, adapter in first
         ]
+        entries += [Served(name=one.name, prompt=one, parent=self._names[0]) for one in config.prompt_adapter.modules]
         self._table = AdapterTable(client.board, entries)
         self._places = Places(config.lora)
         self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
@@ -91,14 +92,14 @@ class Adapters:
         self._check_enabled()
         folder = Path(path).expanduser().absolute()
         loaded = self._table.entries().get(name)
-        if again or loaded is None or loaded.adapter.path != str(folder):
+        if again or loaded is None or loaded.path != str(folder):
             await self._add(name, folder, again)
 
     async def unload(self, name: str) -> None:
         """Forget an adapter. Requests that use it go on. Raises NotFoundError."""
         self._check_enabled()
         async with self._table.changing() as entries:
-            if name not in entries:
+            if name not in entries or entries[name].adapter is None:
                 raise NotFoundError(f"There is no adapter {name!r:.120}.", "lora_name")
             self._table.replace(entry for entry in entries.values() if entry.name != name)
         _logger.info("adapter removed", name=name)
@@ -124,6 +125,8 @@ class Adapters:
         if name in self._names:
             raise RequestError(f"lora_name {name!r:.120} is a name of the model.", "lora_name")
         async with self._table.changing() as entries:
+            if name in entries and entries[name].adapter is None:
+                raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
             if name in entries and not in_place:
                 raise RequestError(
                     f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"

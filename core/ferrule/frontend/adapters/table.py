@@ -20,17 +20,25 @@ import msgspec
 from msgspec import Struct
 
 from ferrule.shared_memory.board import ADAPTER_CHANGES, Board
-from ferrule.types import Adapter
+from ferrule.types import Adapter, PromptAdapter
 
 _LOCK_POLL = 0.005  # seconds
 
 
 class Served(Struct, frozen=True, kw_only=True):
-    """An adapter under the name that clients use. `parent` is the name of its base model."""
+    """An adapter of weights, or a prompt adapter, under the name that clients use. `parent` is the name of its base
+    model.
+    """
 
     name: str
-    adapter: Adapter
     parent: str
+    adapter: Adapter | None = None
+    prompt: PromptAdapter | None = None
+
+    @property
+    def path(self) -> str:
+        """The folder of either."""
+        return "".join(one.path for one in (self.adapter, self.prompt) if one is not None)
 
 
 _Entries = Mapping[str, Served]

@@ -24,6 +24,7 @@ from ferrule.frontend.admission.processors import (
     find_function_processor,
     find_processors,
 )
+from ferrule.frontend.admission.prompt_adapters import PromptAdapters
 from ferrule.frontend.admission.tensors import embeds_item, read_embeds
 from ferrule.frontend.admission.validate import (
     AdmissionRules,
@@ -53,17 +54,31 @@ _SHORT = 2048  # ids that are decoded on the event loop
 
 
 class Prepared(Struct, frozen=True):
-    """One prompt, ready for the engine: truncated as the request asks."""
+    """One prompt, ready for the engine: truncated as the request asks.
+
+    The tokens of `virtual` stand before those of the client. They are not its own: nothing that it is told counts or
+    shows them.
+    """
 
     read: ReadPrompt
     sampling: TokenSampling
     media: tuple[MediaItem, ...] = ()
+    virtual: MediaItem | None = None  # the first item of `media`: those of a prompt adapter
+
+    @property
+    def num_virtual(self) -> int:
+        return 0 if self.virtual is None else self.virtual.count
+
+    @property
+    def ids(self) -> tuple[int, ...]:
+        """The ids as the engine gets them: 0 for each virtual token, then those of the client."""
+        return (0,) * self.num_virtual + self.read.ids
 
     @property
     def weight(self) -> int:
         """The size of the prompt in the queue's token budget; media count by their bytes."""
         size = sum(len(tensor.data) for item in self.media for tensor in item.data.values())
-        return max(len(self.read.ids), size // _TOKEN_BYTES)
+        return max(len(self.ids), size // _TOKEN_BYTES)
 
 
 async def check_request(request: Generate, rules: AdmissionRules, remote: bool) -> Checked:
@@ -92,12 +107,15 @@ def _cut(given: HostTensor, tokens: int, checked: Checked) -> MediaItem:
 
 class PromptReader:
     """A converter of texts, ids and conversations to ids, off the event loop and under the limits. Without an `encoder`
-    it takes ids only.
+    it takes ids only. `adapters` are virtual tokens to put before a prompt.
     """
 
-    def __init__(self, rules: AdmissionRules, encoder: Encoder | None, renderer: Renderer) -> None:
+    def __init__(
+        self, rules: AdmissionRules, encoder: Encoder | None, renderer: Renderer, adapters: PromptAdapters
+    ) -> None:
         self.rules = rules
         self.renderer = renderer
+        self.adapters = adapters
         self.max_characters = _CHARACTERS * rules.max_model_len
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)
@@ -106,18 +124,23 @@ class PromptReader:
     def tokenizer(self) -> Tokenizer | None:
         return None if self._encoder is None else self._encoder.tokenizer
 
-    async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
-        """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. Raises
-        RequestError.
+    async def prepare(
+        self, prompt: Prompt | ChatPrompt, checked: Checked, virtual: MediaItem | None = None
+    ) -> Prepared:
+        """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. `virtual` are the
+        tokens of a prompt adapter. Raises RequestError.
         """
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
+            if virtual is not None:
+                raise RequestError("A prompt adapter needs a prompt of tokens, not prompt_embeds.", "prompt_embeds")
             return await self._embed(prompt.embeds, checked)
         read = await self.read(prompt)
-        ids, sampling = fit(checked, read.ids, self.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
+        ids, sampling = fit(checked, read.ids, self.rules, param, 0 if virtual is None else virtual.count)
         if len(ids) < len(read.ids):
             text = read.text and await self._truncated(read.ids, read.text, checked.kept(len(ids)))
             read = replace(read, ids=ids, text=text)
-        return Prepared(read, sampling)
+        return Prepared(read, sampling, () if virtual is None else (virtual,), virtual)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
         """Return the part of a prompt's text that belongs to the ids in `kept`."""

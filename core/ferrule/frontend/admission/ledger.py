@@ -44,7 +44,7 @@ class Account:
     """
 
     arrival: float
-    prompt: int  # tokens
+    prompt: int  # tokens, without those of a prompt adapter
     max_tokens: int
     n: int
     weight: int  # tokens of the queue's budget
@@ -60,6 +60,11 @@ class Account:
     caller: Visit | None = None
     group: Sequence[Account] = ()  # all choices of the prompt
     last_token: float = 0.0
+    num_virtual: int = 0  # tokens of a prompt adapter, before the prompt
+
+    def cached_of(self, delta: RequestDelta) -> int:
+        """Return how many of the prompt's tokens came from the prefix cache."""
+        return max(0, delta.cached - self.num_virtual)
 
 
 @dataclass(slots=True)

@@ -1,10 +1,12 @@
-"""The one decoder of tensors that clients send. It executes nothing: no pickle is loaded, and there is no torch here.
+"""The one decoder of embeddings, of clients and of adapters. It executes nothing: no pickle is loaded, and there is no
+torch here.
 
-It takes base64 of a file that ``torch.save`` wrote for one tensor, or of a safetensors file with one tensor. The tensor
-is dense, contiguous, finite, [tokens, size] or [1, tokens, size], and float32, float16 or bfloat16.
+It takes a file that ``torch.save`` wrote for one tensor, or a safetensors file with one tensor; clients send its
+base64. An adapter's file has it under a name. The tensor is dense, contiguous, finite, [tokens, size] or
+[1, tokens, size], and float32, float16 or bfloat16.
 
-A file of ``torch.save`` is an archive with a pickle. Its opcodes must be exactly those of a plain tensor; none is
-executed.
+A file of ``torch.save`` is an archive with a pickle. Its opcodes must be exactly those of a plain tensor, or of a
+dictionary with one under that name; none is executed.
 """
 
 from __future__ import annotations
@@ -32,8 +34,14 @@ _NAMES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"} | _STORAGES
 _INTEGERS = ("K", "M", "J", "\x8a")  # opcodes of pickle
 _CODES = {"q": "", "r": "", "\x88": "B", "\x89": "B"} | dict.fromkeys(_INTEGERS, "I")  # memo: nothing; booleans: B
 _PLAIN = {  # what torch.save writes for one dense tensor: _rebuild_tensor_v2(storage, offset, shape, stride, …)
-    f"\x80c((XcXXItQI{'I' * rank}{end}{'I' * rank}{end}Bc)RtR.": rank for rank, end in ((2, "\x86"), (3, "\x87"))
+    f"\x80{key}c((XcXXItQI{'I' * rank}{end}{'I' * rank}{end}Bc)RtR{put}.": rank
+    for rank, end in ((2, "\x86"), (3, "\x87"))
+    for key, put in (("", ""), ("}X", "s"))  # alone, or under the one name of a dictionary
 }
+_FORM = (
+    "what torch.save writes for a dense, contiguous tensor of float32, float16 or bfloat16, or a safetensors file with "
+    "one"
+)
 _END = struct.Struct("<4s6xHII2x")  # of a zip archive: entries, then bytes and place of their list
 _ENTRY = struct.Struct("<4s6xH8xIIHHH8xI")  # method, sizes, lengths of three names, place
 _LOCAL = struct.Struct("<4s22xHH")
@@ -58,29 +66,37 @@ def read_embeds(text: Any, size: int, max_tokens: int) -> MediaItem:
     try:
         pieces = (text[start : start + _PIECE] for start in range(0, len(text), _PIECE))
         file = b"".join(a2b_base64(piece, strict_mode=True) for piece in pieces)
-        raw = _read_torch(file) if file.startswith(b"PK") else _read_safetensors(file)
+    except (TypeError, ValueError):
+        raise RequestError(f"prompt_embeds must be base64 of {_FORM}.", "prompt_embeds") from None
+    try:
+        return embeds_item(read_file(file, size, max_tokens))
+    except ValueError as error:
+        raise RequestError(f"prompt_embeds must {error}.", "prompt_embeds") from None
+
+
+def read_file(file: bytes, size: int, max_tokens: int, name: str | None = None) -> HostTensor:
+    """Read a file with at most `max_tokens` embeddings of `size` values, in linear time. With `name`, the tensor must
+    have that name in it.
+
+    Raises ValueError, whose text says what the file must be or have.
+    """
+    try:
+        raw = _read_torch(file, name) if file.startswith(b"PK") else _read_safetensors(file, name)
         dtype = _NAMES[raw.dtype]
         *batch, tokens, width = (1, *raw.shape) if len(raw.shape) == 2 else raw.shape
     except (LookupError, RecursionError, TypeError, ValueError, struct.error, msgspec.MsgspecError):
-        raise RequestError(
-            "prompt_embeds must be base64 of what torch.save writes for a dense, contiguous tensor of float32, float16 "
-            "or bfloat16, or of a safetensors file with one.",
-            "prompt_embeds",
-        ) from None
+        raise ValueError(f"be {_FORM}") from None
     if batch != [1] or width != size or not 1 <= tokens <= max_tokens:
         shape = ", ".join(map(str, raw.shape))
-        raise RequestError(
-            f"prompt_embeds must be [tokens, {size}] with 1 to {max_tokens} tokens, not [{shape:.60}].", "prompt_embeds"
-        )
+        raise ValueError(f"be [tokens, {size}] with 1 to {max_tokens} tokens, not [{shape:.60}]")
     if len(raw.data) != tokens * size * _WIDTHS[dtype]:
-        raise RequestError("prompt_embeds has more or fewer bytes than its shape needs.", "prompt_embeds")
+        raise ValueError("have as many bytes as its shape needs")
     import numpy as np  # few requests need it, and it takes as long to import as all else here
 
     exponents = np.frombuffer(raw.data, dtype=f"<u{_WIDTHS[dtype]}") & _EXPONENTS[dtype]
     if (exponents == _EXPONENTS[dtype]).any():
-        raise RequestError("prompt_embeds must hold finite numbers only.", "prompt_embeds")
-    data = bytes(raw.data)
-    return embeds_item(HostTensor(shape=(tokens, size), dtype=dtype, data=data))
+        raise ValueError("hold finite numbers only")
+    return HostTensor(shape=(tokens, size), dtype=dtype, data=bytes(raw.data))
 
 
 def embeds_item(given: HostTensor) -> MediaItem:
@@ -91,22 +107,24 @@ def embeds_item(given: HostTensor) -> MediaItem:
     return MediaItem(kind="embeds", digest=digest.digest(), start=0, count=tokens, data={"embeds": given})
 
 
-def _read_safetensors(file: bytes) -> _Raw:
+def _read_safetensors(file: bytes, name: str | None) -> _Raw:
     """Read a file with one tensor: https://github.com/huggingface/safetensors#format"""
     (length,) = struct.unpack_from("<Q", file)
     header = msgspec.json.decode(file[8 : 8 + min(length, _MAX_HEADER)], type=dict[str, Any])
     header.pop("__metadata__", None)
-    (entry,) = (msgspec.convert(value, _Entry) for value in header.values())
-    data = memoryview(file)[8 + length :]
-    if entry.data_offsets != (0, len(data)):
+    ((found, value),) = header.items()
+    entry, data = msgspec.convert(value, _Entry), memoryview(file)[8 + length :]
+    if entry.data_offsets != (0, len(data)) or found != (name or found):
         raise ValueError
     return _Raw(entry.dtype, entry.shape, data)
 
 
-def _read_torch(file: bytes) -> _Raw:
+def _read_torch(file: bytes, name: str | None) -> _Raw:
     """Read a file with one tensor: https://docs.pytorch.org/docs/stable/notes/serialization.html"""
     files = _read_zip(file)
-    (_, _, kind, key, *_), (elements, offset, *sizes), rank = _read_pickle(files["data.pkl"])
+    (*names, _, _, kind, key, _, _), (elements, offset, *sizes), rank = _read_pickle(files["data.pkl"])
+    if names != ([] if name is None else [name]):
+        raise ValueError
     shape, strides, data, width = sizes[:rank], sizes[rank:], files[f"data/{key}"], _WIDTHS[_NAMES[kind]]
     dense = all(shape[n] == 1 or strides[n] == prod(shape[n + 1 :]) for n in range(rank))
     inside = len(data) == elements * width and 0 <= offset <= elements - prod(shape)
@@ -126,7 +144,7 @@ def _read_pickle(data: memoryview) -> tuple[list[str], list[int], int]:
             texts.append(argument)
         elif isinstance(argument, int) and opcode.code in _INTEGERS:
             numbers.append(argument)
-    if [*texts[:2], *texts[5:]] != ["torch._utils _rebuild_tensor_v2", "storage", "collections OrderedDict"]:
+    if [*texts[-6:-4], *texts[-1:]] != ["torch._utils _rebuild_tensor_v2", "storage", "collections OrderedDict"]:
         raise ValueError
     return texts, numbers, _PLAIN[codes]
 

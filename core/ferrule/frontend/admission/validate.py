@@ -302,27 +302,30 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
 
 
 def fit(
-    checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str
+    checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str, num_virtual: int = 0
 ) -> tuple[tuple[int, ...], TokenSampling]:
-    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
+    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError.
+
+    `num_virtual` tokens of a prompt adapter stand before the prompt.
+    """
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
     if wanted is not None and rules.max_new_tokens is not None and wanted >= cap:
         wanted = None  # the server's cap
     if checked.truncate is not None:
-        keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1)
+        keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1) - num_virtual
         ids = ids[checked.kept(max(1, keep))]
-    length = len(ids)
+    length = len(ids) + num_virtual
+    told = f"The prompt has {len(ids)} tokens" + (f" and its adapter {num_virtual}" if num_virtual else "")
     if length >= rules.max_model_len:
         raise RequestError(
-            f"The prompt has {length} tokens; the context of {rules.max_model_len} tokens must hold it and at least "
-            "one token of output.",
+            f"{told}; the context of {rules.max_model_len} tokens must hold it and at least one token of output.",
             param,
         )
     if wanted is not None and length + wanted > rules.max_model_len:
         raise RequestError(
-            f"The prompt has {length} tokens and max_tokens is {wanted}, together {length + wanted}: more than the "
+            f"{told}, and max_tokens is {wanted}, together {length + wanted}: more than the "
             f"context of {rules.max_model_len} tokens.",
             "max_tokens",
         )

@@ -66,7 +66,7 @@ class Choice:
     def receive(self, delta: RequestDelta) -> None:
         """Count the tokens of a delta, whether or not a client reads them. Call it once for each delta, in order."""
         self.account.received += len(delta.token_ids)
-        self.account.cached = max(self.account.cached, delta.cached)
+        self.account.cached = max(self.account.cached, self.account.cached_of(delta))
         if delta.finish is not None:
             self.last = delta
 
@@ -85,7 +85,7 @@ class Choice:
         return add_up(outputs)
 
     def _take(self, delta: RequestDelta) -> Output:
-        self._cached = max(self._cached, delta.cached)
+        self._cached = max(self._cached, self.account.cached_of(delta))
         text, count, offsets = self._read(delta)
         ids, logprobs = delta.token_ids[:count], delta.logprobs[:count]
         self.num_tokens += count
@@ -109,6 +109,8 @@ class Choice:
                 ids, offsets = tuple(token.id for token in answer), tuple(token.start for token in answer)
                 logprobs = tuple(token.logprob for token in answer if token.logprob is not None)
         prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
+        if prompt_logprobs is not None:  # the first token has none, and neither have virtual ones
+            prompt_logprobs = (*prompt_logprobs[:1], *prompt_logprobs[1 + self.account.num_virtual :])
         first, self._first = self._first, False
         return Output(
             index=self.index,

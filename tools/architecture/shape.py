@@ -19,7 +19,8 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-# About 500 of these lines are for guesses (which are asked for, by load, and the passes of speculators), 160 for adapters.
+# About 500 of these lines are for guesses (which are asked for, by load, and the passes of speculators), and 160 for
+# adapters.
 MAX_SERVING = 7_400
 BUDGETS = MappingProxyType(
     {
@@ -52,7 +53,7 @@ BUDGETS = MappingProxyType(
         "ferrule.launch": 1_310,
         "ferrule.llm": 1_130,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
-        "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states, adapted layers
+        "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 190,
         "ferrule_quant": 1_020,  # names of layers, words of bits, schemes that several formats have

@@ -19,7 +19,7 @@ WINDOW = CacheGroup("sliding", 16, 4)  # steps of the fake device take the same 
 
 
 class Engine:
-    """A scheduler on a fake device whose steps take as long as `seconds` says, and whose guesses are right by chance."""
+    """A scheduler on a fake device: steps take as long as `seconds` says, and guesses are right by chance."""
 
     def __init__(self, rows: int, guesses: GuessLimits, seconds: Callable[[StepPlan], float], chance: float) -> None:
         limits = SchedulerLimits(

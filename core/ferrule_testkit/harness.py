@@ -15,6 +15,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from msgspec.structs import replace
+
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
 from ferrule.config.resolve import resolve, with_speculator
@@ -144,23 +146,26 @@ class Engine:
         max_tokens: int = 12,
         grammars: Sequence[CompiledGrammar | None] = (),
         adapters: Sequence[str | None] = (),
+        salts: Sequence[str | None] = (),
+        seeds: Sequence[int | None] = (),
         **sampling: Any,
     ) -> list[Output]:
         """Submit all prompts at once and step until all have ended. Greedy unless `sampling` (TokenSampling) differs.
 
-        `grammars` are the constraints of the first prompts, `adapters` the names of their adapters. Checks the
-        scheduler's invariants afterwards, and that no block is in use.
+        `grammars` are the constraints of the first prompts, `adapters` the names of their adapters, `salts` their
+        cache salts, `seeds` their seeds. Checks the scheduler's invariants afterwards, and that no block is in use.
         """
         settings = TokenSampling(**{"seed": 0, "temperature": 0.0, "logprobs": 0, "max_tokens": max_tokens} | sampling)
         requests = [
             EngineRequest(
                 id=f"request-{next(self._numbers)}",
                 prompt_ids=tuple(prompt),
-                work=settings,
+                work=settings if seed is None else replace(settings, seed=seed),
+                cache_salt=salt,
                 grammar=grammar,
                 adapter=None if adapter is None else Adapter(name=adapter),
             )
-            for prompt, grammar, adapter in itertools.zip_longest(prompts, grammars, adapters)
+            for prompt, grammar, adapter, salt, seed in itertools.zip_longest(prompts, grammars, adapters, salts, seeds)
         ]
         outputs = [self._outputs.setdefault(request.id, Output()) for request in requests]
         self._inbox = [(_CLIENT, Submit(request)) for request in requests]

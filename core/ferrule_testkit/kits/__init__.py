@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.router import RouterKit
     from ferrule_testkit.kits.sampler import SamplerKit
     from ferrule_testkit.kits.scheduling import PolicyKit, SchedulerKit
+    from ferrule_testkit.kits.speculator import SpeculatorKit
     from ferrule_testkit.kits.stat_logger import StatLoggerKit
     from ferrule_testkit.kits.tokenizer import TokenizerKit
     from ferrule_testkit.kits.tool_parser import CallText, ToolParserKit
@@ -63,6 +64,7 @@ _HOMES = MappingProxyType(
         "RouterKit": "router",
         "SamplerKit": "sampler",
         "SchedulerKit": "scheduling",
+        "SpeculatorKit": "speculator",
         "StatLoggerKit": "stat_logger",
         "Thought": "reasoning_parser",
         "TokenizerKit": "tokenizer",
@@ -93,6 +95,7 @@ __all__ = [
     "RouterKit",
     "SamplerKit",
     "SchedulerKit",
+    "SpeculatorKit",
     "StatLoggerKit",
     "Thought",
     "TokenizerKit",

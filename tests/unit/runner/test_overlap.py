@@ -147,7 +147,16 @@ def _story() -> Iterator[StepPlan]:
         chunks=(
             Chunk(slot=1, id="d", epoch=1, start=0, count=4, ends="sample", wanted=2, new_ids=(6,), new_blocks=((3,),)),
             Chunk(
-                slot=0, id="a", epoch=0, start=6, count=3, ends="sample", wanted=2, new_ids=(1, 2), drafts=2, new_blocks=((6,),)
+                slot=0,
+                id="a",
+                epoch=0,
+                start=6,
+                count=3,
+                ends="sample",
+                wanted=2,
+                new_ids=(1, 2),
+                drafts=2,
+                new_blocks=((6,),),
             ),
         ),
         admits=(again,),

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any
 from zlib import crc32
 
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
@@ -27,9 +28,6 @@ from ferrule.types import (
     TokenLogprobs,
 )
 from ferrule_testkit.simulate_media import encoded, item_at
-
-if TYPE_CHECKING:
-    pass
 
 
 class Fault(AssertionError):
@@ -407,10 +405,7 @@ class FakeDevice:
                 self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
-        right = 0
-        while right < len(guesses) and guesses[right] == drawn[right]:
-            right += 1
-        return right
+        return sum(takewhile(bool, map(int.__eq__, guesses, drawn)))
 
     def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
         """Keep the first `computed` tokens only. Cells of the other tokens stay, to be written again."""

@@ -349,8 +349,7 @@ class FakeDevice:
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
         groups, work, vector = self.model.groups, state.work, None
         cells, prompt_logprobs, drawn, logprobs, states = [], [], [], [], []
-        end = chunk.start + chunk.count
-        known = end - chunk.drafts
+        end, known = chunk.start + chunk.count, chunk.start + chunk.count - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
             for g, group in enumerate(groups):
@@ -399,9 +398,8 @@ class FakeDevice:
 
     def _draft(self, state: SlotState, count: int) -> None:
         """Write what a speculator's own layers keep of the newest token and of guesses, where there are blocks."""
-        first = len(state.ids) - 1
         for g, table in enumerate(state.tables):
-            for position in range(first, min(first + count, len(table) * self._size)):
+            for position in range(len(state.ids) - 1, min(len(state.ids) - 1 + count, len(table) * self._size)):
                 self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any
 from zlib import crc32
 
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
@@ -27,9 +28,6 @@ from ferrule.types import (
     TokenLogprobs,
 )
 from ferrule_testkit.simulate_media import encoded, item_at
-
-if TYPE_CHECKING:
-    pass
 
 
 class Fault(AssertionError):
@@ -351,8 +349,7 @@ class FakeDevice:
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
         groups, work, vector = self.model.groups, state.work, None
         cells, prompt_logprobs, drawn, logprobs, states = [], [], [], [], []
-        end = chunk.start + chunk.count
-        known = end - chunk.drafts
+        end, known = chunk.start + chunk.count, chunk.start + chunk.count - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
             for g, group in enumerate(groups):
@@ -401,16 +398,12 @@ class FakeDevice:
 
     def _draft(self, state: SlotState, count: int) -> None:
         """Write what a speculator's own layers keep of the newest token and of guesses, where there are blocks."""
-        first = len(state.ids) - 1
         for g, table in enumerate(state.tables):
-            for position in range(first, min(first + count, len(table) * self._size)):
+            for position in range(len(state.ids) - 1, min(len(state.ids) - 1 + count, len(table) * self._size)):
                 self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
-        right = 0
-        while right < len(guesses) and guesses[right] == drawn[right]:
-            right += 1
-        return right
+        return sum(takewhile(bool, map(int.__eq__, guesses, drawn)))
 
     def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
         """Keep the first `computed` tokens only. Cells of the other tokens stay, to be written again."""

@@ -32,7 +32,7 @@ from ferrule.interfaces.load_format import WeightSource
 from ferrule.interfaces.model import BuildContext, Generates, Model, Packable, Pools
 from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.quantization import Quantizable
+from ferrule.interfaces.quantization import Quantizable, QuantizationMethod
 from ferrule.log import Log
 from ferrule.slow_start import StartProgress, waiting
 from ferrule.types import ModelInfo
@@ -54,6 +54,7 @@ class Loaded:
     attention: AttentionBackend
     cache_type: torch.dtype
     cache_scales: CacheScales
+    method: QuantizationMethod | None  # None: the weights stay floats
     info: ModelInfo
 
 
@@ -121,6 +122,7 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
         attention=attention,
         cache_type=cache_type,
         cache_scales=choice.cache_scales,
+        method=choice.method,
         info=info,
     )
 

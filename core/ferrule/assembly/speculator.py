@@ -17,6 +17,7 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.model import BuildContext, Model
 from ferrule.interfaces.plugins import Plugins
+from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.interfaces.speculator import LoadedDraft, Speculator, SpeculatorContext
 from ferrule.interfaces.tokenizer import Tokenizer
 
@@ -34,6 +35,7 @@ class SpeculatorMaker:
     device: Device
     attention: tuple[str, AttentionBackend]
     context: BuildContext  # of the model
+    method: QuantizationMethod | None  # of the model
     num_slots: int
     tokenizer: OpenTokenizer  # of the model
     checked: bool  # nothing is loaded: see `check_model`
@@ -54,6 +56,7 @@ class SpeculatorMaker:
             device=Device(loaded.platform, loaded.caps),
             attention=(loaded.info.attention, loaded.attention),
             context=replace(loaded.context, adapters=None),  # guesses are the base model's
+            method=loaded.method,
             num_slots=num_slots,
             tokenizer=tokenizer,
             checked=checked,
@@ -72,6 +75,7 @@ class SpeculatorMaker:
             num_slots=self.num_slots,
             target=target,
             build=self.context,
+            quantization=self.method,
             settings=section.settings,
             load=self._load,
             tokenizer=self.tokenizer,

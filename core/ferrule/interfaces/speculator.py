@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from ferrule.interfaces.model import BuildContext, ForwardContext, LayerCache, Model
+from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.types import Admit, Chunk
 
@@ -37,6 +38,7 @@ class SpeculatorContext:
     num_slots: int  # requests that may run at a time
     target: Model  # whose next tokens are guessed, with its weights
     build: BuildContext  # of the target
+    quantization: QuantizationMethod | None = None  # of the target's weights; None: they are floats
     settings: Mapping[str, Any] = field(default_factory=dict)
     load: Callable[[Mapping[str, Any]], LoadedDraft]
     tokenizer: Callable[[], Tokenizer | None]  # opens the target's; None: there is none

@@ -13,6 +13,7 @@ from torch import nn
 from ferrule.checkpoint import Values, completed, positive
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import BuildContext, Packable
+from ferrule.interfaces.quantization import QuantizationMethod
 from ferrule.interfaces.speculator import SpeculatorContext
 from ferrule.small_files import read_json
 from ferrule_files.safetensors import read_tensors, shapes
@@ -70,19 +71,24 @@ class HeadFiles:
             raise CheckpointError(f"The weights in {self.folder} have no matrix {name}.")
         return shape
 
-    def fill(self, head: nn.Module, build: BuildContext) -> None:
+    def fill(self, head: nn.Module, build: BuildContext, method: QuantizationMethod | None = None) -> None:
         """Load the tensors into a head, and pack it. Raises CheckpointError where these are not exactly its weights.
 
-        A head on the meta device is only compared with the tensors' names and shapes.
+        `method` reads what is quantized among them. A head on the meta device is only compared with the tensors' names
+        and shapes, and not at all if it is quantized.
         """
         outlined = torch.empty(0, device=build.device).is_meta
+        if outlined and method is not None:
+            return
         tensors = self._outlines(build.dtype) if outlined else self.tensors()
+        tensors = tensors if method is None else method.decode_tensors(tensors)
+        asked = {name for name, _ in head.named_parameters()}
         try:
             with torch.no_grad():
                 filled = load_into(head, tensors, self._naming)
         except CheckpointError as error:
             raise CheckpointError(f"{self.folder}: {error.message}", error.hint) from None
-        missing = sorted({name for name, _ in head.named_parameters()} - filled)
+        missing = sorted(asked.intersection(name for name, _ in head.named_parameters()) - filled)
         if missing:
             raise CheckpointError(f"The weights in {self.folder} lack {', '.join(missing[:3])}.")
         for part in () if outlined else head.modules():

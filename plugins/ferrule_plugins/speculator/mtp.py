@@ -17,12 +17,14 @@ from torch import nn
 from ferrule.checkpoint import changed
 from ferrule.errors import CheckpointError, ConfigError
 from ferrule.interfaces.model import BuildContext, ForwardContext
+from ferrule.interfaces.quantization import Quantizable, QuantizationMethod
 from ferrule.interfaces.speculator import SpeculatorContext
 from ferrule_nn import Decoder, Linear, Naming, building
 from ferrule_plugins.speculator.chain import ChainHead, ChainSpeculator
 from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes, best
 
 _PART = "further."  # how names of the layer's tensors begin, once they are renamed
+_FLOATS = (".weight", "bias", ".gate_up_proj", ".down_proj")  # ends of names of tensors that are not quantized
 _COPIES = ("further.block.embed_tokens.", "further.block.shared_head.head.")
 
 
@@ -63,7 +65,7 @@ class MtpHead(ChainHead):
     def __init__(self, build: BuildContext, target: Decoder, layers: int) -> None:
         super().__init__()
         self.naming = _naming(target, layers)
-        self.hidden_size = target.spec.hidden_size
+        self.hidden_size, self.block_name = target.spec.hidden_size, f"layers.{layers}"  # as methods know it
         more = changed(
             build.config, {"num_hidden_layers": layers + 1, "layer_types": ["full_attention"] * (layers + 1)}
         )
@@ -74,6 +76,12 @@ class MtpHead(ChainHead):
         with building(build):
             self.further = FurtherLayer(owner, layers)
         self._target = (target,)  # in a tuple, so that torch does not register it as a submodule
+
+    def quantize(self, method: QuantizationMethod) -> None:
+        """Give the layer's matrices their schemes. The projection in front of it is of floats."""
+        for name, part in list(self.further.block.named_modules(prefix=self.block_name)):
+            if isinstance(part, Quantizable):
+                part.quantize(name, method)
 
     def follow(self, ids: torch.Tensor, hidden: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
         (target,), further = self._target, self.further
@@ -105,17 +113,23 @@ class Mtp(ChainSpeculator):
             files = HeadFiles(Path(folder), _naming(target, layers), _is_further)
         except CheckpointError as error:
             raise CheckpointError(f"mtp: {error.message}", error.hint) from None
-        _check_plain(files)
+        method = _method(context, files)
         head = MtpHead(context.build, target, layers)
-        files.fill(head, context.build)
+        if method is not None:
+            head.quantize(method)
+        files.fill(head, context.build, method)
         return head
 
 
-def _check_plain(files: HeadFiles) -> None:
-    """Raise CheckpointError for a layer whose matrices are quantized."""
-    quantized = [name for name in files.shapes if not name.endswith((".weight", ".bias", "e_score_correction_bias"))]
-    if quantized:
+def _method(context: SpeculatorContext, files: HeadFiles) -> QuantizationMethod | None:
+    """Return the method that reads the layer's matrices; None where they are floats.
+
+    Raises CheckpointError where they are quantized, and the target's are not.
+    """
+    quantized = [name for name in files.shapes if not name.endswith(_FLOATS)]
+    if quantized and context.quantization is None:
         raise CheckpointError(
-            f"The layer in {files.folder} that predicts further tokens is quantized: it has {quantized[0]}.",
-            "The method mtp reads layers of float weights.",
+            f"The layer in {files.folder} that predicts further tokens is quantized, and config.json does not say how: "
+            f"it has {quantized[0]}."
         )
+    return context.quantization if quantized else None

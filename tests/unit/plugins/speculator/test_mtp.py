@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from ferrule.errors import StartupError
 from ferrule_testkit.checkpoints import SIZES
 from ferrule_testkit.harness import Harness
+from ferrule_testkit.quantized import quantized_checkpoint
 from tests.fakes.heads import HeadHarness, Reference, Tensors, chain, random_tensors, run_layer, write_variant
 
 HIDDEN, LAYERS = 64, 2
@@ -88,12 +89,34 @@ def test_a_model_without_such_a_layer(tiny_llama: Path) -> None:
     assert str(tiny_llama) in str(raised.value)
 
 
-def test_a_quantized_layer(tmp_path: Path) -> None:
+@pytest.mark.parametrize("form", ["int8-weights", "fp8-blocks"])
+def test_a_quantized_layer(tmp_path: Path, form: str) -> None:
+    """Compare guesses of a quantized checkpoint with those of one with the weights that it means."""
+    plain, quantized = tmp_path / "plain", tmp_path / "quantized"
+    write_model(plain, "glm4_moe")
+    tensors = load_file(plain / "model.safetensors")
+    meant = quantized_checkpoint(plain, quantized, form)
+    projection = f"model.layers.{LAYERS}.eh_proj.weight"  # stays as it is
+    del meant[projection]
+    written = {k: t for k, t in load_file(quantized / "model.safetensors").items() if ".eh_proj." not in k}
+    save_file({**written, projection: tensors[projection]}, quantized / "model.safetensors", {"format": "pt"})
+    save_file({**tensors, **meant}, plain / "model.safetensors", {"format": "pt"})
+    found = []
+    for folder in (plain, quantized):
+        with HeadHarness(folder, "mtp", 2) as harness:
+            harness.engine().run(PROMPTS, max_tokens=16)
+            found.append({tuple(known): made for known, made in harness.proposed})
+    same = [made[0] == found[0][known][0] for known, made in found[1].items() if known in found[0]]
+    assert len(same) > 5  # texts part where activations are rounded too
+    assert sum(same) > 0.6 * len(same)
+
+
+def test_a_layer_that_nothing_says_how_to_read(tmp_path: Path) -> None:
     write_model(tmp_path, "glm4_moe")
     tensors = load_file(tmp_path / "model.safetensors")
     tensors[f"model.layers.{LAYERS}.self_attn.o_proj.weight_scale_inv"] = torch.ones(1, 1)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
-    with pytest.raises(StartupError, match="predicts further tokens is quantized.*o_proj.weight_scale_inv"):
+    with pytest.raises(StartupError, match="predicts further tokens is quantized, and .*o_proj.weight_scale_inv"):
         HeadHarness(tmp_path, "mtp", 1)
 
 

@@ -90,8 +90,9 @@ class HeadHarness(Harness):
         super().close()
 
     def engine(self, **limits: Any) -> Engine:
-        self.proposed.clear()
-        return super().engine(**limits)
+        made = super().engine(**limits)
+        self.proposed.clear()  # of its warm-up
+        return made
 
     def share_right(self, texts: Sequence[Sequence[int]]) -> float:
         """Return the share of guesses that were right, among those of tokens that `texts`, whole, have."""

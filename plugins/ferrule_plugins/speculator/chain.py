@@ -7,7 +7,7 @@ caches at position i what its attention keeps of pair i.
 Pair i is computed when its token is known. In a step that computes positions [start, end) of a request these are the
 pairs [start, end - 1), and pair start - 1, whose hidden state the step before has left. Pair end - 1 is the first of a
 chain of guesses, which writes to the cache behind it what later steps overwrite. Where a prefix was cached, so were its
-pairs; only the hidden state of its last position is not known, and that pair stays as the other request left it.
+pairs; only the last one is of the other request's next token, or of a stand-in for it.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ class _Pairs:
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
+    ids: list[tuple[int, int, int]] = field(default_factory=list)  # slot, start and count of their tokens
     tokens: list[torch.Tensor] = field(default_factory=list)  # of the step, whose hidden states are taken
     places: list[int] = field(default_factory=list)  # pairs with the hidden state of a step before …
     kept: list[int] = field(default_factory=list)  # … in these rows of `_Kept`
@@ -115,7 +116,7 @@ class ChainSpeculator(Speculator):
     """A speculator with a `ChainHead`."""
 
     def __init__(self, context: SpeculatorContext) -> None:
-        build = context.build
+        build, self._block_size = context.build, context.build.block_size
         self._head = head = self.make_head(context)
         self._kept = _Kept(context.num_slots, 1 + context.num_tokens)
         head.given = torch.zeros((context.num_slots, head.hidden_size), dtype=build.dtype, device=build.device)
@@ -137,25 +138,35 @@ class ChainSpeculator(Speculator):
             if pairs.kept:
                 places = torch.tensor(pairs.places, device=hidden.device)
                 taken = taken.index_copy(0, places, self._kept.read(pairs.kept))
-            ids = steps.ids(pairs.slots, [start + 1 for start in pairs.starts], pairs.counts)
+            ids = steps.ids(*zip(*pairs.ids, strict=True))
             ctx = steps.context(pairs.slots, pairs.starts, pairs.counts)
             self._head.follow(ids, self._head.features(taken), ctx)
         self._kept.keep(chunks, hidden)
 
     def _pairs(self, chunks: Sequence[Chunk]) -> _Pairs:
-        """Return the pairs of all positions before the last of each chunk, from the one before its first on."""
+        """Return the pairs of all positions before the last of each chunk, from the one before its first on.
+
+        Where a block ends, its last pair too, for which the token that is not known yet is replaced by the one before:
+        a block that is cached has nothing in it that its last owner left.
+        """
         pairs, first = _Pairs(), 0
         for chunk in chunks:
-            before = int(self._kept.has(chunk))
-            count = chunk.count - 1 + before
-            if count:
+            end = chunk.start + chunk.count
+            before, whole = int(self._kept.has(chunk)), int(end % self._block_size == 0)
+            start = chunk.start - before
+            known = end - 1 - start
+            if known:
+                pairs.ids.append((chunk.slot, start + 1, known))
+            if whole:
+                pairs.ids.append((chunk.slot, end - 1, 1))
+            if known + whole:
                 if before:
                     pairs.places.append(sum(pairs.counts))
-                    pairs.kept.append(self._kept.row(chunk.slot, chunk.start - 1))
+                    pairs.kept.append(self._kept.row(chunk.slot, start))
                 pairs.slots.append(chunk.slot)
-                pairs.starts.append(chunk.start - before)
-                pairs.counts.append(count)
-                pairs.tokens.append(torch.arange(first - before, first - before + count).clamp_(min=0))
+                pairs.starts.append(start)
+                pairs.counts.append(known + whole)
+                pairs.tokens.append(torch.arange(first - before, first + chunk.count - 1 + whole).clamp_(min=0))
             first += chunk.count
         return pairs
 

@@ -94,3 +94,22 @@ def test_recorded_steps_give_the_same_guesses(
             counts.append(passes)
     assert found[0] == found[1]
     assert counts[1] < counts[0] / 2  # what is replayed is not called
+
+
+@pytest.mark.parametrize("method", ["eagle", "eagle3"])
+def test_what_another_request_left_in_a_block_decides_nothing(tmp_path: Path, tiny_llama: Path, method: str) -> None:
+    """Compare guesses behind cached prefixes, whose request ended with a block, in fresh blocks and in used ones."""
+    tensors = eagle_tensors() if method == "eagle" else eagle3_tensors()
+    folder = write_head(tmp_path / "head", head_config(**INNER_IDS), tensors)
+    prompts = [list(range(start, start + 16)) for start in (100, 120, 140, 160)]
+    found = []
+    for others in (0, 12):
+        with HeadHarness(tiny_llama, method, 3, model=str(folder)) as harness:
+            engine = harness.engine(num_blocks=64, max_num_seqs=4)
+            engine.run([[7, *range(start, start + 24)] for start in range(20, 20 + others)], max_tokens=20)
+            engine.run(prompts, max_tokens=1)  # nothing is guessed
+            harness.proposed.clear()
+            again = engine.run([[*prompt, 9] for prompt in prompts], max_tokens=4)
+            assert [output.cached for output in again] == [16] * 4
+            found.append(sorted(harness.proposed))
+    assert found[0] == found[1]

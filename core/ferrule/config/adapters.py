@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.resolved import LoRAModule, PromptAdapter, Resolved, ResolvedLoRA, ResolvedPromptAdapters
 from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
-from ferrule.types import Adapter, PromptAdapter
+from ferrule.types import Adapter
 
 MAX_NAME = 256  # characters of an adapter's name
 _KEYS = ("name", "path", "local_path", "base_model_name")

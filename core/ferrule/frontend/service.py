@@ -42,7 +42,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import Adapter, EngineRequest, PromptAdapter
+from ferrule.types import Adapter, EngineRequest
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -199,11 +199,12 @@ class FrontendService(Vectors):
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
+        checked = await self._reader.with_adapter(checked, request.prompt_adapter or virtual)
         with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation, request.prompt_adapter or virtual)
+            prompts = await self._read(request, checked, reservation)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
             plans = [await self._plan(request, checked, *pair, arrival, adapter) for pair in pairs]
@@ -224,21 +225,19 @@ class FrontendService(Vectors):
                 submitted=submitted,
             )
             model = self.names[0] if served is None else served.name
-            lengths = [len(prompt.read.ids) for prompt in prompts for _ in range(len(requests) // len(prompts))]
-            for one, length in zip(requests, lengths, strict=True):
+            for one in requests:
+                length = len(one.prompt_ids) - checked.num_virtual
                 self.ledger.loggers.hooks.request_admitted(one.id, request.model or model, length, request.params, told)
         return Admitted(model=model, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(
-        self, request: Generate, checked: Checked, reservation: Reservation, adapter: PromptAdapter | None
-    ) -> list[Prepared]:
+    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
-        num_tokens, virtual = 0, None if adapter is None else await self._reader.adapters.get(adapter)
+        num_tokens = 0
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
-            prompts.append(await self._reader.prepare(prompt, checked, virtual))
+            prompts.append(await self._reader.prepare(prompt, checked))
             num_tokens += len(prompts[-1].read.ids)
             if checked.base.prompt_logprobs is not None:
                 check_prompt_cells(num_tokens, checked, self._config.limits)
@@ -289,7 +288,7 @@ class FrontendService(Vectors):
                 one = replace(plan.request, id=secrets.token_hex(16), work=sampling)
                 account = Account(
                     arrival=one.arrival,
-                    prompt=len(plan.prompt.read.ids),
+                    prompt=len(one.prompt_ids) - checked.num_virtual,
                     max_tokens=sampling.max_tokens,
                     n=checked.n,
                     weight=plan.prompt.weight,
@@ -297,7 +296,7 @@ class FrontendService(Vectors):
                     streamed=request.streamed,
                     caller=CALLER.get(),
                     group=group,
-                    num_virtual=plan.prompt.num_virtual,
+                    num_virtual=checked.num_virtual,
                 )
                 requests.append(one)
                 group.append(account)

@@ -14,12 +14,11 @@ import torch
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
-from ferrule.config import Config, ModelConfig, PromptAdapterConfig, ResolvedPromptAdapters
+from ferrule.config import Config, ModelConfig, PromptAdapter, PromptAdapterConfig, ResolvedPromptAdapters
 from ferrule.config.resolve import remarks, resolve
 from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, RequestFailed
 from ferrule.frontend.admission.prompt_adapters import PromptAdapters, open_prompt_adapters, read_adapter
 from ferrule.plugin import discover
-from ferrule.types import PromptAdapter
 from tests.fakes.engine import fake_info
 
 SIZE, COUNT = 8, 3
@@ -176,7 +175,7 @@ async def test_errors_blame_whoever_named_the_adapter(tmp_path: Path) -> None:
         await adapters.get(adapters.named["a"])
     assert str(tmp_path) not in failed.value.message
     with pytest.raises(RequestError, match="adapter_config.json does not exist"):
-        await adapters.get(PromptAdapter(name="a", path=str(tmp_path / "a")))
+        await adapters.get(PromptAdapter(name="a", path=str(tmp_path / "a"), num_tokens=COUNT))
     off = PromptAdapters(resolved(enable_prompt_adapter=False), SIZE)
     with pytest.raises(ForbiddenError):
         await off.get(PromptAdapter(name="a", path=str(tmp_path / "a")))

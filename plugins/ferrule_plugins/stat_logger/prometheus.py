@@ -38,8 +38,8 @@ Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 class Prometheus(StatLogger):
     """Metrics in Prometheus' format, one registry per instance.
 
-    Labels are names of the served model and its adapters, and the engine's number, never text from clients. With several API processes each
-    shows the sum over all of them; see `series`.
+    Labels are names of the served model and its adapters, and the engine's number, never text from clients. With
+    several API processes each shows the sum over all of them; see `series`.
     """
 
     def __init__(self, config: StatSettings, model: ModelInfo) -> None:

@@ -73,6 +73,11 @@ class Adapters:
         await self._resolvers.find(model)
         return self.known(model)
 
+    async def adapter(self, model: str | None) -> Adapter | None:
+        """Return the engine's adapter of what `find` finds."""
+        served = await self.find(model)
+        return None if served is None else served.adapter
+
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Read and check an adapter, and serve it. A failed load changes nothing.
 

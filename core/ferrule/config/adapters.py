@@ -66,7 +66,8 @@ def resolve_lora(section: LoRAConfig, model: ModelConfig, problems: list[str]) -
         try:
             modules.append(read_module(text))
         except ValueError as error:
-            problems.append(f"--lora-modules {text!r:.120}: {error}.")
+            said = str(error)
+            problems.append(f"--lora-modules {text!r:.120}: {said}{'' if said.endswith('?') else '.'}")
     problems += _clashes(modules, model.served_model_name or (model.model,))
     values: dict[str, Any] = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     repositories = tuple(

@@ -49,7 +49,7 @@ BUDGETS = MappingProxyType(
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 360,
         "ferrule.launch": 1_310,
-        "ferrule.llm": 1_220,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule.llm": 1_230,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_800,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ferrule.llm.arguments import AsyncEngineArgs, EngineArgs
     from ferrule.llm.async_llm import AsyncLLM, AsyncLLMEngine
     from ferrule.llm.engine import LLMEngine
+    from ferrule.llm.lora import LoRARequest
     from ferrule.llm.offline import LLM
     from ferrule.llm.outputs import (
         BeamSearchParams,
@@ -33,6 +34,7 @@ __all__ = [
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "LoRARequest",
     "PoolingParams",
     "PromptAdapterRequest",
     "RequestOutput",
@@ -53,6 +55,7 @@ _HOMES = {
     "GuidedDecodingParams": "ferrule.structured_outputs",
     "LLM": "ferrule.llm.offline",
     "LLMEngine": "ferrule.llm.engine",
+    "LoRARequest": "ferrule.llm.lora",
     "PoolingParams": "ferrule.llm.outputs",
     "PromptAdapterRequest": "ferrule.llm.prompt_adapters",
     "RequestOutput": "ferrule.llm.outputs",

@@ -125,17 +125,6 @@ class Adapter(Struct, frozen=True, kw_only=True, gc=False):
         return self.served or self.name
 
 
-class PromptAdapter(Struct, frozen=True, kw_only=True, gc=False):
-    """Virtual tokens that stand before some prompts. `path` is their folder.
-
-    `num_tokens` is their number as whoever names the adapter says, 0 where it is not said.
-    """
-
-    name: str
-    path: str
-    num_tokens: int = 0
-
-
 class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
     """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there.
 

@@ -114,8 +114,8 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}),
         )
     },
-    ("lora_resolver", "folder"): {"world": staticmethod(adapter_in_a_folder)},
-    ("lora_resolver", "hub"): {"world": staticmethod(adapter_in_a_repository)},
+    ("lora_resolver", "filesystem"): {"world": staticmethod(adapter_in_a_folder)},
+    ("lora_resolver", "hf_hub"): {"world": staticmethod(adapter_in_a_repository)},
     ("router", "anthropic"): {
         "calls": (
             ("POST", "/v1/messages", {**CHAT, "model": "fake", "max_tokens": 4}),

@@ -29,7 +29,7 @@ BUDGETS = MappingProxyType(
         "ferrule.errors": 80,
         "ferrule.extras": 15,
         "ferrule.env": 200,
-        "ferrule.env_vllm": 270,  # a table
+        "ferrule.env_vllm": 275,  # a table
         "ferrule.log": 200,
         "ferrule.config": 2_800,  # with the object of speculative decoding, older names of its keys, adapters
         "ferrule.checkpoint": 310,  # finds the file in a form that a plugin reads, names what none can have
@@ -47,11 +47,11 @@ BUDGETS = MappingProxyType(
         "ferrule.live": 120,
         "ferrule.api_keys": 175,
         "ferrule.client": 480,
-        "ferrule.frontend": 4_060,  # with what templates show, tries of constraints, files of prompt adapters
+        "ferrule.frontend": 4_390,  # with what templates show, tries of constraints, adapters by name
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
         "ferrule.locate": 370,
         "ferrule.launch": 1_310,
-        "ferrule.llm": 1_130,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule.llm": 1_230,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
         "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states
         "ferrule_parsing": 2_500,

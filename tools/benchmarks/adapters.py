@@ -106,12 +106,12 @@ def rate(llm: LLM, options: argparse.Namespace, adapters: Sequence[LoRARequest |
     def seconds(count: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
         begun = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))  # type: ignore[arg-type]
+        llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))
         return time.perf_counter() - begun
 
     def measured(number: int) -> float:
-        first = seconds(1)
-        return len(adapters) * (options.tokens - 1) / (seconds(options.tokens) - first)
+        first, tokens = seconds(1), float(len(adapters) * (options.tokens - 1))
+        return tokens / (seconds(options.tokens) - first)
 
     return measured
 
@@ -151,7 +151,7 @@ class Streams:
         """Yield the time of each token of an answer."""
         self._count += 1
         params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-        async for _ in self._llm.generate(prompt, params, f"r{self._count}", lora_request=adapter):  # type: ignore[arg-type]
+        async for _ in self._llm.generate(prompt, params, f"r{self._count}", lora_request=adapter):
             yield time.perf_counter()
 
     async def decode(self, number: int) -> None:

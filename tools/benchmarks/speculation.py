@@ -4,11 +4,14 @@
     python -m tools.benchmarks.speculation copying                  the embedded model, prompts that answers copy from
     python -m tools.benchmarks.speculation copying --method suffix
     python -m tools.benchmarks.speculation random                   random weights: guesses that cost and bring nothing
+    python -m tools.benchmarks.speculation random --model tools/tiny/sibling --method draft_model
     python -m tools.benchmarks.speculation pair --set disable_by_batch_size=8 --fixed
 
 Both servers run in this process, on prompts that are new in each round, greedily, to the end of each answer; prompts
-count in the time. One stream asks for one answer after the other. With `--fixed` the number of guesses is not adapted
-to what they bring. It prints a table, and how many answers of a server that guesses are other ones.
+count in the time. Random weights say one of all tokens, so answers are drawn, and as long as is asked for. One stream
+asks for one answer after the other. A draft model is the embedded one, unless `--set model=FOLDER` says another. With
+`--fixed` the number of guesses is not adapted to what they bring. It prints a table, and how many answers of a server
+that guesses are other ones.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from random import Random
@@ -62,16 +65,14 @@ class Case:
     model: Path
     method: str
     prompts: Callable[[str], Iterator[str]]
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    options: Mapping[str, Any] = field(default_factory=dict)
-    ends: bool = True  # whether answers end by themselves
+    trained: bool = True
 
 
 CASES: Mapping[str, Case] = MappingProxyType(
     {
-        "pair": Case(SIBLING, "draft_model", asked, {"model": str(tiny.path())}, {"tokenizer": str(tiny.path())}),
+        "pair": Case(SIBLING, "draft_model", asked),
         "copying": Case(tiny.path(), "ngram", copying),
-        "random": Case(tiny.path(), "ngram", asked, options={"load_format": "dummy"}, ends=False),
+        "random": Case(tiny.path(), "ngram", asked, trained=False),
     }
 )
 
@@ -83,9 +84,10 @@ class Figures:
     llm: LLM
     answers: dict[str, tuple[int, ...]]
 
-    def rate(self, prompts: Sequence[str], streams: int, ends: bool) -> float:
+    def rate(self, prompts: Sequence[str], streams: int, trained: bool) -> float:
         """Answer prompts, so many at a time, and return tokens a second."""
-        params = SamplingParams(temperature=0, max_tokens=200 if ends else 64, ignore_eos=not ends)
+        drawn = SamplingParams(temperature=1.0, seed=1, max_tokens=64, ignore_eos=True)
+        params = SamplingParams(temperature=0, max_tokens=200) if trained else drawn
         tokens, begun = 0, time.perf_counter()
         for start in range(0, len(prompts), streams):
             for output in self.llm.generate(prompts[start : start + streams], params, use_tqdm=False):
@@ -118,7 +120,7 @@ def opened(
         "num_gpu_blocks_override": 2 + streams * 48,
         "disable_log_stats": False,
         "use_tqdm_on_load": False,
-        **case.options,
+        "load_format": "auto" if case.trained else "dummy",
     }
     if settings is not None:
         same["speculative_config"] = dict(settings)
@@ -130,7 +132,7 @@ def compare(case: Case, options: argparse.Namespace) -> None:
     """Print a row for each number of guesses and of streams."""
     method, most = options.method or case.method, max(options.streams)
     own = dict(pair.split("=", 1) for pair in options.set)
-    shared = dict(case.settings) if method == case.method else {}
+    shared = {"model": str(tiny.path())} if method == "draft_model" else {}
     settings = {"method": method, **shared, **{key: _value(value) for key, value in own.items()}}
     if options.fixed:
         settings["adaptive"] = False
@@ -151,7 +153,9 @@ def _row(case: Case, plain: Figures, guessing: Figures, streams: int, options: a
     count = max(options.prompts, 2 * streams) // streams * streams
 
     def measured(figures: Figures) -> Callable[[int], float]:
-        return lambda number: figures.rate(list(islice(case.prompts(f"{streams} {number}"), count)), streams, case.ends)
+        return lambda number: figures.rate(
+            list(islice(case.prompts(f"{streams} {number}"), count)), streams, case.trained
+        )
 
     before = guessing.counters()
     pairs = in_turns(options.rounds, measured(plain), measured(guessing))

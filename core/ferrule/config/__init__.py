@@ -2,6 +2,7 @@
 
 from ferrule.config.resolved import (
     LoRAModule,
+    PromptAdapter,
     Resolved,
     ResolvedDecoding,
     ResolvedLoRA,
@@ -45,6 +46,7 @@ __all__ = [
     "ObservabilityConfig",
     "ParallelConfig",
     "PluginConfig",
+    "PromptAdapter",
     "PromptAdapterConfig",
     "Resolved",
     "ResolvedDecoding",

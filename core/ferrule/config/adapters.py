@@ -7,10 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.resolved import LoRAModule, PromptAdapter, Resolved, ResolvedLoRA, ResolvedPromptAdapters
 from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
-from ferrule.types import Adapter, PromptAdapter
+from ferrule.types import Adapter
 
 MAX_NAME = 256  # characters of an adapter's name
 _KEYS = ("name", "path", "local_path", "base_model_name")
@@ -66,7 +66,8 @@ def resolve_lora(section: LoRAConfig, model: ModelConfig, problems: list[str]) -
         try:
             modules.append(read_module(text))
         except ValueError as error:
-            problems.append(f"--lora-modules {text!r:.120}: {error}.")
+            said = str(error)
+            problems.append(f"--lora-modules {text!r:.120}: {said}{'' if said.endswith('?') else '.'}")
     problems += _clashes(modules, model.served_model_name or (model.model,))
     values: dict[str, Any] = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     repositories = tuple(

@@ -25,7 +25,6 @@ from ferrule.config.sections import (
 )
 from ferrule.config.speculative import ResolvedSpeculative
 from ferrule.env import Environment
-from ferrule.types import PromptAdapter
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,6 +90,18 @@ class ResolvedLoRA(LoRAConfig):
 
     max_cpu_loras: int = field()
     modules: tuple[LoRAModule, ...] = field()  # what --lora-modules says
+
+
+@dataclass(frozen=True, kw_only=True)
+class PromptAdapter:
+    """Virtual tokens that stand before some prompts. `path` is their folder.
+
+    `num_tokens` is their number as whoever names the adapter says, 0 where it is not said.
+    """
+
+    name: str
+    path: str
+    num_tokens: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -328,10 +328,7 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters)}
-        if self.limits.adapter_slots:
-            found["running_adapters"] = _adapters(self.running.values())
-            found["waiting_adapters"] = _adapters((*self.waiting, *self.waiting.paused.values()))
+        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters), **_adapters(self)}
         return EngineStats(running=len(self.running), waiting=len(self.waiting) + paused, paused=paused, **found)
 
     def reset_cache(self) -> bool:
@@ -356,9 +353,16 @@ class DefaultScheduler(Scheduler):
             request.check(self.limits.depth)
 
 
-def _adapters(requests: Iterable[Request]) -> tuple[str, ...]:
-    """Return the titles of the adapters of requests."""
-    return tuple(dict.fromkeys(one.spec.adapter.title for one in requests if one.spec.adapter is not None))
+def _adapters(scheduler: DefaultScheduler) -> dict[str, Any]:
+    """Return the titles of the adapters that requests are computed with, or are to be, as fields of `EngineStats`."""
+    if not scheduler.limits.adapter_slots:
+        return {}
+    waiting = scheduler.waiting
+    found = {"running_adapters": scheduler.running.values(), "waiting_adapters": (*waiting, *waiting.paused.values())}
+    return {
+        field: tuple(dict.fromkeys(one.spec.adapter.title for one in requests if one.spec.adapter is not None))
+        for field, requests in found.items()
+    }
 
 
 def _budget(limits: SchedulerLimits, policy: SchedulingPolicy, running: int, waiting: int) -> int:

@@ -56,6 +56,10 @@ class Operations(Administration):
     async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         await self._adapters.load(name, path, in_place)
 
+    async def ensure_adapter(self, name: str, path: str, again: bool = False) -> None:
+        """Serve the adapter in a folder that the operator has named, unless it is served. Raises RequestError."""
+        await self._adapters.ensure(name, path, again)
+
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)
 

@@ -18,7 +18,7 @@ from ferrule import log
 from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
-from ferrule.config import LimitsConfig, Resolved
+from ferrule.config import FrontendConfig, LimitsConfig, Resolved
 from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
@@ -42,7 +42,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import Adapter, EngineRequest, PromptAdapter
+from ferrule.types import Adapter, EngineRequest
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -199,17 +199,18 @@ class FrontendService(Vectors):
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
+        checked = await self._reader.with_adapter(checked, request.prompt_adapter or virtual)
         with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
             if checked.bad_words:
                 checked = await self._reader.with_bad_words(checked)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation, request.prompt_adapter or virtual)
+            prompts = await self._read(request, checked, reservation)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
-            plans = [await self._plan(request, checked, *pair, arrival, adapter) for pair in pairs]
+            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
             self._check_available()
             submitted = self._clock()
-            requests, outputs = self._submit(request, checked, plans, reservation)
+            requests, outputs = self._submit(request, checked, plans, reservation, adapter)
             told = Arrival(
                 at=arrival,
                 headers=HEADERS.get(),
@@ -223,22 +224,21 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
-            model = self.names[0] if served is None else served.name
-            lengths = [len(prompt.read.ids) for prompt in prompts for _ in range(len(requests) // len(prompts))]
-            for one, length in zip(requests, lengths, strict=True):
-                self.ledger.loggers.hooks.request_admitted(one.id, request.model or model, length, request.params, told)
-        return Admitted(model=model, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+            model = request.model or self.names[0]
+            for one in requests:
+                length = len(one.prompt_ids) - checked.num_virtual
+                self.ledger.loggers.hooks.request_admitted(one.id, model, length, request.params, told)
+        title = self.names[0] if served is None else served.name
+        return Admitted(model=title, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
-    async def _read(
-        self, request: Generate, checked: Checked, reservation: Reservation, adapter: PromptAdapter | None
-    ) -> list[Prepared]:
+    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
-        num_tokens, virtual = 0, None if adapter is None else await self._reader.adapters.get(adapter)
+        num_tokens = 0
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
-            prompts.append(await self._reader.prepare(prompt, checked, virtual))
+            prompts.append(await self._reader.prepare(prompt, checked))
             num_tokens += len(prompts[-1].read.ids)
             if checked.base.prompt_logprobs is not None:
                 check_prompt_cells(num_tokens, checked, self._config.limits)
@@ -246,13 +246,7 @@ class FrontendService(Vectors):
         return prompts
 
     async def _plan(
-        self,
-        request: Generate,
-        checked: Checked,
-        asked: Prompt | ChatPrompt,
-        prompt: Prepared,
-        arrival: float,
-        adapter: Adapter | None,
+        self, request: Generate, checked: Checked, asked: Prompt | ChatPrompt, prompt: Prepared, arrival: float
     ) -> Planned:
         """Decide the engine's request and how its answers are read. `asked` is the prompt as the client sent it."""
         reading, caller = self._output.reading(request, asked, prompt, checked), CALLER.get()
@@ -269,7 +263,6 @@ class FrontendService(Vectors):
             grammar=grammar,
             arrival=arrival,
             priority=checked.priority + _LATER * BACKGROUND.get(),
-            adapter=adapter,
             cache_salt=scoped(checked.cache_salt, caller, self._config.cache.cache_scope),
             targets=request.targets,
             key_name="" if caller is None else caller.name,
@@ -277,7 +270,12 @@ class FrontendService(Vectors):
         return Planned(prompt, reading, engine_request)
 
     def _submit(
-        self, request: Generate, checked: Checked, plans: Sequence[Planned], reservation: Reservation
+        self,
+        request: Generate,
+        checked: Checked,
+        plans: Sequence[Planned],
+        reservation: Reservation,
+        adapter: Adapter | None,
     ) -> tuple[Sequence[EngineRequest], Outputs]:
         """Hand the choices to the engine. Return them, and their outputs."""
         requests, choices = list[EngineRequest](), list[Choice]()
@@ -286,10 +284,10 @@ class FrontendService(Vectors):
             blamed = None if plan.reading.constraint is None else request.spelt(plan.reading.param)
             for number, seed in enumerate(self._seeds.draw(checked)):
                 sampling = replace(plan.request.work, seed=seed)
-                one = replace(plan.request, id=secrets.token_hex(16), work=sampling)
+                one = replace(plan.request, id=secrets.token_hex(16), work=sampling, adapter=adapter)
                 account = Account(
                     arrival=one.arrival,
-                    prompt=len(plan.prompt.read.ids),
+                    prompt=len(one.prompt_ids) - checked.num_virtual,
                     max_tokens=sampling.max_tokens,
                     n=checked.n,
                     weight=plan.prompt.weight,
@@ -297,7 +295,7 @@ class FrontendService(Vectors):
                     streamed=request.streamed,
                     caller=CALLER.get(),
                     group=group,
-                    num_virtual=plan.prompt.num_virtual,
+                    num_virtual=checked.num_virtual,
                 )
                 requests.append(one)
                 group.append(account)
@@ -314,22 +312,9 @@ class FrontendService(Vectors):
         for choice in choices:
             reservation.turn(choice.account)
         if not self._config.frontend.disable_log_requests:
-            self._log(plans, requests[:: checked.best_of], checked.best_of)
+            _log_requests(self._config.frontend, plans, requests[:: checked.best_of], checked.best_of)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return requests, BestOf(outputs, checked) if checked.best_of > checked.n else outputs
-
-    def _log(self, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int) -> None:
-        """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
-        front = self._config.frontend
-        for plan, one in zip(plans, firsts, strict=True):
-            ids, text = plan.prompt.read.ids, plan.prompt.read.text
-            told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
-            if one.adapter is not None:
-                told["adapter"] = one.adapter.title
-            if front.enable_log_requests and front.max_log_len != 0:
-                told["prompt"] = (ids if text is None else text)[: front.max_log_len]
-            length, most = len(ids), one.work.max_tokens
-            _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
 def build_service(
@@ -367,6 +352,20 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     adapters = open_prompt_adapters(config.prompt_adapter, client.info)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer, adapters)
+
+
+def _log_requests(
+    front: FrontendConfig, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int
+) -> None:
+    """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
+    for plan, one in zip(plans, firsts, strict=True):
+        ids, text = plan.prompt.read.ids, plan.prompt.read.text
+        told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
+        told |= {} if one.adapter is None else {"adapter": one.adapter.title}
+        if front.enable_log_requests and front.max_log_len != 0:
+            told["prompt"] = (ids if text is None else text)[: front.max_log_len]
+        length, most = len(ids), one.work.max_tokens
+        _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
 def _vocabulary(tokenizer: Tokenizer, rules: AdmissionRules, written: tuple[str, ...]) -> Vocabulary:

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
+from ferrule.config import PromptAdapter
 from ferrule.errors import NotFoundError, RequestError, RequestFailed
 from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, ModelInfo, PromptAdapter, Targets, TokenLogprobs
+from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ferrule.config import PromptAdapter
 from ferrule.errors import RequestError
 from ferrule.llm.prompts import Given
-from ferrule.types import PromptAdapter
 
 _PARAM = "prompt_adapter_request"
 

@@ -9,11 +9,11 @@ from typing import Annotated, Any, Literal, NamedTuple
 from msgspec.structs import replace
 from pydantic import ConfigDict, Field, TypeAdapter
 
+from ferrule.config import PromptAdapter
 from ferrule.errors import RequestError
 from ferrule.frontend.text.messages import TemplateFields, chat_prompt
 from ferrule.interfaces.service import ChatPrompt, Prompt
 from ferrule.schema import Arguments, Body, CacheSalt, Text, TokenIds, check_marks, checked, not_here
-from ferrule.types import PromptAdapter
 
 Conversation = Sequence[Mapping[str, Any]]
 TextOrIds = str | Mapping[str, Any] | Sequence[int]  # a text, ids, or a mapping with the keys of `PromptFields`

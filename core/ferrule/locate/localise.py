@@ -54,8 +54,7 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     configured(model, plugins, settings)  # what no model has is told before anything is loaded
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
     modules = tuple(
-        replace(module, path=str(find("adapter", module.path, None, lambda names: ADAPTER_FILES)))
-        for module in config.lora.modules
+        replace(module, path=str(find_adapter(config, plugins, module.path))) for module in config.lora.modules
     )
     lora, speculative = replace(config.lora, modules=modules), _draft_model(config, find, plugins)
     return replace(config, model=found, lora=lora, speculative=speculative)
@@ -83,6 +82,11 @@ def draft_model(section: ResolvedSpeculative) -> tuple[str, str | None]:
     """Return the name of the model that guesses tokens, "" where there is none, and its revision."""
     settings = section.settings
     return settings.get("model", ""), settings.get("revision")
+
+
+def find_adapter(config: Resolved, plugins: Plugins, name: str) -> Path:
+    """Return the folder of an adapter that the user has named, a folder or a hub id. Blocks. Raises CheckpointError."""
+    return _find(config, plugins, "adapter", name, None, lambda names: ADAPTER_FILES)
 
 
 def fetch_files(config: Resolved, plugins: Plugins, name: str, choose: Choose) -> Path:

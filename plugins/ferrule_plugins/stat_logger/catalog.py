@@ -238,7 +238,7 @@ ENGINE = (
         kind="gauge",
         doc="Adapters that running and waiting requests use, as labels; the value is the time of that.",
         labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
-        values=(),
+        values=None,
         common=(),
     ),
     _engine("ferrule:engine_restarts_total", "counter", "Engines that were started after one had died.", "restarts"),

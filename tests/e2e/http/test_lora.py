@@ -7,7 +7,9 @@ import json
 import os
 import shutil
 import signal
+import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -335,20 +337,25 @@ def test_a_name_is_looked_for_in_the_folder_of_the_resolver(
 
 
 def test_figures_tell_which_adapters_are_at_work(server: servers.Server) -> None:
-    body = {"model": "one", "prompt": PROMPT, **GREEDY, "max_tokens": 200, "stream": True}
-    with (
-        httpx.Client(base_url=server.url, timeout=120, headers=USER) as client,
-        client.stream("POST", "/v1/completions", json=body) as stream,
-    ):
-        next(stream.iter_lines())
+    ended = threading.Event()
 
-        def line() -> str:
-            lines = httpx.get(f"{server.url}/metrics", headers=USER).text.splitlines()
-            return next((one for one in lines if one.startswith("vllm:lora_requests_info{")), "")
+    def work() -> None:
+        while not ended.is_set():
+            text(server, "one", max_tokens=150)
 
-        assert servers.until(lambda: 'running_lora_adapters="one"' in line(), 10)
-        assert 'max_lora="2"' in line()
-        assert 'waiting_lora_adapters=""' in line()
+    def line() -> str:
+        lines = httpx.get(f"{server.url}/metrics", headers=USER).text.splitlines()
+        return next((one for one in lines if one.startswith("vllm:lora_requests_info{")), "")
+
+    with ThreadPoolExecutor(2) as pool:
+        tasks = [pool.submit(work) for _ in range(2)]
+        try:
+            assert servers.until(lambda: 'running_lora_adapters="one"' in line(), 20)
+            assert 'max_lora="2"' in line()
+        finally:
+            ended.set()
+        assert [task.result() for task in tasks] == [None, None]
+    assert servers.until(lambda: 'running_lora_adapters=""' in line(), 20)
 
 
 # ------------------------------------------------------------------------------------------------ lost
@@ -375,11 +382,11 @@ def test_after_a_restart_of_the_engine_the_adapters_are_there(
         (["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model"),
         (["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice"),
         (["--enable-lora", "--lora-modules", "a"], "expected name=path"),
-        (["--enable-lora", "--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean path?"),
+        (["--enable-lora", "--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean 'path'?"),
         (["--enable-lora", "--lora-modules", "a=./nowhere"], "'./nowhere' is not a folder"),
         (["--enable-lora", "--max-lora-rank", "2", "--lora-modules", "a=OUTSIDE"], "--lora-modules: a: "),
         (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras"),
-        (["--enable-lora", "--lora-resolvers", "folder"], "it needs --lora-resolver-cache-dir"),
+        (["--enable-lora", "--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
         (["--enable-lora", "--long-lora-scaling-factors", "2"], "not in this build"),
     ],
 )

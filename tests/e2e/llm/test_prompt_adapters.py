@@ -11,8 +11,9 @@ import torch
 from peft import PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from ferrule import LLM, PromptAdapterRequest, RequestOutput, SamplingParams
+from ferrule import LLM, LoRARequest, PromptAdapterRequest, RequestOutput, SamplingParams
 from ferrule.errors import ConfigError, RequestError
+from tests.fakes.lora_files import merged, write_adapter
 
 NUM_VIRTUAL = 5
 COUNTS = {"first": NUM_VIRTUAL, "second": 3}
@@ -196,6 +197,24 @@ def test_prompt_adapters_are_off_by_default(tiny_llama: Path, folder: Path) -> N
             llm.generate([[1, 2]], GREEDY, use_tqdm=False, prompt_adapter_request=given)
     with pytest.raises(ConfigError, match="--max-prompt-adapter-token"):
         LLM(str(tiny_llama), enable_prompt_adapter=True)
+
+
+def test_weights_and_virtual_tokens_go_together(tiny_llama: Path, folder: Path, tmp_path: Path) -> None:
+    """A request may have an adapter of both kinds: as on the merged model with the virtual tokens."""
+    lora = LoRARequest("weights", 1, str(write_adapter(tiny_llama, tmp_path / "weights", 1)))
+    given: dict[str, Any] = {
+        "use_tqdm": False,
+        "prompt_adapter_request": [request(folder, "first"), None, request(folder, "second")],
+    }
+    prompts = [PROMPTS[0]] * 3
+    with opened(merged(tiny_llama, tmp_path / "weights", tmp_path / "merged")) as llm:
+        wanted = llm.generate(prompts, GREEDY, **given)
+    with opened(tiny_llama, enable_lora=True) as llm:
+        outputs = llm.generate(prompts, GREEDY, lora_request=lora, **given)
+        plain = llm.generate(prompts, GREEDY, **given)
+    texts, theirs, without = ([one.outputs[0].token_ids for one in each] for each in (outputs, wanted, plain))
+    assert texts == theirs
+    assert all(a != b for a, b in zip(texts, without, strict=True))
 
 
 def test_steps_and_chats_take_adapters(llm: LLM, folder: Path, wanted: list[list[int]]) -> None:

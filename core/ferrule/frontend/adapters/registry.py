@@ -74,6 +74,13 @@ class Adapters:
         await self._resolvers.find(model)
         return self.known(model)
 
+    async def adapter(self, model: str | None) -> Adapter | None:
+        """Return the engine's adapter of what `find` finds. Raises RequestError for a prompt adapter, too."""
+        served = await self.find(model)
+        if served is not None and served.prompt is not None:
+            raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
+        return None if served is None else served.adapter
+
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Read and check an adapter, and serve it. A failed load changes nothing.
 

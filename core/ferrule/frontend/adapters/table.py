@@ -19,8 +19,9 @@ from types import MappingProxyType
 import msgspec
 from msgspec import Struct
 
+from ferrule.config import PromptAdapter
 from ferrule.shared_memory.board import ADAPTER_CHANGES, Board
-from ferrule.types import Adapter, PromptAdapter
+from ferrule.types import Adapter
 
 _LOCK_POLL = 0.005  # seconds
 

@@ -15,7 +15,7 @@ from ferrule import checkpoint
 from ferrule.assembly.limits import scheduler_limits
 from ferrule.assembly.vocabulary import eos_ids, generation_folder
 from ferrule.client.base import EngineClient
-from ferrule.config import Resolved
+from ferrule.config import PromptAdapter, Resolved
 from ferrule.engine.cache import capacity
 from ferrule.errors import ConfigError, ForbiddenError, RequestError, nearest
 from ferrule.frontend.admission.processors import (
@@ -56,18 +56,13 @@ _SHORT = 2048  # ids that are decoded on the event loop
 class Prepared(Struct, frozen=True):
     """One prompt, ready for the engine: truncated as the request asks.
 
-    The tokens of `virtual` stand before those of the client. They are not its own: nothing that it is told counts or
-    shows them.
+    `num_virtual` tokens of an adapter stand before those of the client. Nothing that it is told counts or shows them.
     """
 
     read: ReadPrompt
     sampling: TokenSampling
     media: tuple[MediaItem, ...] = ()
-    virtual: MediaItem | None = None  # the first item of `media`: those of a prompt adapter
-
-    @property
-    def num_virtual(self) -> int:
-        return 0 if self.virtual is None else self.virtual.count
+    num_virtual: int = 0  # of the first item of `media`
 
     @property
     def ids(self) -> tuple[int, ...]:
@@ -115,7 +110,7 @@ class PromptReader:
     ) -> None:
         self.rules = rules
         self.renderer = renderer
-        self.adapters = adapters
+        self._adapters = adapters
         self.max_characters = _CHARACTERS * rules.max_model_len
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)
@@ -124,23 +119,22 @@ class PromptReader:
     def tokenizer(self) -> Tokenizer | None:
         return None if self._encoder is None else self._encoder.tokenizer
 
-    async def prepare(
-        self, prompt: Prompt | ChatPrompt, checked: Checked, virtual: MediaItem | None = None
-    ) -> Prepared:
-        """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. `virtual` are the
-        tokens of a prompt adapter. Raises RequestError.
+    async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
+        """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. Raises
+        RequestError.
         """
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
-            if virtual is not None:
+            if checked.virtual is not None:
                 raise RequestError("A prompt adapter needs a prompt of tokens, not prompt_embeds.", "prompt_embeds")
             return await self._embed(prompt.embeds, checked)
         read = await self.read(prompt)
         param = "messages" if isinstance(prompt, ChatPrompt) else "prompt"
-        ids, sampling = fit(checked, read.ids, self.rules, param, 0 if virtual is None else virtual.count)
+        ids, sampling = fit(checked, read.ids, self.rules, param)
         if len(ids) < len(read.ids):
             text = read.text and await self._truncated(read.ids, read.text, checked.kept(len(ids)))
             read = replace(read, ids=ids, text=text)
-        return Prepared(read, sampling, () if virtual is None else (virtual,), virtual)
+        media = () if checked.virtual is None else (checked.virtual,)
+        return Prepared(read, sampling, media, checked.num_virtual)
 
     async def _truncated(self, ids: tuple[int, ...], text: str, kept: slice) -> str:
         """Return the part of a prompt's text that belongs to the ids in `kept`."""
@@ -187,6 +181,10 @@ class PromptReader:
         if ids and max(ids) >= self.rules.vocab_size:
             raise RequestError(f"{param} holds a token of the tokenizer that the model does not have.", param)
         return ReadPrompt(ids, text, notes, rendered_at)
+
+    async def with_adapter(self, checked: Checked, adapter: PromptAdapter | None) -> Checked:
+        """Add the virtual tokens of an adapter. Raises RequestError, RequestFailed."""
+        return checked if adapter is None else replace(checked, virtual=await self._adapters.get(adapter))
 
     async def with_bad_words(self, checked: Checked) -> Checked:
         """Add the id sequences of the texts that must not be generated."""

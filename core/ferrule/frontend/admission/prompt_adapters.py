@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from ferrule import log
-from ferrule.config import ResolvedPromptAdapters
+from ferrule.config import PromptAdapter, ResolvedPromptAdapters
 from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, RequestFailed
 from ferrule.frontend.admission.tensors import embeds_item, read_file
 from ferrule.small_files import read_json, read_small
-from ferrule.types import MediaItem, ModelInfo, PromptAdapter
+from ferrule.types import MediaItem, ModelInfo
 
 _CONFIG = "adapter_config.json"
 _FILES = ("adapter_model.safetensors", "adapter_model.bin")

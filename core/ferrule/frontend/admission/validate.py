@@ -23,7 +23,7 @@ from ferrule.interfaces.service import Generate
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
 from ferrule.schema import checked as checked_as
-from ferrule.types import ModelInfo, TokenSampling
+from ferrule.types import MediaItem, ModelInfo, TokenSampling
 
 MAX_STOP_TOKEN_IDS = 256
 _INT64 = 1 << 63
@@ -93,6 +93,11 @@ class Checked(Struct, frozen=True, kw_only=True):
     bad_words: tuple[str, ...]
     priority: int = 0
     cache_salt: str | None = None
+    virtual: MediaItem | None = None  # tokens of a prompt adapter, before each prompt
+
+    @property
+    def num_virtual(self) -> int:
+        return 0 if self.virtual is None else self.virtual.count
 
     def kept(self, length: int) -> slice:
         """Return the slice of a prompt that truncation to `length` leaves: the first items, or the last ones."""
@@ -302,22 +307,19 @@ def check_text(text: Any, max_characters: int, param: str) -> str:
 
 
 def fit(
-    checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str, num_virtual: int = 0
+    checked: Checked, ids: tuple[int, ...], rules: AdmissionRules, param: str
 ) -> tuple[tuple[int, ...], TokenSampling]:
-    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError.
-
-    `num_virtual` tokens of a prompt adapter stand before the prompt.
-    """
+    """Return the prompt, truncated as asked, and the sampling with max_tokens resolved. Raises RequestError."""
     if not ids:
         raise RequestError("The prompt has no tokens; at least one is needed.", param)
     wanted, cap = checked.max_tokens, rules.max_new_tokens or rules.context
     if wanted is not None and rules.max_new_tokens is not None and wanted >= cap:
         wanted = None  # the server's cap
     if checked.truncate is not None:
-        keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1) - num_virtual
+        keep = checked.truncate if checked.truncate > 0 else rules.context - (wanted or 1) - checked.num_virtual
         ids = ids[checked.kept(max(1, keep))]
-    length = len(ids) + num_virtual
-    told = f"The prompt has {len(ids)} tokens" + (f" and its adapter {num_virtual}" if num_virtual else "")
+    length = len(ids) + checked.num_virtual
+    told = f"The prompt has {len(ids)} tokens" + (f" and its adapter {checked.num_virtual}" if checked.virtual else "")
     if length >= rules.max_model_len:
         raise RequestError(
             f"{told}; the context of {rules.max_model_len} tokens must hold it and at least one token of output.",

@@ -14,13 +14,13 @@ import torch
 from msgspec.structs import replace
 from safetensors.numpy import save_file
 
-from ferrule.config import Config, ModelConfig, PromptAdapterConfig, ResolvedPromptAdapters
+from ferrule.config import Config, LoRAConfig, ModelConfig, PromptAdapter, PromptAdapterConfig, ResolvedPromptAdapters
 from ferrule.config.resolve import remarks, resolve
-from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, RequestError, RequestFailed
+from ferrule.errors import CheckpointError, ConfigError, ForbiddenError, NotFoundError, RequestError, RequestFailed
+from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.prompt_adapters import PromptAdapters, open_prompt_adapters, read_adapter
 from ferrule.plugin import discover
-from ferrule.types import PromptAdapter
-from tests.fakes.engine import fake_info
+from tests.fakes.engine import FakeEngine, fake_info
 
 SIZE, COUNT = 8, 3
 GOOD = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": COUNT, "token_dim": SIZE}
@@ -176,7 +176,7 @@ async def test_errors_blame_whoever_named_the_adapter(tmp_path: Path) -> None:
         await adapters.get(adapters.named["a"])
     assert str(tmp_path) not in failed.value.message
     with pytest.raises(RequestError, match="adapter_config.json does not exist"):
-        await adapters.get(PromptAdapter(name="a", path=str(tmp_path / "a")))
+        await adapters.get(PromptAdapter(name="a", path=str(tmp_path / "a"), num_tokens=COUNT))
     off = PromptAdapters(resolved(enable_prompt_adapter=False), SIZE)
     with pytest.raises(ForbiddenError):
         await off.get(PromptAdapter(name="a", path=str(tmp_path / "a")))
@@ -205,6 +205,31 @@ def test_faults_of_options_stop_the_start(tmp_path: Path) -> None:
 def test_names_are_checked(modules: tuple[str, ...], told: str) -> None:
     with pytest.raises(ConfigError, match=told):
         resolved(*modules)
+
+
+async def test_they_share_a_table_with_adapters_of_weights(tmp_path: Path) -> None:
+    given, folder = adapter(tmp_path / "a"), tmp_path / "lora"
+    folder.mkdir()
+    (folder / "adapter_config.json").write_text('{"peft_type": "LORA"}')
+    (folder / "adapter_model.safetensors").touch()
+    section = PromptAdapterConfig(
+        enable_prompt_adapter=True, max_prompt_adapter_token=16, prompt_adapters=(f"a={given.path}",)
+    )
+    lora = LoRAConfig(enable_lora=True, allowed_lora_path=(str(tmp_path),))
+    model = ModelConfig(model="/m", served_model_name=("base",))
+    adapters = Adapters(resolve(Config(model=model, lora=lora, prompt_adapter=section)), discover(), FakeEngine())
+    served = adapters.known("a")
+    assert served is not None
+    assert (served.prompt, served.adapter, served.path, served.parent) == (given, None, given.path, "base")
+    assert [one.name for one in adapters.all()] == ["a"]
+    for in_place in (False, True):
+        with pytest.raises(RequestError, match="is the name of a prompt adapter"):
+            await adapters.load("a", str(folder), in_place)
+    with pytest.raises(NotFoundError):
+        await adapters.unload("a")
+    with pytest.raises(RequestError, match="not for vectors"):
+        await adapters.adapter("a")
+    await adapters.close()
 
 
 def test_options_that_need_each_other() -> None:

@@ -1,4 +1,4 @@
-"""`folder`: adapters in the subfolders of one folder, each under the name of its subfolder."""
+"""`filesystem`: adapters in the subfolders of one folder, each under the name of its subfolder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ferrule.interfaces.lora_resolver import LoRAResolver
 from ferrule_plugins.lora_resolver.base_model import is_for
 
 
-class FolderResolver(LoRAResolver):
+class FilesystemResolver(LoRAResolver):
     def refuses(self) -> str | None:
         return None if self.context.cache_dir is not None else "it needs --lora-resolver-cache-dir."
 

@@ -1,4 +1,4 @@
-"""`hub`: adapters in the repositories of the server's hub that its operator has named, and in no others."""
+"""`hf_hub`: adapters in the repositories of the server's hub that its operator has named, and in no others."""
 
 from __future__ import annotations
 

@@ -86,8 +86,8 @@ def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> Adap
 
 
 def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
-    """Describe experts whose matrices PEFT has in two: A has them one after the other, B has its columns by rank, and by
-    expert within one.
+    """Describe experts whose matrices are two in PEFT's files: A has them one after the other, B has its columns by
+    rank, and by expert within one.
     """
 
     def split(down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

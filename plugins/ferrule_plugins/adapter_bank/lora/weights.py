@@ -53,7 +53,7 @@ Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
 
 
 def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits) -> Weights:
-    """Read an adapter's tensors. Raises CheckpointError for values that are not numbers of the type they are kept in."""
+    """Read an adapter's tensors. Raises CheckpointError for types, and for values that are not finite."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in file.read():
         entry = file.entries[name]

@@ -56,12 +56,7 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
         )
     },
-    ("router", "lora"): {
-        "calls": (
-            ("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/adapters/a"}),
-            ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}),
-        )
-    },
+    ("router", "lora"): {"calls": (("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/adapters/a"}),)},
     ("lora_resolver", "filesystem"): {"world": staticmethod(adapter_in_a_folder)},
     ("lora_resolver", "hf_hub"): {"world": staticmethod(adapter_in_a_repository)},
     ("router", "anthropic"): {

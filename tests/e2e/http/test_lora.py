@@ -290,6 +290,7 @@ def damaged(world: World) -> dict[str, tuple[Any, Any, int, str]]:
     }
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_what_cannot_be_loaded_is_one_clear_error_and_changes_nothing(
     server: servers.Server, world: World, admin: httpx.Client
 ) -> None:
@@ -303,6 +304,7 @@ def test_what_cannot_be_loaded_is_one_clear_error_and_changes_nothing(
     assert text(server, "one") == world.said["one"]
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_only_an_administrator_loads(server: servers.Server, world: World) -> None:
     body = {"lora_name": "x", "lora_path": world.folder("three")}
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
@@ -325,6 +327,7 @@ async def test_many_loads_at_once_are_all_answered(server: servers.Server, world
 # ------------------------------------------------------------------------------------------------ found
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_a_name_is_looked_for_in_the_folder_of_the_resolver(
     server: servers.Server, world: World, admin: httpx.Client
 ) -> None:

@@ -312,7 +312,6 @@ class LoRAConfig:
         nargs="+",
         objects=True,
         opens=("None",),
-        server=True,
     )
     max_loras: int = opt(1, "Most adapters in one step; requests for others wait.", ge=1, le=1024)
     max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=1, le=512)

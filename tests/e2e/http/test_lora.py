@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -401,3 +403,24 @@ def test_options_that_contradict_stop_the_start(
     with servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         assert server.process.wait(120) in (1, 2)
     assert said in (tmp_path / "log").read_text()
+
+
+def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: Path) -> None:
+    names = ["tiny", "one", "nobody"]
+    rows = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": name, "prompt": PROMPT, **GREEDY},
+        }
+        for name in names
+    ]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)))
+    args = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", str(tiny_llama)]
+    args += ["--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
+    args += ["--lora-modules", f"one={world.root}/modules/one"]
+    subprocess.run([sys.executable, "-m", "ferrule", *args], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = {row["custom_id"]: row["response"] for row in map(json.loads, (tmp_path / "out").read_text().splitlines())}
+    assert [found[name]["status_code"] for name in names] == [200, 200, 404]
+    assert [found[name]["body"]["choices"][0]["text"] for name in names[:2]] == [world.said[name] for name in names[:2]]

@@ -314,9 +314,10 @@ def test_only_an_administrator_loads(server: servers.Server, world: World) -> No
             assert error(httpx.post(server.url + path, json=body, headers=headers), 401)
 
 
-async def test_many_loads_at_once_are_all_answered(server: servers.Server, world: World) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_many_loads_at_once_are_all_answered(server: servers.Server, world: World, count: int) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=300, headers=ADMIN) as http:
-        names = [f"many-{number % 20}" for number in range(200)]
+        names = [f"many-{number % 20}" for number in range(count)]
         bodies = [{"lora_name": name, "lora_path": world.folder("three")} for name in names]
         answers = await asyncio.gather(*(http.post("/v1/load_lora_adapter", json=body) for body in bodies))
         codes = [answer.status_code for answer in answers]

@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from ferrule.llm.arguments import AsyncEngineArgs, EngineArgs
     from ferrule.llm.async_llm import AsyncLLM, AsyncLLMEngine
     from ferrule.llm.engine import LLMEngine
+    from ferrule.llm.lora import LoRARequest
     from ferrule.llm.offline import LLM
     from ferrule.llm.outputs import (
         BeamSearchParams,
@@ -32,6 +33,7 @@ __all__ = [
     "EngineArgs",
     "GuidedDecodingParams",
     "LLMEngine",
+    "LoRARequest",
     "PoolingParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -51,6 +53,7 @@ _HOMES = {
     "GuidedDecodingParams": "ferrule.structured_outputs",
     "LLM": "ferrule.llm.offline",
     "LLMEngine": "ferrule.llm.engine",
+    "LoRARequest": "ferrule.llm.lora",
     "PoolingParams": "ferrule.llm.outputs",
     "RequestOutput": "ferrule.llm.outputs",
     "RequestOutputKind": "ferrule.sampling_params",

@@ -109,10 +109,20 @@ class CompiledGrammar(Struct, frozen=True, kw_only=True, gc=False, tag="grammar"
 
 
 class Adapter(Struct, frozen=True, kw_only=True, gc=False):
-    """Weights that add to the model's for some requests. No two adapters have one `name`; `path` is their folder."""
+    """Weights that add to the model's for some requests. No two adapters have one `name`; `path` is their folder.
+
+    An adapter that is loaded again has another `name`, because cached blocks are found by it. `served` is the name that
+    clients use.
+    """
 
     name: str
     path: str = ""
+    served: str = ""
+
+    @property
+    def title(self) -> str:
+        """The name by which people know it."""
+        return self.served or self.name
 
 
 class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
@@ -357,6 +367,8 @@ class EngineStats(Struct, frozen=True, kw_only=True, omit_defaults=True):
     corrupted_requests: int = 0  # ended by non-finite logits or an id out of range
     stalled_seconds: float = 0.0  # work exists, but no step has ended for this long
     sleep_level: int = 0  # 0: awake
+    running_adapters: tuple[str, ...] = ()  # titles of those that running requests use
+    waiting_adapters: tuple[str, ...] = ()  # and of those that waiting requests are for
     restarts: int = 0  # engines that have died and were followed by another; counters go on over them
     # What follows is counted by the API processes, and 0 where the engine says it.
     buffered_bytes: int = 0  # that they keep for their clients

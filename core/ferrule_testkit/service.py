@@ -24,6 +24,7 @@ from ferrule.interfaces.service import (
     Pooled,
     Prompt,
     ReadPrompt,
+    ServedAdapter,
     Service,
     Usage,
 )
@@ -101,12 +102,25 @@ class ScriptedService(Service):
         self.refusal: FerruleError | None = None  # raised by `admit`
         self.defaults: dict[str, Any] = {}
         self.notes: tuple[str, ...] = ()  # of every prompt that is read
+        self.loaded: dict[str, ServedAdapter] = {}
         self.pace: Callable[[], Any] = lambda: asyncio.sleep(0)
 
-    def resolve(self, model: str | None) -> str:
-        if model and model not in self.names:
+    async def resolve(self, model: str | None) -> str:
+        if model and model not in (*self.names, *self.loaded):
             raise NotFoundError(f"There is no such model; served are: {', '.join(self.names)}.", "model")
         return model or self.names[0]
+
+    def adapters(self) -> list[ServedAdapter]:
+        return list(self.loaded.values())
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        if name in self.loaded and not in_place:
+            raise RequestError("lora_name is taken.", "lora_name")
+        self.loaded[name] = ServedAdapter(name=name, parent=self.names[0], path=path)
+
+    async def unload_adapter(self, name: str) -> None:
+        if self.loaded.pop(name, None) is None:
+            raise NotFoundError("There is no such adapter.", "lora_name")
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self.defaults)
@@ -127,14 +141,14 @@ class ScriptedService(Service):
 
     async def admit(self, request: Generate) -> Admitted:
         try:
-            return self._admit(request)
+            return await self._admit(request)
         except RequestError as error:
             raise error.about(request.spelt(error.param)) from error
 
-    def _admit(self, request: Generate) -> Admitted:
+    async def _admit(self, request: Generate) -> Admitted:
         if self.refusal is not None:
             raise self.refusal
-        self.resolve(request.model)
+        model = await self.resolve(request.model)
         checked = check_params(request.params, self.rules)
         check_processors(request.logits_processors, self.rules)
         if request.beam is not None:
@@ -145,11 +159,15 @@ class ScriptedService(Service):
             text = None if isinstance(prompt, Prompt) and prompt.text is None else "".join(map(chr, ids))
             prompts.append(ReadPrompt(ids, text, self.notes))
         self.requests.append(request)
-        return Admitted(model=self.names[0], prompts=tuple(prompts), stream=_Outputs(self, request, prompts))
+        return Admitted(
+            model=model if model in self.loaded else self.names[0],
+            prompts=tuple(prompts),
+            stream=_Outputs(self, request, prompts),
+        )
 
     async def pool(self, request: Pool) -> list[Pooled]:
         """Return vectors that count how often each of the first four letters is in the prompt."""
-        self.resolve(request.model)
+        await self.resolve(request.model)
         found = [self._ids(prompt) for prompt in request.prompts]
         return [Pooled(vector=tuple(float(ids.count(ord(a))) for a in "abcd"), prompt_ids=ids) for ids in found]
 

@@ -21,9 +21,13 @@ class Loads:
         self._rng = rng
         self._begun: deque[tuple[AdapterLoad, Future[None]]] = deque()
         self.late = rng.choice((0.0, 0.5, 0.95))  # chance that what is being loaded is not there in a step
-        self.preparing = preparing_cls(self._begin, rng.randint(1, 3))
+        self.num_slots = rng.randint(1, 3)
+        self.preparing = preparing_cls(self._begin, self.num_slots)
         self.wanting: dict[str, EngineRequest] = {}
         self.num_prepared = 0
+        self._oldest = ""  # the request that waits for a slot, with no other before it
+        self._before: frozenset[str] = frozenset()  # those that waited when it became that
+        self._passed: set[int] = set()  # slots that were given to requests that came since then
 
     def draw(self) -> Adapter:
         return Adapter(name=self._rng.choice(("a", "b", "c", "")))
@@ -49,12 +53,29 @@ class Loads:
                 raise Violation(f"I22: {request.id} could not be prepared: {error}")
             self.num_prepared += 1
             del self.wanting[request.id]
+            self._note_passing(request)
             yield request
-        loading = {need.slot for need, _ in self._begun}
+        loading = {need.slot: need.adapter.name for need, _ in self._begun}
         there = {name for slot, name in self._device.adapters.items() if slot not in loading}
+        claimed = False  # an older request waits for a slot, maybe for the one that this adapter is in
         for id, request in self.wanting.items():
-            if request.adapter is not None and request.adapter.name in there:
+            name = "" if request.adapter is None else request.adapter.name
+            if name not in there and name not in loading.values():
+                claimed = True
+                self._note_oldest(id)
+            if name in there and not claimed:
                 raise Violation(f"I22: {id} waits although its adapter is loaded")
+
+    def _note_oldest(self, id: str) -> None:
+        if id == next(iter(self.wanting)) != self._oldest:
+            self._oldest, self._before, self._passed = id, frozenset(self.wanting), set()
+
+    def _note_passing(self, given: EngineRequest) -> None:
+        """Note a slot that was given past the oldest request. Raises Violation once that is true of every slot."""
+        if self._oldest in self.wanting and given.id not in self._before:
+            self._passed.add(given.adapter_slot)
+            if len(self._passed) == self.num_slots:
+                raise Violation(f"I22: later requests were given every slot, and {self._oldest} still waits for one")
 
     def check_drained(self, running: bool) -> None:
         """Raise Violation where requests wait for a slot that nobody uses. `running`: some requests are not over."""

@@ -15,6 +15,7 @@ from ferrule.plugin import KINDS, discover
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import Kit, promises
 from ferrule_testkit.quantized import FORMATS
+from tests.fakes.resolvers import adapter_in_a_folder, adapter_in_a_repository
 from tests.shared import OURS
 
 PLUGINS = discover()
@@ -55,6 +56,14 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
             ("POST", "/v1/chat/completions", {**CHAT, "stream": True}),
         )
     },
+    ("router", "lora"): {
+        "calls": (
+            ("POST", "/v1/load_lora_adapter", {"lora_name": "a", "lora_path": "/adapters/a"}),
+            ("POST", "/v1/unload_lora_adapter", {"lora_name": "a"}),
+        )
+    },
+    ("lora_resolver", "filesystem"): {"world": staticmethod(adapter_in_a_folder)},
+    ("lora_resolver", "hf_hub"): {"world": staticmethod(adapter_in_a_repository)},
     ("router", "anthropic"): {
         "calls": (
             ("POST", "/v1/messages", {**CHAT, "model": "fake", "max_tokens": 4}),

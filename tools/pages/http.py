@@ -10,7 +10,7 @@ from typing import Any
 
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.routes import assemble
-from ferrule.config import Config, FrontendConfig, RouterSettings
+from ferrule.config import Config, FrontendConfig, LoRAConfig, RouterSettings
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
 from ferrule.config.sections import PluginConfig
@@ -26,7 +26,7 @@ and where it decides, is told in [HTTP API](../http.md). Every error, whatever i
 | | route | needs | |
 |---|---|---|---|
 """
-_NEEDS = {"key": "key", "adminKey": "admin key, dev mode"}
+_NEEDS = {"key": "key", "adminKey": "admin key"}
 
 
 def spec() -> Mapping[str, Any]:
@@ -34,7 +34,8 @@ def spec() -> Mapping[str, Any]:
     flags.
     """
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
-    config = resolve(Config(env=Environment(server_dev_mode=True), frontend=frontend))
+    switched_on = Environment(server_dev_mode=True, allow_runtime_lora_updating=True)
+    config = resolve(Config(env=switched_on, frontend=frontend, lora=LoRAConfig(enable_lora=True)))
     with TemporaryDirectory() as folder:
         options = PluginConfig(plugin_config={"router:batches": {"folder": folder}})
         plugins = configured(discover(), options, config.env)
@@ -55,6 +56,7 @@ def page(document: Mapping[str, Any]) -> str:
     operations.sort(key=lambda item: order.get((item[2]["tags"] or [""])[0], len(order)))
     for method, path, operation in operations:
         needs = next((_NEEDS[name] for entry in operation["security"] for name in entry), "")
+        needs += ", dev mode" if "admin" in operation["tags"] else ""
         anchor = re.sub(r"[^\w-]", "", f"{method}-{path}".lower()).rstrip("-")  # as mkdocs makes it from the heading
         rows.append(f"| {method} | [`{path}`](#{anchor}) | {needs} | {operation['summary']} |")
         parts += [f"## {method} {path}", "", operation["summary"], "", *_operation(operation)]

@@ -87,7 +87,7 @@ class CallerCheck:
     def _owner(self, headers: Headers, access: Access, dialect: Dialect) -> Caller | None:
         """Return the owner of the call's key. Raises UnauthorisedError unless the key opens this kind of route."""
         separate = self._admin is not None or self.keys.any_admin
-        administers = access is Access.ADMIN and separate
+        administers = access.administers and separate
         if not administers and not self.keys:
             return None
         key = key_of(headers, dialect)

@@ -33,9 +33,10 @@ _TAGS = {
     "tokens": "The tokenizer.",
     "health": "Probes and figures.",
     "docs": "This description.",
+    "adapters": "Adapters that are loaded and unloaded while the server runs.",
     "admin": "Administration; absent unless FERRULE_SERVER_DEV_MODE=1.",
 }
-_SECRETS = {Access.KEY: "key", Access.ADMIN: "adminKey"}
+_SECRETS = {Access.KEY: "key", Access.ADMIN: "adminKey", Access.OPERATOR: "adminKey"}
 _SCHEMES = {
     "key": {"type": "http", "scheme": "bearer", "description": "--api-key"},
     "adminKey": {"type": "http", "scheme": "bearer", "description": "--admin-key, or else --api-key"},

@@ -140,11 +140,11 @@ class PathTable:
         """
         tidy = _tidy(path)
         methods = self.find(tidy.encode("latin-1")).methods if tidy != path else {}
-        if methods and access_of(methods) is not Access.ADMIN:
+        if methods and not access_of(methods).administers:
             return f" Did you mean '{printable(tidy, _SHOWN)}'? Paths are compared byte for byte."
         if said := _covering(self._absent, tidy):
             return f" {said}"
-        told = [name for name, found in self._exact.items() if found and access_of(found) is not Access.ADMIN]
+        told = [name for name, found in self._exact.items() if found and not access_of(found).administers]
         return nearest(path, told)
 
 
@@ -173,7 +173,7 @@ def unescaped(path: str) -> str | None:
 
 def access_of(methods: Mapping[str, Entry]) -> Access:
     """Return the access that a caller needs to be told what a path offers."""
-    return Access.ADMIN if any(entry.access is Access.ADMIN for entry in methods.values()) else Access.KEY
+    return Access.OPERATOR if any(entry.access.administers for entry in methods.values()) else Access.KEY
 
 
 def allowed_methods(methods: Iterable[str]) -> list[str]:

@@ -7,9 +7,10 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, ResolvedLoRA
+from ferrule.config.resolved import LoRAModule, Resolved, ResolvedLoRA
 from ferrule.config.sections import LoRAConfig, ModelConfig
 from ferrule.errors import nearest
+from ferrule.types import Adapter
 
 MAX_NAME = 256  # characters of an adapter's name
 _KEYS = ("name", "path", "local_path", "base_model_name")
@@ -65,7 +66,8 @@ def resolve_lora(section: LoRAConfig, model: ModelConfig, problems: list[str]) -
         try:
             modules.append(read_module(text))
         except ValueError as error:
-            problems.append(f"--lora-modules {text!r:.120}: {error}.")
+            said = str(error)
+            problems.append(f"--lora-modules {text!r:.120}: {said}{'' if said.endswith('?') else '.'}")
     problems += _clashes(modules, model.served_model_name or (model.model,))
     values: dict[str, Any] = {field.name: getattr(section, field.name) for field in dataclasses.fields(section)}
     repositories = tuple(
@@ -88,6 +90,13 @@ def _clashes(modules: Sequence[LoRAModule], served: Sequence[str]) -> Iterator[s
                 f"--lora-modules: the base model of {module.name!r:.80} is {module.base_model_name!r:.80}; served is "
                 f"{', '.join(served)}."
             )
+
+
+def first_adapters(config: Resolved) -> list[Adapter]:
+    """Return the adapters of --lora-modules. Every process gives them the same identities."""
+    return [
+        Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in config.lora.modules
+    ]
 
 
 def lora_remarks(section: LoRAConfig) -> Iterator[str]:

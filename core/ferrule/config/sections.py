@@ -347,7 +347,9 @@ class LoRAConfig:
         optional_value=True,
         inert="there is one worker, which has adapters whole",
     )
-    adapter_bank: str = opt("lora", "Adapter bank plugin: what reads adapters and computes with them.")
+    adapter_bank: str = opt(
+        "lora", "Adapter bank plugin: what reads adapters and computes with them.", kind="adapter_bank"
+    )
     lora_resolvers: tuple[str, ...] = opt(
         (),
         "Resolver plugins: where an adapter comes from when a request names one that is not loaded. Default: the "

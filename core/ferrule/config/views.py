@@ -86,6 +86,7 @@ class RouterSettings:
     max_logprobs: int
     skip_tokenizer_init: bool
     server_dev_mode: bool
+    lora_updating: bool  # adapters may be loaded and unloaded while the server runs
     options: Mapping[str, Any]  # all options by name, to be told to an administrator: secrets are "(hidden)"
     origins: Mapping[str, str]  # where the values of `options` come from: "command line", "serve.yaml:3", "default" …
     defaults: Mapping[str, Any]  # of `options`, before anything was filled
@@ -100,6 +101,7 @@ class RouterSettings:
             max_logprobs=config.model.max_logprobs,
             skip_tokenizer_init=config.model.skip_tokenizer_init,
             server_dev_mode=config.env.server_dev_mode,
+            lora_updating=config.lora.enable_lora and config.env.allow_runtime_lora_updating,
             options=shown(config),
             origins=origins(config),
             defaults=defaults(),

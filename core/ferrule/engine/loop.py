@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from concurrent.futures import Future
 from functools import partial
 from typing import Any
 
 import msgspec
 
 from ferrule import log
+from ferrule.engine.late_calls import LateCalls
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
-from ferrule.errors import FerruleError, RequestError
+from ferrule.errors import RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
+    Adapter,
+    AdapterLoad,
     EngineRequest,
     EngineStats,
     FinishReason,
@@ -23,7 +27,7 @@ from ferrule.types import (
     RequestTimes,
     StepPlan,
 )
-from ferrule.wire.messages import Call, CallReply, Cancel, Channel, Deltas, Pause, Submit
+from ferrule.wire.messages import Cancel, Channel, Deltas, Pause, Submit
 
 IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is noticed
 STALL_POLL_SECONDS = 0.01
@@ -74,6 +78,7 @@ class EngineLoop:
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
         self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
+        self._late = LateCalls(channel)
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._fault: Exception | None = None  # what the executor's check of its health raised
         self._stuck = False  # work waits, nothing runs, nothing could be planned
@@ -95,6 +100,7 @@ class EngineLoop:
                 self._end_oldest_step()  # a step that failed says more
             raise self._fault
         self._take_messages()
+        self._late.answer(self.log_failure)
         self._queue_prepared()
         begun = self._clock()
         plan = None if self._sleep.level else self.scheduler.schedule(begun)
@@ -160,7 +166,7 @@ class EngineLoop:
             patience = STALL_POLL_SECONDS
         else:
             busy = self._in_flight or (self.scheduler.has_work() and not self._sleep.level)
-            patience = 0.0 if busy else LOADING_POLL_SECONDS if self._preparing else IDLE_SECONDS
+            patience = 0.0 if busy else LOADING_POLL_SECONDS if self._preparing or self._late else IDLE_SECONDS
         for client, message in self._channel.receive(patience):
             self._outbox.setdefault(client, [])
             if isinstance(message, Submit):
@@ -170,7 +176,7 @@ class EngineLoop:
             elif isinstance(message, Pause):
                 self._pause(client, message)
             else:
-                self._channel.send(client, _reply(message, self.calls, self.log_failure))
+                self._late.run(client, message, self.calls, self.log_failure)
 
     def _submit(self, client: bytes, request: EngineRequest) -> None:
         """Queue a request. Whatever goes wrong ends this request and no other."""
@@ -252,7 +258,10 @@ class EngineLoop:
 
     def _stats(self, now: float) -> EngineStats:
         waited = self.stalled_for(now) if self._owners else 0.0
-        return msgspec.structs.replace(self.scheduler.stats(), stalled_seconds=waited, sleep_level=self._sleep.level)
+        stats = self.scheduler.stats()
+        waiting = tuple(dict.fromkeys((*stats.waiting_adapters, *self._preparing.adapters())))
+        state = {"stalled_seconds": waited, "sleep_level": self._sleep.level, "waiting_adapters": waiting}
+        return msgspec.structs.replace(stats, **state)
 
     # ------------------------------------------------------------------------------------ calls
 
@@ -263,11 +272,18 @@ class EngineLoop:
             "stats": lambda: msgspec.to_builtins(self._stats(self._clock())),
             "check": lambda: self.scheduler.check() is None,
             "expect": self.executor.expect,
+            "read_adapter": self._read_adapter,
             "is_sleeping": lambda: self._sleep.level > 0,
             "sleep": partial(self._between_steps, self._sleep.begin),
             "wake_up": partial(self._between_steps, self._sleep.end),
         }
         return own | {name: partial(self._between_steps, self._pass_on, name) for name in _PASSED_ON}
+
+    def _read_adapter(self, name: str, path: str, served: str) -> Future[None]:
+        """Begin to read and check an adapter, before requests may use it."""
+        if not self.scheduler.limits.adapter_slots:
+            raise RequestError("This server has no adapters.")
+        return self.executor.prepare(AdapterLoad(adapter=Adapter(name=name, path=path, served=served), slot=0))
 
     def _pass_on(self, name: str, *args: Any) -> Any:
         return self.executor.call(name, args)
@@ -282,17 +298,3 @@ class EngineLoop:
             self.last_progress = self._clock()
             self._calling = False
             self._stats_due = True
-
-
-def _reply(call: Call, calls: Mapping[str, Callable[..., Any]], log_failure: Callable[[str], None]) -> CallReply:
-    """Run one of `calls`. Return its result, or its error as a client may read it."""
-    try:
-        if call.name not in calls:
-            raise FerruleError(f"there is no call {call.name!r}")
-        return CallReply(call.number, calls[call.name](*call.args))
-    except (FerruleError, AssertionError) as error:
-        status = error.status if isinstance(error, RequestError) else 500
-        return CallReply(call.number, error=str(error), status=status)
-    except Exception:
-        log_failure(f"the call {call.name}")
-        return CallReply(call.number, error=f"{call.name} failed; the log says why")

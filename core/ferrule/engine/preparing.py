@@ -5,8 +5,9 @@ a request uses it, and keeps it after that until another adapter needs it. Where
 until one is not.
 
 An adapter's slot never changes under a request, queued requests included. A request for which all slots are in use
-waits outside the queue, and others pass it: with more popular adapters than slots that may take long. The key of cached
-blocks contains the adapter's name.
+waits outside the queue, and claims a slot: those that came after it are not given that slot, even if their adapter is
+in it. So the slot is free once the requests that use it have ended, and popular adapters take turns with others. The
+key of cached blocks contains the adapter's name.
 """
 
 from __future__ import annotations
@@ -30,19 +31,29 @@ class AdapterSlots:
         self._count = count
         self._adapters: dict[str, int] = {}  # name → slot, the one that was unused for longest first
         self._users: dict[str, int] = {}  # request id → slot
+        self._claims: dict[str, int] = {}  # adapter that waits for a slot → the slot that is kept for it
+
+    def begin(self) -> None:
+        """Begin to place requests, which then come in the order of their arrival: the oldest claim a slot first."""
+        self._claims.clear()
 
     def take(self, id: str, adapter: Adapter) -> tuple[int, bool] | None:
-        """Give a request its adapter's slot, and say whether the adapter must be loaded there; None: none is free.
+        """Give a request its adapter's slot, and say whether the adapter must be loaded there; None: none is free, or
+        older requests have claimed it.
 
         Raises RequestError on a server without adapters.
         """
         if not self._count:
             raise RequestError("This server has no adapters.", "model")
-        slot, fresh = self._adapters.pop(adapter.name, 0), False
+        slot, fresh = self._adapters.get(adapter.name, 0), False
+        if slot in self._claims.values():
+            return None
         if not slot:
             slot, fresh = self._free(), True
             if not slot:
+                self._claim(adapter.name)
                 return None
+        self._adapters.pop(adapter.name, None)
         self._adapters[adapter.name] = self._users[id] = slot
         return slot, fresh
 
@@ -54,9 +65,20 @@ class AdapterSlots:
         """Forget an adapter that could not be loaded: the next request for it tries again."""
         self._adapters.pop(adapter.name, None)
 
+    def _claim(self, name: str) -> None:
+        """Keep a slot for an adapter, the one that was given to nobody for longest; none where all are claimed.
+
+        That one stays the first at every `begin`, because it is given to nobody.
+        """
+        if name not in self._claims:
+            slots = dict.fromkeys((*self._adapters.values(), *range(1, self._count + 1)))
+            claimed = self._claims.values()
+            if slot := next((slot for slot in slots if slot not in claimed), 0):
+                self._claims[name] = slot
+
     def _free(self) -> int:
-        """Return a slot that no request uses, and forget the adapter in it; 0 when all are in use."""
-        used = set(self._users.values())
+        """Return a slot that no request uses or claims, and forget the adapter in it; 0 where there is none."""
+        used = {*self._users.values(), *self._claims.values()}
         empty = set(range(1, self._count + 1)) - set(self._adapters.values()) - used
         if empty:
             return min(empty)
@@ -95,14 +117,16 @@ class Preparing:
         return id in self._waiting
 
     def add(self, request: EngineRequest) -> None:
-        """Begin to load what a request needs. Raises EngineDead; what else goes wrong comes with the request."""
+        """Begin to load a request's constraint; `take` finds a slot for its adapter. Raises EngineDead; what else goes
+        wrong comes with the request.
+        """
         waiting = self._waiting[request.id] = Waiting(request, placed=request.adapter is None)
         if request.grammar is not None:
             waiting.loads.append(self._begin(request.grammar))
-        self._place(waiting)
 
     def take(self) -> Iterator[tuple[EngineRequest, BaseException | None]]:
         """Yield the requests for which all is loaded, with their adapter's slot, and those for which a load failed."""
+        self._slots.begin()
         for id, waiting in list(self._waiting.items()):
             self._place(waiting)
             if not waiting.ready:
@@ -112,6 +136,10 @@ class Preparing:
             if error is not None:
                 self._failed(waiting.request)
             yield waiting.request, error
+
+    def adapters(self) -> Iterator[str]:
+        """Yield the titles of adapters that requests wait for."""
+        return (waiting.request.adapter.title for waiting in self._waiting.values() if waiting.request.adapter)
 
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""

@@ -325,7 +325,7 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters)}
+        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters), **_adapters(self)}
         return EngineStats(running=len(self.running), waiting=len(self.waiting) + paused, paused=paused, **found)
 
     def reset_cache(self) -> bool:
@@ -348,6 +348,18 @@ class DefaultScheduler(Scheduler):
         self._slots.check(request.slot for request in self.running.values())
         for request in self._requests.values():
             request.check(self.limits.depth)
+
+
+def _adapters(scheduler: DefaultScheduler) -> dict[str, Any]:
+    """Return the titles of the adapters that requests are computed with, or are to be, as fields of `EngineStats`."""
+    if not scheduler.limits.adapter_slots:
+        return {}
+    waiting = scheduler.waiting
+    found = {"running_adapters": scheduler.running.values(), "waiting_adapters": (*waiting, *waiting.paused.values())}
+    return {
+        field: tuple(dict.fromkeys(one.spec.adapter.title for one in requests if one.spec.adapter is not None))
+        for field, requests in found.items()
+    }
 
 
 def _budget(limits: SchedulerLimits, policy: SchedulingPolicy, running: int, waiting: int) -> int:

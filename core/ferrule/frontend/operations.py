@@ -8,17 +8,19 @@ from typing import Any
 
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, FerruleError, UnavailableError
+from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
-from ferrule.interfaces.service import Administration, Health
+from ferrule.interfaces.service import Administration, Health, ServedAdapter
 from ferrule.interfaces.stats import HttpStats
 
 
 class Operations(Administration):
-    """The part of a service that serves operators and the HTTP edge; it needs these two attributes."""
+    """The part of a service that serves operators and the HTTP edge; it needs these attributes."""
 
     ledger: Ledger
+    _adapters: Adapters
     _client: EngineClient
 
     def health(self) -> Health:
@@ -47,6 +49,19 @@ class Operations(Administration):
             return await self._client.call(name, *args)
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
+
+    def adapters(self) -> list[ServedAdapter]:
+        return [ServedAdapter(name=one.name, parent=one.parent, path=one.adapter.path) for one in self._adapters.all()]
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        await self._adapters.load(name, path, in_place)
+
+    async def ensure_adapter(self, name: str, path: str, again: bool = False) -> None:
+        """Serve the adapter in a folder that the operator has named, unless it is served. Raises RequestError."""
+        await self._adapters.ensure(name, path, again)
+
+    async def unload_adapter(self, name: str) -> None:
+        await self._adapters.unload(name)
 
     def report(self) -> None:
         self.ledger.engine(self._client.stats())

@@ -18,8 +18,9 @@ from ferrule import log
 from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
-from ferrule.config import LimitsConfig, Resolved
-from ferrule.errors import EngineDead, FerruleError, NotFoundError, RequestError, UnavailableError
+from ferrule.config import FrontendConfig, LimitsConfig, Resolved
+from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
+from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
@@ -40,7 +41,7 @@ from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
-from ferrule.types import EngineRequest
+from ferrule.types import Adapter, EngineRequest
 
 _LATER = 100  # added to the priority of a request that the server sends itself
 _TURN = 16  # prompts that may be prepared before others get a turn of the event loop
@@ -70,12 +71,14 @@ class FrontendService(Vectors):
         parsers: Parsers,
         compiler: GrammarCompiler,
         loggers: Loggers,
+        adapters: Adapters,
     ) -> None:
         self.model = client.info
         self.tokenizer = reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
+        self._adapters = adapters
         self._reader = reader
         self._compiler = compiler
         self._output = OutputReader(parsers, reader.tokenizer)
@@ -89,10 +92,9 @@ class FrontendService(Vectors):
     def enforces_strict_tools(self) -> bool:
         return self._output.enforces_strict()
 
-    def resolve(self, model: str | None) -> str:
-        if not model or model in self.names:
-            return model or self.names[0]
-        raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {', '.join(self.names)}.", "model")
+    async def resolve(self, model: str | None) -> str:
+        served = await self._adapters.find(model)
+        return served.name if served is not None else model or self.names[0]
 
     def sampling_defaults(self) -> dict[str, Any]:
         return dict(self._reader.rules.defaults)
@@ -162,6 +164,7 @@ class FrontendService(Vectors):
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
+        await self._adapters.close()
         await self._compiler.close()
         await self._reader.close()
 
@@ -190,7 +193,7 @@ class FrontendService(Vectors):
     # ---------------------------------------------------------------------------------------- admission
 
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
-        model = self.resolve(request.model)
+        adapter = await self._adapters.adapter(request.model)
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, self._reader.rules, self._client.remote)
@@ -204,7 +207,7 @@ class FrontendService(Vectors):
             plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
             self._check_available()
             submitted = self._clock()
-            requests, outputs = self._submit(request, checked, plans, reservation)
+            requests, outputs = self._submit(request, checked, plans, reservation, adapter)
             told = Arrival(
                 at=arrival,
                 headers=HEADERS.get(),
@@ -218,9 +221,10 @@ class FrontendService(Vectors):
                 read=read,
                 submitted=submitted,
             )
+            model = request.model or self.names[0]
             for one in requests:
                 self.ledger.loggers.hooks.request_admitted(one.id, model, len(one.prompt_ids), request.params, told)
-        return Admitted(model=self.names[0], prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+        return Admitted(model=self._title(adapter), prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
 
     async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
@@ -261,7 +265,12 @@ class FrontendService(Vectors):
         return Planned(prompt, reading, engine_request)
 
     def _submit(
-        self, request: Generate, checked: Checked, plans: Sequence[Planned], reservation: Reservation
+        self,
+        request: Generate,
+        checked: Checked,
+        plans: Sequence[Planned],
+        reservation: Reservation,
+        adapter: Adapter | None,
     ) -> tuple[Sequence[EngineRequest], Outputs]:
         """Hand the choices to the engine. Return them, and their outputs."""
         requests, choices = list[EngineRequest](), list[Choice]()
@@ -270,7 +279,7 @@ class FrontendService(Vectors):
             blamed = None if plan.reading.constraint is None else request.spelt(plan.reading.param)
             for number, seed in enumerate(self._seeds.draw(checked)):
                 sampling = replace(plan.request.work, seed=seed)
-                one = replace(plan.request, id=secrets.token_hex(16), work=sampling)
+                one = replace(plan.request, id=secrets.token_hex(16), work=sampling, adapter=adapter)
                 account = Account(
                     arrival=one.arrival,
                     prompt=len(one.prompt_ids),
@@ -297,20 +306,9 @@ class FrontendService(Vectors):
         for choice in choices:
             reservation.turn(choice.account)
         if not self._config.frontend.disable_log_requests:
-            self._log(plans, requests[:: checked.best_of], checked.best_of)
+            _log_requests(self._config.frontend, plans, requests[:: checked.best_of], checked.best_of)
         outputs = OutputStream(cancel, self.ledger, choices, streams, self._tasks)
         return requests, BestOf(outputs, checked) if checked.best_of > checked.n else outputs
-
-    def _log(self, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int) -> None:
-        """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
-        front = self._config.frontend
-        for plan, one in zip(plans, firsts, strict=True):
-            text = plan.prompt.read.text
-            told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
-            if front.enable_log_requests and front.max_log_len != 0:
-                told["prompt"] = (one.prompt_ids if text is None else text)[: front.max_log_len]
-            length, most = len(one.prompt_ids), one.work.max_tokens
-            _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
 def build_service(
@@ -336,7 +334,8 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers)
+    adapters = Adapters(config, plugins, client)
+    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:
@@ -346,6 +345,20 @@ def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs
     specials = tokenizer.special_tokens if tokenizer else {}
     renderer = Renderer(config.frontend, config.limits, inputs.templates, specials, rules.max_model_len)
     return PromptReader(rules, Encoder(tokenizer) if tokenizer is not None else None, renderer)
+
+
+def _log_requests(
+    front: FrontendConfig, plans: Sequence[Planned], firsts: Sequence[EngineRequest], num_choices: int
+) -> None:
+    """Log one line for each prompt, with at most --max-log-len characters or ids of it, or none."""
+    for plan, one in zip(plans, firsts, strict=True):
+        text = plan.prompt.read.text
+        told: dict[str, Any] = {"key": one.key_name} if one.key_name else {}
+        told |= {} if one.adapter is None else {"adapter": one.adapter.title}
+        if front.enable_log_requests and front.max_log_len != 0:
+            told["prompt"] = (one.prompt_ids if text is None else text)[: front.max_log_len]
+        length, most = len(one.prompt_ids), one.work.max_tokens
+        _logger.info("request", id=one.id, n=num_choices, prompt_tokens=length, max_tokens=most, **told)
 
 
 def _vocabulary(tokenizer: Tokenizer, rules: AdmissionRules, written: tuple[str, ...]) -> Vocabulary:

@@ -24,7 +24,7 @@ from ferrule.frontend.operations import Operations
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.service import ChatPrompt, Pool, Pooled, Prompt, ReadPrompt, Service
-from ferrule.types import EngineRequest, FinishReason, Pooling, RequestDelta
+from ferrule.types import Adapter, EngineRequest, FinishReason, Pooling, RequestDelta
 
 
 class Vectors(Operations, Service):
@@ -36,7 +36,7 @@ class Vectors(Operations, Service):
     async def pool(self, request: Pool) -> list[Pooled]:
         """See `ferrule.interfaces.service.Service.pool`."""
         arrival = time.monotonic()
-        with self._telling_refusals(request.model or self.resolve(None), arrival):
+        with self._telling_refusals(request.model or self.names[0], arrival):
             admitted = await self._admit_pooled(request, arrival)
         try:
             async with asyncio.TaskGroup() as group:
@@ -51,7 +51,7 @@ class Vectors(Operations, Service):
         """
         self._check_available()
         check_task("embed", self.model)
-        self.resolve(request.model)
+        adapter = await self._adapters.adapter(request.model)
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
         caller = CALLER.get()
@@ -68,6 +68,7 @@ class Vectors(Operations, Service):
                     work=Pooling(normalize=request.normalize),
                     arrival=arrival,
                     priority=priority,
+                    adapter=adapter,
                     cache_salt=salt,
                     key_name="" if caller is None else caller.name,
                 )
@@ -98,8 +99,12 @@ class Vectors(Operations, Service):
         prompt = len(request.prompt_ids)
         account = Account(request.arrival, prompt, 0, 1, weight=prompt, id=request.id, caller=CALLER.get())
         reservation.turn(account)
-        self.ledger.loggers.hooks.request_admitted(request.id, self.resolve(None), prompt, None, arrival)
+        self.ledger.loggers.hooks.request_admitted(request.id, self._title(request.adapter), prompt, None, arrival)
         return account
+
+    def _title(self, adapter: Adapter | None) -> str:
+        """Return what answers call the model, or the adapter that is used beside it."""
+        return self.names[0] if adapter is None else adapter.title
 
     async def _vector(self, request: EngineRequest, account: Account) -> Pooled:
         last: RequestDelta | None = None

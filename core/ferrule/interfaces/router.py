@@ -78,6 +78,12 @@ class Access(Enum):
     PUBLIC = "public"
     KEY = "key"  # `--api-key`, when one is set
     ADMIN = "admin"  # absent unless admin routes are on; needs the admin key
+    OPERATOR = "operator"  # needs the admin key, too; whether there is such a route, its router says
+
+    @property
+    def administers(self) -> bool:
+        """Whether the admin key is needed, where there is one."""
+        return self in (Access.ADMIN, Access.OPERATOR)
 
 
 @dataclass(frozen=True)

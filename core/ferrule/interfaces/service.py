@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 from msgspec.structs import replace
 
-from ferrule.errors import RequestError, RequestFailed
+from ferrule.errors import NotFoundError, RequestError, RequestFailed
 from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
@@ -74,7 +74,7 @@ class Generate(Struct, frozen=True, kw_only=True):
 
     prompts: tuple[Prompt | ChatPrompt, ...]
     params: SamplingParams
-    model: str | None = None  # None or "": the only one
+    model: str | None = None  # one of the served names, or of an adapter; None or "": the first
     priority: int = 0
     targets: Targets = Targets()
     cache_salt: str | None = None
@@ -208,7 +208,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     them.
     """
 
-    model: str  # what answers call the model, whichever of its names was asked for
+    model: str  # what answers call the model, whichever of its names was asked for; an adapter's own name
     prompts: tuple[ReadPrompt, ...]  # as they were given to the engine: truncated
     stream: Outputs
 
@@ -239,7 +239,7 @@ class Pool(Struct, frozen=True, kw_only=True):
 
     prompts: tuple[Prompt | ChatPrompt, ...]
     normalize: bool | None = None
-    model: str | None = None  # None or "": the only one
+    model: str | None = None  # one of the served names, or of an adapter; None or "": the first
     priority: int = 0
     cache_salt: str | None = None
 
@@ -257,6 +257,14 @@ class Health(Struct, frozen=True, kw_only=True):
 
     state: str
     detail: str = ""
+
+
+class ServedAdapter(Struct, frozen=True, kw_only=True):
+    """An adapter that requests may name as their model. `parent` is a name of the base model, `path` a folder."""
+
+    name: str
+    parent: str
+    path: str
 
 
 class Tokens(ABC):
@@ -303,6 +311,21 @@ class Administration(ABC):
     async def call(self, name: str, *args: Any) -> Any:
         """Make an administrative call on the engine, such as ``reset_prefix_cache``."""
 
+    def adapters(self) -> Sequence[ServedAdapter]:
+        """Return the adapters that are loaded."""
+        return ()
+
+    async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
+        """Read and check an adapter, and serve it under this name; with `in_place`, in the place of one of this name.
+
+        Raises RequestError, which names lora_name or lora_path. Nothing has changed then.
+        """
+        raise RequestError("This server has no adapters.")
+
+    async def unload_adapter(self, name: str) -> None:
+        """Forget an adapter; requests that use it go on. Raises NotFoundError."""
+        raise NotFoundError("This server has no adapters.", "lora_name")
+
     def answered(self, stats: HttpStats) -> None:
         """Count an HTTP call that was answered."""
 
@@ -335,8 +358,12 @@ class Service(Tokens, Administration):
         return False
 
     @abstractmethod
-    def resolve(self, model: str | None) -> str:
-        """Return the served name for the name `model` in a request. Raises NotFoundError that lists the valid names."""
+    async def resolve(self, model: str | None) -> str:
+        """Return the served name, or that of an adapter, for the name `model` in a request. An adapter that is not
+        loaded is looked for.
+
+        Raises NotFoundError that lists the valid names, RequestError for an adapter that cannot be loaded.
+        """
 
     @abstractmethod
     def sampling_defaults(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.llm.arguments import AsyncEngineArgs
 from ferrule.llm.backend import Backend
 from ferrule.llm.engine import running_request
+from ferrule.llm.lora import LoRARequest
 from ferrule.llm.metrics import Metric
 from ferrule.llm.outputs import RequestOutput
 from ferrule.llm.prompts import TextOrIds
@@ -49,7 +50,7 @@ class AsyncLLM:
         sampling_params: SamplingParams,
         request_id: str,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -59,7 +60,8 @@ class AsyncLLM:
         Closing the generator, or cancelling the task that iterates over it, ends the request and frees its memory.
         Raises RequestError for whatever is wrong with the request, RequestFailed, EngineDead.
         """
-        running = running_request(request_id, prompt, sampling_params, lora_request, priority, trace_headers)
+        model = await self._ask(self._backend.use_adapter(lora_request))
+        running = running_request(request_id, prompt, sampling_params, model, priority, trace_headers)
         arrived: asyncio.Queue[News] = asyncio.Queue()
         running.deliver = _across(asyncio.get_running_loop(), arrived)
         try:
@@ -116,6 +118,18 @@ class AsyncLLM:
 
     async def reset_prefix_cache(self) -> bool:
         return bool(await self._call("reset_prefix_cache"))
+
+    async def add_lora(self, lora_request: LoRARequest) -> bool:
+        """See `LLM.add_lora`."""
+        return await self._ask(self._backend.use_adapter(lora_request)) is not None
+
+    async def remove_lora(self, lora_id: int) -> bool:
+        """See `LLM.remove_lora`."""
+        return await self._ask(self._backend.remove_adapter(lora_id))
+
+    async def list_loras(self) -> set[int]:
+        """See `LLM.list_loras`."""
+        return set(self._backend.adapters)
 
     async def sleep(self, level: int = 1) -> None:
         """See `LLM.sleep`."""

@@ -22,7 +22,7 @@ from ferrule.client.inline import InlineClient
 from ferrule.config import Config, Resolved
 from ferrule.config.places import placed
 from ferrule.config.sections import ModelConfig
-from ferrule.errors import EngineDead, RequestError
+from ferrule.errors import CheckpointError, EngineDead, RequestError
 from ferrule.frontend.inputs import open_inputs
 from ferrule.frontend.service import FrontendService, build_service, open_reader
 from ferrule.frontend.text.builtin import choose_templates
@@ -31,9 +31,10 @@ from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.launch.engine_child import EngineChild
 from ferrule.launch.prepare import prepare
 from ferrule.llm.loop_thread import LoopThread
+from ferrule.llm.lora import LoRARequest
 from ferrule.llm.metrics import Metric, read_metrics
 from ferrule.llm.requests import Requests
-from ferrule.locate.localise import localise
+from ferrule.locate.localise import find_adapter, localise
 from ferrule.plugin import Plugins
 from ferrule.wire.functions import find_function, import_path
 
@@ -78,6 +79,7 @@ class Backend:
         self._loop.opened.push_async_callback(self.client.close)
         self.client.begin_loading()  # what has to be checked before is open
         await self.client.wait_ready()
+        self.adapters: dict[int, LoRARequest] = {}  # by the numbers that callers have given them
         self.service = build_service(config, plugins, self.client, hooks=hooks, inputs=self._inputs)
         self._loop.opened.push_async_callback(self.service.close)
         self.requests = Requests(self.service)
@@ -125,6 +127,39 @@ class Backend:
         """See `EngineCalls.apply_model`."""
         found = import_path(function, "func") if self.client.remote else function
         return await self.collective_rpc(call_with_model, None, (found,), None)
+
+    async def use_adapter(self, request: LoRARequest | None) -> str | None:
+        """Load an adapter unless it is loaded, and return the name by which requests ask for it; None for none.
+
+        Raises RequestError, also for a number or a name that another adapter has.
+        """
+        if request is None:
+            return None
+        if not isinstance(request, LoRARequest):
+            raise RequestError("lora_request must be a LoRARequest.", "lora_request")
+        if request.base_model_name not in (None, *self.service.names):
+            raise RequestError(f"base_model_name must be one of {', '.join(self.service.names)}.", "lora_request")
+        known = self.adapters.get(request.lora_int_id)
+        if known is not None and known.lora_name != request.lora_name:
+            raise RequestError(
+                f"The lora_int_id {request.lora_int_id} is that of the adapter {known.lora_name!r:.80}.", "lora_request"
+            )
+        try:
+            folder = await asyncio.to_thread(find_adapter, self.config, self._plugins, request.lora_path)
+            await self.service.ensure_adapter(request.lora_name, str(folder), request.load_inplace)
+        except CheckpointError as error:
+            raise RequestError(f"lora_request: {error}", "lora_request") from error
+        except RequestError as error:
+            raise error.about("lora_request") from error
+        self.adapters[request.lora_int_id] = request
+        return request.lora_name
+
+    async def remove_adapter(self, lora_id: int) -> bool:
+        """Forget an adapter by its number, and return whether it was loaded; requests that use it go on."""
+        known = self.adapters.pop(lora_id, None)
+        if known is not None:
+            await self.service.unload_adapter(known.lora_name)
+        return known is not None
 
     async def metrics(self) -> list[Metric]:
         """Return a snapshot of all metrics. Raises RequestError where none are recorded."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.llm.backend import Backend
+from ferrule.llm.lora import LoRARequest
 from ferrule.llm.metrics import Metric
 from ferrule.types import ModelInfo
 
@@ -37,6 +38,18 @@ class EngineCalls:
         `LLM`.
         """
         return self._backend.wait(self._backend.metrics())
+
+    def add_lora(self, lora_request: LoRARequest) -> bool:
+        """Load an adapter before a request uses it. Raises RequestError."""
+        return self._backend.wait(self._backend.use_adapter(lora_request)) is not None
+
+    def remove_lora(self, lora_id: int) -> bool:
+        """Forget an adapter by its `lora_int_id`, and return whether it was loaded; requests that use it go on."""
+        return self._backend.wait(self._backend.remove_adapter(lora_id))
+
+    def list_loras(self) -> set[int]:
+        """Return the `lora_int_id` of each adapter that is loaded."""
+        return set(self._backend.adapters)
 
     def reset_prefix_cache(self) -> bool:
         return bool(self._call("reset_prefix_cache"))

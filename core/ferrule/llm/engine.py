@@ -14,6 +14,7 @@ from ferrule.interfaces.service import Generate
 from ferrule.llm.arguments import EngineArgs
 from ferrule.llm.backend import Backend
 from ferrule.llm.calls import EngineCalls
+from ferrule.llm.lora import LoRARequest
 from ferrule.llm.outputs import RequestOutput
 from ferrule.llm.prompts import TextOrIds, read_prompt
 from ferrule.llm.requests import News, Running
@@ -24,19 +25,21 @@ def running_request(
     request_id: str,
     prompt: TextOrIds,
     params: SamplingParams,
-    lora_request: None,
+    model: str | None,
     priority: int,
     trace_headers: Mapping[str, str] | None,
 ) -> Running:
-    """Make a request as callers of an engine describe it, whose news go nowhere yet. Raises RequestError."""
+    """Make a request as callers of an engine describe it, whose news go nowhere yet; `model` is the name of an adapter.
+
+    Raises RequestError.
+    """
     if not isinstance(request_id, str):
         raise RequestError("request_id must be a string.", "request_id")
-    if lora_request is not None:
-        raise RequestError("lora_request: LoRA adapters are not in this build.", "lora_request")
     given = read_prompt(prompt, "prompt")
     request = Generate(
         prompts=(given.prompt,),
         params=params,
+        model=model,
         priority=priority,
         cache_salt=given.cache_salt,
         raw=True,
@@ -84,7 +87,7 @@ class LLMEngine(EngineCalls):
         prompt: TextOrIds,
         params: SamplingParams,
         *,
-        lora_request: None = None,
+        lora_request: LoRARequest | None = None,
         trace_headers: Mapping[str, str] | None = None,
         priority: int = 0,
     ) -> None:
@@ -92,7 +95,8 @@ class LLMEngine(EngineCalls):
 
         Raises RequestError for whatever is wrong with it, and for an id that is in use.
         """
-        running = running_request(request_id, prompt, params, lora_request, priority, trace_headers)
+        model = self._backend.wait(self._backend.use_adapter(lora_request))
+        running = running_request(request_id, prompt, params, model, priority, trace_headers)
         running.deliver = _while_there(self._deliver, running)
         with self._changed:
             if request_id in self._running:

@@ -24,6 +24,7 @@ from ferrule.llm.arguments import read_options
 from ferrule.llm.backend import Backend
 from ferrule.llm.calls import EngineCalls
 from ferrule.llm.engine import LLMEngine
+from ferrule.llm.lora import LoRARequest
 from ferrule.llm.outputs import (
     BeamSearchOutput,
     BeamSearchParams,
@@ -40,6 +41,7 @@ from ferrule.sampling_params import Beam, SamplingParams
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 _Found = TypeVar("_Found")
+Adapted = LoRARequest | Sequence[LoRARequest | None] | None  # of all prompts, or of each
 Progressing = bool | Callable[..., Any]  # whether to show a bar, or what makes one, called as tqdm is
 
 
@@ -94,19 +96,22 @@ class LLM(EngineCalls):
         sampling_params: Params = None,
         *,
         use_tqdm: Progressing = True,
+        lora_request: Adapted = None,
         priority: Sequence[int] | None = None,
     ) -> list[RequestOutput]:
-        """Complete prompts; outputs come in the order of the prompts.
+        """Complete prompts; outputs come in the order of the prompts. `lora_request`: one adapter, or one for each
+        prompt.
 
         Raises RequestError, before anything runs, when a prompt or parameter is not valid for this model.
         """
-        return self._sample(read_prompts(prompts), sampling_params, use_tqdm, priority)
+        return self._sample(read_prompts(prompts), sampling_params, use_tqdm, lora_request, priority)
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: Params = None,
         use_tqdm: Progressing = True,
+        lora_request: Adapted = None,
         *,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_content_format: str = "auto",
@@ -118,7 +123,7 @@ class LLM(EngineCalls):
         Raises RequestError that names what is wrong.
         """
         fields = _chat_fields(tools, chat_template_content_format, template)
-        return self._sample(read_conversations(messages, fields), sampling_params, use_tqdm, None)
+        return self._sample(read_conversations(messages, fields), sampling_params, use_tqdm, lora_request, None)
 
     def preprocess_chat(
         self,
@@ -140,7 +145,12 @@ class LLM(EngineCalls):
         return [{"prompt_token_ids": list(one.ids), "prompt": one.text} for one in read]
 
     def beam_search(
-        self, prompts: TextOrIds | Sequence[TextOrIds], params: BeamSearchParams, *, use_tqdm: Progressing = False
+        self,
+        prompts: TextOrIds | Sequence[TextOrIds],
+        params: BeamSearchParams,
+        *,
+        lora_request: Adapted = None,
+        use_tqdm: Progressing = False,
     ) -> list[BeamSearchOutput]:
         """Return the `beam_width` best continuations of each prompt. Raises RequestError."""
         sampling = SamplingParams(
@@ -152,9 +162,20 @@ class LLM(EngineCalls):
             logprobs=0,
         )
         beam = Beam(width=params.beam_width, length_penalty=params.length_penalty)
+        read = read_prompts(prompts)
         requests = [
-            (Generate(prompts=(given.prompt,), params=sampling, cache_salt=given.cache_salt, beam=beam, raw=True), None)
-            for given in read_prompts(prompts)
+            (
+                Generate(
+                    prompts=(given.prompt,),
+                    params=sampling,
+                    model=model,
+                    cache_salt=given.cache_salt,
+                    beam=beam,
+                    raw=True,
+                ),
+                None,
+            )
+            for given, model in zip(read, self._adapters(lora_request, len(read)), strict=True)
         ]
         found = self._generate(requests, use_tqdm)
         detokenize = self._backend.service.detokenize
@@ -166,6 +187,7 @@ class LLM(EngineCalls):
         prompts: TextOrIds | Sequence[TextOrIds],
         *,
         use_tqdm: Progressing = True,
+        lora_request: Adapted = None,
         pooling_params: PoolingParams | None = None,
     ) -> list[EmbeddingRequestOutput]:
         """Return the vectors of prompts, in their order.
@@ -173,9 +195,10 @@ class LLM(EngineCalls):
         Raises RequestError, also for a model that generates and gives no vectors.
         """
         normalize = None if pooling_params is None else pooling_params.normalize
+        read = read_prompts(prompts)
         requests = [
-            Pool(prompts=(given.prompt,), normalize=normalize, cache_salt=given.cache_salt)
-            for given in read_prompts(prompts)
+            Pool(prompts=(given.prompt,), normalize=normalize, model=model, cache_salt=given.cache_salt)
+            for given, model in zip(read, self._adapters(lora_request, len(read)), strict=True)
         ]
         return self._run([partial(self._embed, request) for request in requests], use_tqdm)
 
@@ -202,6 +225,7 @@ class LLM(EngineCalls):
         prompts: Sequence[Given],
         params: Params,
         use_tqdm: Progressing,
+        lora_request: Adapted,
         priority: Sequence[int] | None,
     ) -> list[RequestOutput]:
         if params is None:
@@ -210,11 +234,13 @@ class LLM(EngineCalls):
         levels = [0] * len(prompts) if priority is None else list(priority)
         if not len(each) == len(levels) == len(prompts):
             raise RequestError("Each prompt needs one sampling_params (and one priority).", "sampling_params")
+        models = self._adapters(lora_request, len(prompts))
         requests = [
             (
                 Generate(
                     prompts=(given.prompt,),
                     params=one,
+                    model=model,
                     priority=level,
                     cache_salt=given.cache_salt,
                     raw=True,
@@ -222,9 +248,17 @@ class LLM(EngineCalls):
                 ),
                 given.text,
             )
-            for given, one, level in zip(prompts, each, levels, strict=True)
+            for given, one, model, level in zip(prompts, each, models, levels, strict=True)
         ]
         return self._generate(requests, use_tqdm)
+
+    def _adapters(self, given: Adapted, num_prompts: int) -> list[str | None]:
+        """Load adapters, and return the name of each prompt's; None for none. Raises RequestError."""
+        each: list[Any] = list(given) if isinstance(given, (list, tuple)) else [given] * num_prompts
+        if len(each) != num_prompts:
+            raise RequestError("Each prompt needs one lora_request, which may be None.", "lora_request")
+        loaded = {one: self._backend.wait(self._backend.use_adapter(one)) for one in dict.fromkeys(each)}
+        return [loaded[one] for one in each]
 
     def _generate(self, requests: Sequence[tuple[Generate, str | None]], use_tqdm: Progressing) -> list[RequestOutput]:
         """Generate for each request, which comes with the text of its prompt where the prompt is ids."""

@@ -21,6 +21,7 @@ from ferrule.locate.weights import WeightFiles, without
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
+ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 
@@ -49,7 +50,21 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     settings = str(folder) if model.hf_config_path == model.model else model.hf_config_path
     configured(model, plugins, settings)  # what no model has is told before anything is loaded
     found = replace(model, model=str(folder), tokenizer=str(tokenizer), hf_config_path=settings)
-    return replace(config, model=found)
+    modules = tuple(
+        replace(module, path=str(find_adapter(config, plugins, module.path))) for module in config.lora.modules
+    )
+    return replace(config, model=found, lora=replace(config.lora, modules=modules))
+
+
+def find_adapter(config: Resolved, plugins: Plugins, name: str) -> Path:
+    """Return the folder of an adapter that the user has named, a folder or a hub id. Blocks. Raises CheckpointError."""
+    return _find(config, plugins, "adapter", name, None, lambda names: ADAPTER_FILES)
+
+
+def fetch_files(config: Resolved, plugins: Plugins, name: str, choose: Choose) -> Path:
+    """Return a folder with the chosen files of a repository of the hub. Blocks. Raises CheckpointError."""
+    hub, repository, _ = _remote(config, plugins, "adapter", name, None)
+    return hub.fetch(repository, choose)
 
 
 def find_settings(config: Resolved, plugins: Plugins) -> Path:

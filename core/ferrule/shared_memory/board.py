@@ -22,6 +22,7 @@ STATE = 9  # API process: the index in STATES of its state
 PROMPT_TOKENS = 10  # API process: prompt tokens of its choices with a first token
 PROMPT_CACHED = 11  # and those of them that came from the prefix cache
 GENERATION_TOKENS = 12  # API process: tokens that the engine generated for its choices
+ADAPTER_CHANGES = 13  # API process: times that it has changed the table of adapters
 
 STATES = ("starting", "ready", "draining", "dead")
 _SILENCE = 10.0  # seconds without a heartbeat until a process counts as stalled
@@ -32,7 +33,7 @@ OPEN = 0  # requests in progress
 SPENT_IN = 1  # number of the minute
 SPENT = 2  # and the tokens that were used in it
 
-_FIRST_CALLER = 13
+_FIRST_CALLER = 14
 _PER_CALLER = 3
 _CELLS = _FIRST_CALLER + _PER_CALLER * MAX_CALLERS
 _BYTES = 8 * _CELLS

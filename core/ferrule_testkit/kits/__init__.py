@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ferrule_testkit.kits.kv_cache import KVCacheKit
     from ferrule_testkit.kits.load_format import LoadFormatKit
     from ferrule_testkit.kits.logits_processor import LogitsProcessorKit
+    from ferrule_testkit.kits.lora_resolver import LoraResolverKit
     from ferrule_testkit.kits.model import ModelKit
     from ferrule_testkit.kits.platform import PlatformKit
     from ferrule_testkit.kits.quantization import QuantizationKit
@@ -56,6 +57,7 @@ _HOMES = MappingProxyType(
         "KVCacheKit": "kv_cache",
         "LoadFormatKit": "load_format",
         "LogitsProcessorKit": "logits_processor",
+        "LoraResolverKit": "lora_resolver",
         "ModelKit": "model",
         "PlatformKit": "platform",
         "PolicyKit": "scheduling",
@@ -87,6 +89,7 @@ __all__ = [
     "Kit",
     "LoadFormatKit",
     "LogitsProcessorKit",
+    "LoraResolverKit",
     "ModelKit",
     "PlatformKit",
     "PolicyKit",

@@ -14,7 +14,7 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import entries_of
-from ferrule.config import Config, FrontendConfig, LimitsConfig
+from ferrule.config import Config, FrontendConfig, LimitsConfig, LoRAConfig
 from ferrule.env import Environment
 from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import RouterContext
@@ -68,7 +68,8 @@ class Site:
         config = Config(
             frontend=FrontendConfig(**{"routers": (_NAME,), "disable_uvicorn_access_log": True, **frontend}),
             limits=limits,
-            env=Environment(server_dev_mode=True),
+            env=Environment(server_dev_mode=True, allow_runtime_lora_updating=True),
+            lora=LoRAConfig(enable_lora=True),
         )
         self._app = build_app(config, _Plugins(router, self, options), self._lifecycle)
 

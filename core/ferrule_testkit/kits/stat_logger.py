@@ -231,8 +231,14 @@ def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
     totals = dict.fromkeys(_COUNTERS, 0)
     for _ in range(rounds):
         totals = {name: value + rng.randrange(20) for name, value in totals.items()}
-        gauges = {"running": rng.randrange(9), "waiting": rng.randrange(9), "blocks_used": rng.randrange(50)}
-        stats = EngineStats(blocks_total=64, prefix_hits=totals["prefix_queries"] // 2, **gauges, **totals)
+        gauges: dict[str, Any] = {
+            "running": rng.randrange(9),
+            "waiting": rng.randrange(9),
+            "blocks_used": rng.randrange(50),
+        }
+        gauges |= {"blocks_total": 64, "prefix_hits": totals["prefix_queries"] // 2}
+        gauges |= {"running_adapters": rng.choice(((), ("a",), ("a", "b"))), "waiting_adapters": ("c",)}
+        stats = EngineStats(**gauges, **totals)
         done = _stats(
             finish=rng.choice(list(FinishReason)),
             generation_tokens=rng.randrange(300),

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from fastapi.routing import APIRoute
 
-from ferrule.interfaces.router import Access, RouterContext, access_of
+from ferrule.interfaces.router import RouterContext, access_of
 
 # path → the task that a model must be for
 _TASKS: Mapping[str, str] = {
@@ -47,8 +47,6 @@ _FEATURES: Mapping[str, str] = {
     "/v1/evals/": "Evaluations are not in this build.",
     "/v1/edits": f"OpenAI has removed edits. {_CHAT}",
     "/v1/engines/": "OpenAI has removed engines; GET /v1/models lists the models.",
-    "/v1/load_lora_adapter": "LoRA adapters are not in this build.",
-    "/v1/unload_lora_adapter": "LoRA adapters are not in this build.",
     "/generate": f"POST /v1/completions continues a prompt. {_TGI}",
     "/generate_stream": f"POST /v1/completions with stream continues a prompt. {_TGI}",
     "/tokenizer_info": "It needs a server with --enable-tokenizer-info-endpoint.",
@@ -68,6 +66,6 @@ def _left_out(ctx: RouterContext) -> dict[str, str]:
     for name in ctx.plugins.defaults("router"):
         if ("router", name) not in ctx.config.chosen:
             for route in ctx.plugins.make("router", name).router(ctx).routes:
-                if isinstance(route, APIRoute) and access_of(route) is not Access.ADMIN:
+                if isinstance(route, APIRoute) and not access_of(route).administers:
                     found[route.path] = f"The router {name} serves it, and --routers does not name that."
     return found

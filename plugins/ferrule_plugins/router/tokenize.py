@@ -66,7 +66,7 @@ class Tokenize(Router):
 
         @routes.post("/tokenize", summary="Token ids of a prompt or a conversation.", response_model=Tokens)
         async def tokenize(body: TokenizeBody, info: CurrentRequest) -> Response:
-            service.resolve(body.model)
+            await service.resolve(body.model)
             prompt, notes = _prompt_of(body), Notes.of(info.unknown_fields, TokenizeBody)
             if body.messages is not None:
                 notes.known += unread_by_template(body.messages, body, service)
@@ -83,7 +83,7 @@ class Tokenize(Router):
 
         @routes.post("/detokenize", summary="Text of token ids.", response_model=Detokenized)
         async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:
-            service.resolve(body.model)
+            await service.resolve(body.model)
             text = await service.detokenize(body.tokens)
             return JSON(Detokenized(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
 

@@ -51,6 +51,7 @@ KEY_CHOICES = "ferrule:key_choices_total"
 KEY_PROMPT = "ferrule:key_prompt_tokens_total"
 KEY_GENERATION = "ferrule:key_generation_tokens_total"
 CACHE_INFO = "vllm:cache_config_info"
+ADAPTERS = "vllm:lora_requests_info"
 CALLS = "http_requests_total"
 DURATION = "http_request_duration_seconds"
 DURATION_FINE = "http_request_duration_highr_seconds"
@@ -189,6 +190,14 @@ ENGINE = (
             *("num_gpu_blocks_override", "prefix_caching_hash_algo"),
         ),
         values=(),
+    ),
+    Metric(
+        name=ADAPTERS,
+        kind="gauge",
+        doc="Adapters that running and waiting requests use, as labels; the value is the time of that.",
+        labels=("max_lora", "waiting_lora_adapters", "running_lora_adapters"),
+        values=None,
+        common=(),
     ),
     _engine("ferrule:engine_restarts_total", "counter", "Engines that were started after one had died.", "restarts"),
     _engine("num_preemptions_total", "counter", "Preemptions of requests.", "preemptions"),
@@ -427,7 +436,6 @@ PROCESS = (
 
 # Documented names that are not exported, with the feature that each belongs to.
 ABSENT = (
-    ("vllm:lora_requests_info", "gauge", "LoRA adapters"),
     ("vllm:spec_decode_num_drafts_total", "counter", "speculative decoding"),
     ("vllm:spec_decode_num_draft_tokens_total", "counter", "speculative decoding"),
     ("vllm:spec_decode_num_accepted_tokens_total", "counter", "speculative decoding"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import time
 from array import array
 from collections.abc import Iterator, Sequence
 from itertools import accumulate
@@ -18,10 +19,12 @@ from ferrule.config import StatSettings
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.types import EngineStats, ModelInfo
 from ferrule_plugins.stat_logger import catalog
-from ferrule_plugins.stat_logger.series import Histogram, Key, Stores, one_two_five
+from ferrule_plugins.stat_logger.series import Histogram, Key, Stores, one_two_five, read_text, write_text
 
 _BLOCKS = ("blocks",)  # key of a figure that is not shown by itself
 _PID = ("pid",)
+_ADAPTERS = ("adapters",)
+_ADAPTERS_WIDTH = 4096  # characters, about, that are kept of their names
 _GC = ("gc",)
 _GC_FIGURES = (  # of a generation, in the order of the cells
     ("collected", "python_gc_objects_collected", "Objects collected during gc"),
@@ -35,14 +38,15 @@ Series = list[tuple[list[str], list[float]]]  # values of labels, and cells
 class Prometheus(StatLogger):
     """Metrics in Prometheus' format, one registry per instance.
 
-    Labels are the served model's name and the engine's number, never text from clients. With several API processes each
-    shows the sum over all of them; see `series`.
+    Labels are names of the served model and its adapters, and the engine's number, never text from clients. With
+    several API processes each shows the sum over all of them; see `series`.
     """
 
     def __init__(self, config: StatSettings, model: ModelInfo) -> None:
         super().__init__(config, model)
         self._name = config.model_names[0]
         self._tokens = one_two_five(model.max_model_len)
+        self._max_adapters = model.adapter_slots
         self._engines: dict[int, EngineStats] = {}
         version = config.observability.show_hidden_metrics_for_version
         self._shown = [metric for metric in catalog.SERVED if catalog.shown(metric, version)]
@@ -107,7 +111,14 @@ class Prometheus(StatLogger):
         if engine == 0:
             self._stores.own.cells(_BLOCKS, 1)[0] = stats.blocks_total
 
+        self._note_adapters(stats)
         self._note_collections()
+
+    def _note_adapters(self, stats: EngineStats) -> None:
+        """Write which adapters are at work, and when, as labels for the process that exports them."""
+        if self._max_adapters:
+            noted = (str(time.time()), *map(",".join, (stats.waiting_adapters, stats.running_adapters)))
+            write_text(self._stores.own.cells(_ADAPTERS, _ADAPTERS_WIDTH), "\n".join(noted))
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
         """Note the time since the previous tokens, which tokens that arrive together share; with the first token, the
@@ -163,7 +174,9 @@ class Prometheus(StatLogger):
             totals.setdefault(name, []).append((values, figures))
         shown = () if self.config.observability.disable_log_stats else self._shown
         for metric in (*shown, *catalog.HTTP):
-            if metric.name == catalog.CACHE_INFO:
+            if metric.name == catalog.ADAPTERS:
+                yield self._adapters(metric, totals.get(_ADAPTERS[0], []))
+            elif metric.name == catalog.CACHE_INFO:
                 yield self._cache_info(totals[_BLOCKS[0]][0][1][0])
             else:
                 yield self._family(metric, totals.get(metric.same_as or metric.name, []))
@@ -202,6 +215,13 @@ class Prometheus(StatLogger):
         yield from families.values()
         if len(processes) == 1:
             yield from _collections(processes[0][1].records().get(_GC, ()))
+
+    def _adapters(self, metric: catalog.Metric, series: Series) -> Metric:
+        family = GaugeMetricFamily(metric.name, metric.doc, labels=metric.labels)
+        for _, cells in series:
+            if len(noted := read_text(cells).split("\n")) == 3:  # else it is just being written
+                family.add_metric([str(self._max_adapters), *noted[1:]], float(noted[0]))
+        return family
 
     def _cache_info(self, blocks: float) -> Metric:
         cache = self.config.cache

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import mmap
+from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,6 +122,16 @@ class Histogram:
     def observe(self, value: float, times: int = 1) -> None:
         self._cells[bisect_left(self._bounds, value)] += times
         self._cells[-1] += value * times
+
+
+def write_text(cells: memoryview[float], text: str) -> None:
+    """Write a text into cells, one for each character, and cut it where they end. The first one is its length."""
+    text = text[: len(cells) - 1]
+    cells[: len(text) + 1] = array("d", (len(text), *map(ord, text)))
+
+
+def read_text(values: Sequence[float]) -> str:
+    return "".join(chr(int(value)) for value in values[1 : int(values[0]) + 1])
 
 
 def one_two_five(most: int) -> tuple[float, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import msgspec
 
-from ferrule.engine.preparing import AdapterSlots, Prepare, Preparing
+from ferrule.engine.preparing import AdapterSlots, Prepare, Preparing, Waiting
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.types import Adapter, EngineRequest, StepPlan
 
@@ -37,9 +37,9 @@ class QueueHeldUp(Preparing):
 
 
 class QueuedBeforeItIsLoaded(Preparing):
-    def add(self, request: EngineRequest) -> None:
-        super().add(request)
-        self._waiting[request.id].loads.clear()
+    def _place(self, waiting: Waiting) -> None:
+        super()._place(waiting)
+        waiting.loads.clear()
 
 
 class SlotsKeptForEver(Preparing):
@@ -70,6 +70,18 @@ class LoadedTwiceIntoTwoSlots(Preparing):
         self._slots = self.Slots(num_adapter_slots)
 
 
+class LoadedAdaptersFirst(Preparing):
+    """Requests whose adapter is loaded pass those that wait for a slot, which may wait for ever."""
+
+    class Slots(AdapterSlots):
+        def _claim(self, name: str) -> None:
+            pass
+
+    def __init__(self, prepare: Prepare, num_adapter_slots: int = 0) -> None:
+        super().__init__(prepare, num_adapter_slots)
+        self._slots = self.Slots(num_adapter_slots)
+
+
 ADAPTER_BUGS: tuple[type[DefaultScheduler], ...] = (AdapterOfTheRowBefore, AdapterForgottenInTheKey)
 PREPARING_BUGS: tuple[type[Preparing], ...] = (
     QueueHeldUp,
@@ -77,4 +89,5 @@ PREPARING_BUGS: tuple[type[Preparing], ...] = (
     SlotsKeptForEver,
     SlotTakenWhileInUse,
     LoadedTwiceIntoTwoSlots,
+    LoadedAdaptersFirst,
 )

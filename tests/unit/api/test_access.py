@@ -12,7 +12,7 @@ from ferrule.api.app import build_app
 from ferrule.api.lifecycle import Lifecycle
 from ferrule.api.paths import Entry
 from ferrule.api.routes import entries_of
-from ferrule.config import Config, FrontendConfig, RouterSettings
+from ferrule.config import Config, FrontendConfig, LoRAConfig, RouterSettings
 from ferrule.config.plugins import configured
 from ferrule.config.resolve import resolve
 from ferrule.config.sections import PluginConfig
@@ -31,7 +31,8 @@ METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE")
 
 def built_in() -> list[Entry]:
     frontend = FrontendConfig(enable_tokenizer_info_endpoint=True)
-    config = Config(env=Environment(server_dev_mode=True), frontend=frontend)
+    switched_on = Environment(server_dev_mode=True, allow_runtime_lora_updating=True)
+    config = Config(env=switched_on, frontend=frontend, lora=LoRAConfig(enable_lora=True))
     context = RouterContext(RouterSettings.of(config, PLUGINS), PLUGINS, Lifecycle().service)
     names = [name for name in PLUGINS.names("router") if PLUGINS.origin("router", name).startswith("ferrule ")]
     return [route for name in names for route in entries_of(PLUGINS.make("router", name).router(context))]
@@ -66,7 +67,7 @@ def cases() -> Iterator[tuple[str, str, Access]]:
     for route in built_in():
         routes.setdefault(route.path, {})[route.method] = route.access
     for path, served in routes.items():
-        strictest = Access.ADMIN if Access.ADMIN in served.values() else Access.KEY
+        strictest = Access.OPERATOR if any(access.administers for access in served.values()) else Access.KEY
         for method in METHODS:
             yield (
                 method,
@@ -80,7 +81,8 @@ def cases() -> Iterator[tuple[str, str, Access]]:
 async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> None:
     lifecycle = Lifecycle()
     front = FrontendConfig(api_key=("the-user-key", "a-second-key"), admin_key=admin, disable_uvicorn_access_log=True)
-    app = build_app(Config(frontend=front, env=Environment(server_dev_mode=True)), PLUGINS, lifecycle)
+    switched_on = Environment(server_dev_mode=True, allow_runtime_lora_updating=True)
+    app = build_app(Config(frontend=front, env=switched_on, lora=LoRAConfig(enable_lora=True)), PLUGINS, lifecycle)
     lifecycle.ready(ScriptedService())
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         for method, path, access in cases():
@@ -88,7 +90,7 @@ async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> N
             if access is Access.PUBLIC:
                 assert (await http.request(method, path)).status_code == 200, what
                 continue
-            right = admin if admin and access is Access.ADMIN else "the-user-key"
+            right = admin if admin and access.administers else "the-user-key"
             wrong = "the-user-key" if right == admin else admin or "nobody's"
             tries = [{}, {"authorization": f"Bearer {wrong}"}, *sent(right, path).values()]
             for headers in tries:

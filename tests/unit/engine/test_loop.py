@@ -735,7 +735,7 @@ def test_adapters_without_a_free_slot_wait_in_their_order_and_one_that_is_cancel
     for id, name in (("a", "x"), ("b", "y"), ("c", "z"), ("d", "x")):
         adapted(harness, id, name, grammar=GRAMMAR if id == "d" else None)
     harness.steps(1)
-    assert [getattr(need, "slot", None) for need in harness.needs] == [1, None]
+    assert [getattr(need, "slot", None) for need in harness.needs] == [None, 1]
     harness.inbox.append((A, Cancel(("a", "d"), FinishReason.ABORT)))
     harness.steps(2)
     assert harness.needs[2:] == [AdapterLoad(adapter=Adapter(name="y"), slot=1)]

@@ -514,9 +514,9 @@ async def test_what_is_kept_for_an_answer_is_counted(folder: Path, fields: dict[
 async def test_tools_of_the_service(folder: Path) -> None:
     async with serving(folder, FakeEngine()) as service:
         assert service.names == ("m", "alias")
-        assert [service.resolve(name) for name in (None, "", "m", "alias")] == ["m", "m", "m", "alias"]
+        assert [await service.resolve(name) for name in (None, "", "m", "alias")] == ["m", "m", "m", "alias"]
         with pytest.raises(NotFoundError, match="m, alias"):
-            service.resolve("x" * 1000)
+            await service.resolve("x" * 1000)
         assert service.sampling_defaults() == {"temperature": 0.5, "top_k": 40, "max_tokens": 250}
         assert await service.tokenize(Prompt(text="é")) == [256, 0xC3, 0xA9]
         assert await service.detokenize([0xC3, 0xA9, 257]) == "é</s>"

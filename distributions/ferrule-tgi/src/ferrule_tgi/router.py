@@ -40,6 +40,7 @@ _SAME = ("top_k", "top_p", "repetition_penalty", "frequency_penalty", "seed")
 _NAMES = {
     **{name: f"parameters.{name}" for name in (*_SAME, "temperature", "stop")},
     "max_tokens": "parameters.max_new_tokens",
+    "model": "parameters.adapter_id",
     "n": "parameters.best_of",
     "truncate_prompt_tokens": "parameters.truncate",
     "logprobs": "parameters.top_n_tokens",
@@ -181,6 +182,7 @@ class _Handler:
             prompts=(Prompt(text=body.inputs),),
             params=SamplingParams(**{**self._service.sampling_defaults(), **own}),
             grammar=None if asked.grammar is None else GrammarSpec(form=asked.grammar.form()),
+            model=asked.adapter_id,
             raw=True,
             streamed=stream,
             names=_NAMES,

@@ -92,10 +92,10 @@ class Parameters(Body):
         bool, Field(description="Tell of the prompt's tokens. Needs `details`; not with a stream.")
     ] = False
     top_n_tokens: Annotated[Size | None, Field(description="With so many likeliest tokens each.")] = None
+    adapter_id: Annotated[SomeText | None, Field(description="Name of an adapter. Default: none.")] = None
     # known, of features that this build does not have
     typical_p: Annotated[Any, no_effect("typical sampling is not in this build", 1, 1.0)] = None
     watermark: Annotated[Any, not_here("watermarks", False)] = None
-    adapter_id: Annotated[Any, not_here("adapters that a request names")] = None
 
 
 class GenerateBody(Body):

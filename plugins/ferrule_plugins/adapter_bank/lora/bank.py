@@ -107,9 +107,8 @@ class LoraBank(AdapterBank):
                 known = stamp, self._read(Path(adapter.path))
         except (CheckpointError, OSError) as error:
             if known is None or isinstance(error, CheckpointError):  # what was read before outlives its files
-                raise RequestError(
-                    f"The adapter {adapter.name!r:.200} cannot be loaded: {_said(error)}", "model"
-                ) from error
+                said = _said(error).replace(f"{adapter.path}/", "")  # clients may know its name, not its place
+                raise RequestError(f"The adapter {adapter.title!r:.200} cannot be loaded: {said}", "model") from error
         self._host[adapter.path] = known
         self._host.move_to_end(adapter.path)
         while len(self._host) > self._context.max_host:

@@ -135,7 +135,7 @@ class _Handler:
         self._config = ctx.config
 
     async def count(self, body: CountBody, info: RequestInfo) -> JSON:
-        prompt, notes = self._read(body, info)
+        prompt, notes = await self._read(body, info)
         read = await self._service.read(prompt)
         found: TokenCount = {"input_tokens": len(read.ids)}
         if (extension := extended(notes.extension, read.notes)) is not None:
@@ -143,7 +143,7 @@ class _Handler:
         return JSON(found, headers=notes.headers)
 
     async def answer(self, body: MessagesBody, info: RequestInfo) -> JSON | EventStream:
-        prompt, notes = self._read(body, info)
+        prompt, notes = await self._read(body, info)
         name = f"msg_{info.id}"
         admitted = await self._service.admit(replace(self._request(body, prompt), answer_id=name))
         user = body.metadata.user_id if body.metadata is not None else None
@@ -156,10 +156,10 @@ class _Handler:
             return EventStream(Closing(events(form, outputs), outputs), notes.headers)
         return JSON(form.whole(await admitted.answer()), headers=notes.headers)
 
-    def _read(self, body: CountBody, info: RequestInfo) -> tuple[ChatPrompt, Notes]:
+    async def _read(self, body: CountBody, info: RequestInfo) -> tuple[ChatPrompt, Notes]:
         """Return the prompt of a body, and notes on the fields without effect. Raises RequestError."""
         frontend = self._config.frontend
-        self._service.resolve(body.model)  # of two mistakes, an unknown model is reported
+        await self._service.resolve(body.model)  # of two mistakes, an unknown model is reported
         messages, tools, choice = conversation(body), functions(body.tools), choice_of(body.tool_choice)
         check_tool_choice(tools, choice, self._config)
         if choice not in (None, "auto", "none") and _grammar_of(body) is not None:

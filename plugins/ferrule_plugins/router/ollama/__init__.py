@@ -192,7 +192,7 @@ def _add_models(routes: APIRouter, ctx: RouterContext) -> None:
         notes = Notes.of(info.unknown_fields, OllamaShowBody)
         notes.known += check_marks(body)
         notes.settle(ctx.config.frontend.strict_requests)
-        return JSON({**await models.shown(models.resolve(name)), **_told(notes.extension)}, headers=notes.headers)
+        return JSON({**await models.shown(await models.resolve(name)), **_told(notes.extension)}, headers=notes.headers)
 
 
 class _Handler:
@@ -204,7 +204,7 @@ class _Handler:
         self._models = Models(ctx)
 
     async def chat(self, body: OllamaChatBody, info: RequestInfo) -> JSON | EventStream:
-        began, model, notes = time.perf_counter_ns(), self._models.resolve(body.model), self._notes(body, info)
+        began, model, notes = time.perf_counter_ns(), await self._models.resolve(body.model), self._notes(body, info)
         if not body.messages:
             notes.settle(self._config.frontend.strict_requests)
             said = {"message": {"role": "assistant", "content": ""}}
@@ -220,7 +220,7 @@ class _Handler:
         return await _answer(form, admitted, body, notes)
 
     async def generate(self, body: OllamaGenerateBody, info: RequestInfo) -> JSON | EventStream:
-        began, model, notes = time.perf_counter_ns(), self._models.resolve(body.model), self._notes(body, info)
+        began, model, notes = time.perf_counter_ns(), await self._models.resolve(body.model), self._notes(body, info)
         written = body.raw or bool(body.suffix)  # by the client, and not by a template
         if body.raw and (body.system or body.context):
             name = "system" if body.system else "context"
@@ -245,7 +245,7 @@ class _Handler:
         return await _answer(form, admitted, body, notes)
 
     async def embed(self, body: OllamaEmbedBody, info: RequestInfo) -> JSON:
-        began, model, notes = time.perf_counter_ns(), self._models.resolve(body.model), self._notes(body, info)
+        began, model, notes = time.perf_counter_ns(), await self._models.resolve(body.model), self._notes(body, info)
         notes.settle(self._config.frontend.strict_requests)
         texts = [body.input] if isinstance(body.input, str) else body.input
         prompts = [await self._cut(text) if body.truncate else Prompt(text=text) for text in texts]
@@ -260,7 +260,7 @@ class _Handler:
         return JSON({**answer, **_told(notes.extension)}, headers=notes.headers)
 
     async def embeddings(self, body: OllamaEmbeddingsBody, info: RequestInfo) -> JSON:
-        model, notes = self._models.resolve(body.model), self._notes(body, info)
+        model, notes = await self._models.resolve(body.model), self._notes(body, info)
         notes.settle(self._config.frontend.strict_requests)
         vector: Sequence[float] = ()
         if body.prompt:

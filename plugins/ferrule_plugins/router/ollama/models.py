@@ -34,20 +34,24 @@ class Models:
         self._config = ctx.config
         self._modified = now()
 
-    def resolve(self, name: str) -> str:
-        """Return the served name that a name means: a name without a tag has the tag `latest`.
+    async def resolve(self, name: str) -> str:
+        """Return the served name, or that of an adapter, that a name means: a name without a tag has the tag `latest`.
 
         Raises NotFoundError.
         """
-        spellings = (name, name.removesuffix(_LATEST), name + _LATEST)
-        known = next((each for each in spellings if each in self._service.names), name)
-        return self._service.resolve(known)
+        spellings, names = (name, name.removesuffix(_LATEST), name + _LATEST), self._names()
+        return await self._service.resolve(next((each for each in spellings if each in names), name))
 
     def listed(self) -> list[OllamaListedModel]:
-        return [self._listed(name) for name in self._service.names]
+        return [self._listed(name, parent) for name, parent in self._names().items()]
 
     def running(self) -> list[OllamaRunningModel]:
-        return [self._running(name) for name in self._service.names]
+        return [self._running(name, parent) for name, parent in self._names().items()]
+
+    def _names(self) -> dict[str, str]:
+        """Return the names that requests may use, each with the name of its base model: "" for the model itself."""
+        adapters = {adapter.name: adapter.parent for adapter in self._service.adapters()}
+        return dict.fromkeys(self._service.names, "") | adapters
 
     async def shown(self, name: str) -> OllamaShownModel:
         model = self._service.model
@@ -65,7 +69,7 @@ class Models:
             "modelfile": f"FROM {name}\n",
             "parameters": "\n".join(f"{_NAMES.get(key, key):<30} {value}" for key, value in defaults),
             "template": self._template(),
-            "details": self._details(),
+            "details": self._details(self._names().get(name, "")),
             "model_info": info,
             "capabilities": await self._capabilities(),
             "modified_at": self._modified,
@@ -105,11 +109,11 @@ class Models:
             return False
         return True
 
-    def _details(self) -> OllamaModelDetails:
+    def _details(self, parent: str = "") -> OllamaModelDetails:
         model = self._service.model
         family = _CLASS.sub("", model.architecture).lower()
         return {
-            "parent_model": "",
+            "parent_model": parent,
             "format": "",
             "family": family,
             "families": [family],
@@ -117,24 +121,24 @@ class Models:
             "quantization_level": model.quantization or model.dtype,
         }
 
-    def _listed(self, name: str) -> OllamaListedModel:
+    def _listed(self, name: str, parent: str) -> OllamaListedModel:
         return {
             "name": name,
             "model": name,
             "modified_at": self._modified,
             "size": self._service.model.weight_bytes,
             "digest": self._digest(),
-            "details": self._details(),
+            "details": self._details(parent),
         }
 
-    def _running(self, name: str) -> OllamaRunningModel:
+    def _running(self, name: str, parent: str) -> OllamaRunningModel:
         model = self._service.model
         return {
             "name": name,
             "model": name,
             "size": model.weight_bytes,
             "digest": self._digest(),
-            "details": self._details(),
+            "details": self._details(parent),
             "expires_at": _NEVER,
             "size_vram": model.weight_bytes,
             "context_length": model.max_model_len,

@@ -7,7 +7,7 @@ import time
 from fastapi import APIRouter
 
 from ferrule.interfaces.router import JSON, Access, CurrentRequest, EventStream, Router, RouterContext, needs, streams
-from ferrule.interfaces.service import Service
+from ferrule.interfaces.service import ServedAdapter, Service
 from ferrule_plugins.router.openai.answers import ChatCompletion, Completion, ModelCard, ModelList, ModelPermission
 from ferrule_plugins.router.openai.chat import Chat
 from ferrule_plugins.router.openai.completions import Completions
@@ -49,11 +49,11 @@ class OpenAI(Router):
 
         @routes.get("/v1/models", summary="The served models.")
         async def models() -> ModelList:
-            return ModelList(data=[cards.of(name) for name in ctx.service.names])
+            return ModelList(data=cards.all())
 
         @routes.get("/v1/models/{model:path}", summary="One model.")
         async def model(model: str) -> ModelCard:
-            return cards.of(ctx.service.resolve(model))
+            return cards.of(await ctx.service.resolve(model))
 
         return routes
 
@@ -65,11 +65,20 @@ class _Cards:
         self._service = service
         self._created = int(time.time())
 
+    def all(self) -> list[ModelCard]:
+        """Describe the model under each of its names, and then its adapters."""
+        adapters = [self._card(adapter.name, adapter) for adapter in self._service.adapters()]
+        return [self._card(name, None) for name in self._service.names] + adapters
+
     def of(self, name: str) -> ModelCard:
+        return self._card(name, next((one for one in self._service.adapters() if one.name == name), None))
+
+    def _card(self, name: str, adapter: ServedAdapter | None) -> ModelCard:
         return ModelCard(
             id=name,
             created=self._created,
-            root=self._service.names[0],
+            root=self._service.names[0] if adapter is None else adapter.path,
+            parent=None if adapter is None else adapter.parent,
             max_model_len=self._service.model.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=self._created)],
         )

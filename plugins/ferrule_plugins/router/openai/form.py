@@ -57,7 +57,7 @@ class Asked:
         try:
             notes = review(body, info.unknown_fields, ctx)
         except RequestError:
-            service.resolve(request.model)  # of two mistakes, an unknown model is reported
+            await service.resolve(request.model)  # of two mistakes, an unknown model is reported
             raise
         header = info.headers.get("x-request-id", "")
         name = f"{prefix}-{body.request_id or (header if REQUEST_ID.fullmatch(header) else info.id)}"

@@ -107,7 +107,7 @@ class Handler:
     ) -> tuple[ChatPrompt, Reading, list[dict[str, Any]]]:
         """Return the prompt of a body, with notes on its fields, and its own items. Raises RequestError."""
         service = self._ctx.service
-        service.resolve(body.model)  # of two mistakes, an unknown model is reported
+        await service.resolve(body.model)  # of two mistakes, an unknown model is reported
         reading = Reading(body, info, self._ctx)
         own = await self._own_items(body, info.key_name, name)
         placed: list[Placed] = []

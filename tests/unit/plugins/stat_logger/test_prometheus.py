@@ -98,7 +98,7 @@ def test_every_name_is_there_from_the_first_scrape_with_its_type_labels_and_buck
 
 GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc num_requests_swapped
     cpu_cache_usage_perc cpu_prefix_cache_hit_rate gpu_prefix_cache_hit_rate num_requests_waiting_by_reason
-    engine_sleep_state cache_config_info ferrule:state_snapshots ferrule:buffered_bytes"""
+    engine_sleep_state cache_config_info lora_requests_info ferrule:state_snapshots ferrule:buffered_bytes"""
 COUNTERS = """num_preemptions_total prompt_tokens_total generation_tokens_total request_success_total
     gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total prefix_cache_queries_total prefix_cache_hits_total
     corrupted_requests_total prompt_tokens_cached_total prompt_tokens_by_source_total admission_rejections_total

@@ -1,0 +1,162 @@
+"""`Adapters`: from the name that a request gives as its model to an adapter of the engine."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ferrule import log
+from ferrule.client.base import EngineClient
+from ferrule.config import Resolved
+from ferrule.config.adapters import first_adapters, name_problem
+from ferrule.errors import EngineDead, NotFoundError, OverloadedError, RequestError, UnavailableError
+from ferrule.frontend.adapters.places import Places
+from ferrule.frontend.adapters.resolving import Resolvers, open_resolvers
+from ferrule.frontend.adapters.table import AdapterTable, Served
+from ferrule.interfaces.plugins import Plugins
+from ferrule.types import Adapter
+
+_MAX_ADAPTERS = 4096  # names in the table
+_MAX_LOADS = 1024  # that are being loaded, or wait for it, in this process
+_SHOWN = 20  # names that an error lists
+_NONE = "This server has no adapters: start it with --enable-lora."
+_logger = log.get("adapters")
+
+
+class Adapters:
+    """The adapters of one API process. One event loop owns it.
+
+    An adapter's identity (`Adapter.name`) is another one after each load, so what the cache has of an earlier one is
+    never found. Requests that run keep the adapter that they have begun with.
+    """
+
+    def __init__(self, config: Resolved, plugins: Plugins, client: EngineClient) -> None:
+        """Make the resolvers. Raises PluginError."""
+        self._names = config.model.served_model_name
+        self._enabled = config.lora.enable_lora
+        self._client = client
+        first = zip(config.lora.modules, first_adapters(config), strict=True)
+        entries = [
+            Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
+            for module, adapter in first
+        ]
+        self._table = AdapterTable(client.board, entries)
+        self._places = Places(config.lora)
+        self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
+        self._loading = 0
+
+    def all(self) -> list[Served]:
+        return list(self._table.entries().values())
+
+    def known(self, model: str | None) -> Served | None:
+        """Return the adapter that a request's model stands for; None for the model itself. Raises NotFoundError."""
+        if not model or model in self._names:
+            return None
+        entries = self._table.entries()
+        if model not in entries:
+            names = [*self._names, *entries]
+            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+            listed = ", ".join(names[:_SHOWN])
+            raise NotFoundError(f"The model {model!r:.120} does not exist. Valid names: {listed}{more}.", "model")
+        return entries[model]
+
+    async def find(self, model: str | None) -> Served | None:
+        """Do as `known`, and ask resolvers for a name that is not. Raises RequestError, NotFoundError."""
+        try:
+            return self.known(model)
+        except NotFoundError:
+            if not self._enabled or model is None or name_problem(model):
+                raise
+        await self._resolvers.find(model)
+        return self.known(model)
+
+    async def adapter(self, model: str | None) -> Adapter | None:
+        """Return the engine's adapter of what `find` finds."""
+        served = await self.find(model)
+        return None if served is None else served.adapter
+
+    async def load(self, name: str, path: str, in_place: bool = False) -> None:
+        """Read and check an adapter, and serve it. A failed load changes nothing.
+
+        Raises RequestError, for a name that is taken too unless it is an adapter's and `in_place`.
+        """
+        self._check_enabled()
+        with self._one_more():
+            folder = await asyncio.to_thread(self._places.folder, path)
+            await self._add(name, folder, in_place)
+
+    async def ensure(self, name: str, path: str, again: bool = False) -> None:
+        """Load an adapter from any folder, for a caller who is the operator, unless it is loaded from there.
+
+        Raises RequestError, also for a name that is in use for another folder; with `again` it is replaced.
+        """
+        self._check_enabled()
+        folder = Path(path).expanduser().absolute()
+        loaded = self._table.entries().get(name)
+        if again or loaded is None or loaded.adapter.path != str(folder):
+            await self._add(name, folder, again)
+
+    async def unload(self, name: str) -> None:
+        """Forget an adapter. Requests that use it go on. Raises NotFoundError."""
+        self._check_enabled()
+        async with self._table.changing() as entries:
+            if name not in entries:
+                raise NotFoundError(f"There is no adapter {name!r:.120}.", "lora_name")
+            self._table.replace(entry for entry in entries.values() if entry.name != name)
+        _logger.info("adapter removed", name=name)
+
+    async def close(self) -> None:
+        await self._resolvers.close()
+
+    def _check_enabled(self) -> None:
+        if not self._enabled:
+            raise RequestError(_NONE)
+
+    async def _add_found(self, name: str, folder: Path) -> None:
+        """Add what a resolver has found, unless another process has done so."""
+        try:
+            await self._add(name, folder, in_place=False)
+        except RequestError as error:
+            if name not in self._table.entries():
+                raise error.about("model") from None
+
+    async def _add(self, name: str, folder: Path, in_place: bool) -> None:
+        if problem := name_problem(name):
+            raise RequestError(f"lora_name {problem}.", "lora_name")
+        if name in self._names:
+            raise RequestError(f"lora_name {name!r:.120} is a name of the model.", "lora_name")
+        async with self._table.changing() as entries:
+            if name in entries and not in_place:
+                raise RequestError(
+                    f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
+                )
+            if len(entries) >= _MAX_ADAPTERS and name not in entries:
+                raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")
+            adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+            await self._read(adapter)
+            earlier = entries.get(name)
+            served = Served(name=name, adapter=adapter, parent=self._names[0] if earlier is None else earlier.parent)
+            self._table.replace({**entries, name: served}.values())
+        _logger.info("adapter loaded", name=name, path=adapter.path)
+
+    async def _read(self, adapter: Adapter) -> None:
+        """Have the engine read and check an adapter."""
+        try:
+            await self._client.call("read_adapter", adapter.name, adapter.path, adapter.served)
+        except EngineDead:
+            raise UnavailableError("The engine is not running.") from None
+        except RequestError as error:
+            raise error.about("lora_path") from None
+
+    @contextmanager
+    def _one_more(self) -> Iterator[None]:
+        if self._loading >= _MAX_LOADS:
+            raise OverloadedError(f"{_MAX_LOADS} adapters wait to be loaded. Try again.")
+        self._loading += 1
+        try:
+            yield
+        finally:
+            self._loading -= 1

@@ -1,0 +1,30 @@
+"""`filesystem`: adapters in the subfolders of one folder, each under the name of its subfolder."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+
+from ferrule.interfaces.lora_resolver import LoRAResolver
+from ferrule_plugins.lora_resolver.base_model import is_for
+
+
+class FilesystemResolver(LoRAResolver):
+    def refuses(self) -> str | None:
+        return None if self.context.cache_dir is not None else "it needs --lora-resolver-cache-dir."
+
+    async def resolve(self, lora_name: str) -> Path | None:
+        return await asyncio.to_thread(self._find, lora_name)
+
+    def _find(self, name: str) -> Path | None:
+        """Return the subfolder of this name: itself, and not what a path or a symbolic link leads to."""
+        parent = self.context.cache_dir
+        if parent is None or name.startswith(".") or "\0" in name or os.path.basename(name) != name:
+            return None
+        try:
+            root = parent.resolve(strict=True)
+            folder = (root / name).resolve(strict=True)
+        except OSError:  # there is none, or the name is too long for one
+            return None
+        return folder if folder == root / name and is_for(folder, self.context.base_models) else None

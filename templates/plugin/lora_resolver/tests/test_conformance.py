@@ -1,0 +1,6 @@
+from ferrule_example import ExampleResolver
+from ferrule_testkit.kits import LoraResolverKit
+
+
+class TestConformance(LoraResolverKit):
+    plugin = ExampleResolver

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import shutil
 import weakref
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoRAConfig
 from ferrule.types import Adapter
@@ -170,3 +171,36 @@ def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
         assert [each.logprob for each in found[row].prompt_logprobs] == pytest.approx(
             [each.logprob for each in wanted[row].prompt_logprobs], abs=1e-3
         )
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+def test_experts_by_name_are_those_of_the_stack(tmp_path: Path, model: str) -> None:
+    folder = tiny_checkpoint(model, tmp_path / model)
+    targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    adapter = make_adapter(folder, tmp_path / "stacked", **targets)
+    content = load_file(Path(adapter.path) / "adapter_model.safetensors")
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in content.items():
+        before, experts, after = name.partition(".experts.")
+        if not experts:
+            named[name] = tensor
+            continue
+        down = content[name.replace("lora_B", "lora_A")]
+        count = len(down) // 4
+        for expert in range(count):
+            own = "gate_up_proj" if "base_layer" in after else "down_proj"
+            part = (
+                tensor.view(count, 4, -1)[expert]
+                if "lora_A" in after
+                else tensor.view(len(tensor), 4, count)[..., expert]
+            )
+            named[f"{before}.experts.{expert}.{own}.{after.removeprefix('base_layer.')}"] = part.contiguous()
+    shutil.copytree(adapter.path, tmp_path / "named", ignore=shutil.ignore_patterns("merged"))
+    save_file(named, tmp_path / "named" / "adapter_model.safetensors")
+    assert len(named) > len(content)
+    with Harness(folder, dtype="float32", block_size=16, lora=section()) as opened:
+        by_name = Adapter(name="named", path=str(tmp_path / "named"))
+        found = opened.engine().run(PROMPTS, max_tokens=8, adapters=[adapter, by_name, by_name])
+    wanted = alone(tmp_path / "stacked" / "merged")
+    for number in range(3):
+        check(found[number], wanted[number])

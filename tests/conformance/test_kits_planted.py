@@ -37,6 +37,7 @@ from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Adapter, Pooling, StepPlan
 from ferrule_plugins.adapter_bank.lora import LoraBank
+from ferrule_plugins.adapter_bank.lora.pace import Pace
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace
@@ -330,7 +331,7 @@ class OneSlotForAll(LoraBank):
 
 
 class ClearsNothing(LoraBank):
-    def _clear(self, slot: int) -> None:
+    def _clear(self, slot: int, pace: Pace) -> None:
         pass
 
 
@@ -359,7 +360,7 @@ class KeepsWhatIsThere(LoraBank):
 
 class ForgetsWhatIsDropped(LoraBank):
     def load(self, slot: int, adapter: Adapter) -> None:
-        if not self._host or adapter.path in self._host:
+        if not self._host or adapter.name in self._host:
             super().load(slot, adapter)
 
 

@@ -18,6 +18,7 @@ from ferrule_quant.names import matches
 T = TypeVar("T")
 
 CONFIG = "adapter_config.json"
+_MAX_BYTES = 1 << 18  # of the file: no step runs while it is parsed
 _SECONDS = 0.05  # for an expression and a name
 _LITERAL = re.compile(r"\w+")
 _MOST = 10_000  # entries of `alpha_pattern`
@@ -51,7 +52,7 @@ class LoraSettings:
 
 def read_settings(folder: Path) -> LoraSettings:
     """Read a folder's ``adapter_config.json``. Raises CheckpointError for what is not an adapter that can be served."""
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG, _MAX_BYTES)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{CONFIG} has the peft_type {kind!r:.80}, and this server has LoRA adapters (LORA).")

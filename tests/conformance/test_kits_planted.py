@@ -37,10 +37,13 @@ from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Adapter, Pooling, StepPlan
 from ferrule_plugins.adapter_bank.lora import LoraBank
+from ferrule_plugins.adapter_bank.lora.pace import Pace
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.lora_resolver.base_model import is_for
+from ferrule_plugins.lora_resolver.filesystem import FilesystemResolver
 from ferrule_plugins.model.bert import Bert
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
@@ -54,6 +57,7 @@ from ferrule_quant import Online
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
 from tests.conformance import planted_commands, planted_speculators
+from tests.fakes.resolvers import adapter_in_a_folder
 from tests.simulate.bugs import BUGS
 
 # ------------------------------------------------------------------------------------------ attention
@@ -327,7 +331,7 @@ class OneSlotForAll(LoraBank):
 
 
 class ClearsNothing(LoraBank):
-    def _clear(self, slot: int) -> None:
+    def _clear(self, slot: int, pace: Pace) -> None:
         pass
 
 
@@ -356,7 +360,7 @@ class KeepsWhatIsThere(LoraBank):
 
 class ForgetsWhatIsDropped(LoraBank):
     def load(self, slot: int, adapter: Adapter) -> None:
-        if not self._host or adapter.path in self._host:
+        if not self._host or adapter.name in self._host:
             super().load(slot, adapter)
 
 
@@ -391,6 +395,39 @@ class ReplacesIds(MemoryStore):
 
 class SharesNothing(MemoryStore):
     shared = True
+
+
+# ------------------------------------------------------------------------------------------ lora_resolver
+
+
+class InAFolder(FilesystemResolver):
+    conformance = {"world": staticmethod(adapter_in_a_folder)}
+
+
+class FollowsPaths(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        folder = Path(str(self.context.cache_dir), lora_name)
+        return folder if is_for(folder, self.context.base_models) else None
+
+
+class ForAnyModel(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        folder = Path(str(self.context.cache_dir), lora_name)
+        plain = lora_name.isalpha() and lora_name.isascii()
+        return folder if plain and folder.is_dir() else None
+
+
+class RaisesForUnknown(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        found = await super().resolve(lora_name)
+        if found is None:
+            raise FileNotFoundError(lora_name)
+        return found
+
+
+class FindsNothing(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        return None
 
 
 # ------------------------------------------------------------------------------------------ quantization
@@ -1247,6 +1284,10 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "response_store", GivesEventsTwice, "test_events_stay_in_order"
     yield "response_store", ReplacesIds, "test_an_id_is_taken_once"
     yield "response_store", SharesNothing, "test_instances_share_or_do_not"
+    yield "lora_resolver", FollowsPaths, "test_other_names_are_not_found"
+    yield "lora_resolver", ForAnyModel, "test_an_adapter_of_another_model_is_not_found"
+    yield "lora_resolver", RaisesForUnknown, "test_other_names_are_not_found"
+    yield "lora_resolver", FindsNothing, "test_the_adapter_comes_unchanged"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"

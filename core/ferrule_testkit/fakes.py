@@ -47,9 +47,6 @@ class VirtualClock:
         self.now += seconds
 
 
-# ------------------------------------------------------------------------------------------- the model
-
-
 @dataclass(frozen=True)
 class FakeModel:
     """Pure functions. A "cell" is what a token leaves in the cache; it depends on all tokens before it and on a scope.
@@ -347,9 +344,9 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups, work, vector = self.model.groups, state.work, None
+        groups, work, vector, end = self.model.groups, state.work, None, chunk.start + chunk.count
         cells, prompt_logprobs, drawn, logprobs, states = [], [], [], [], []
-        end, known = chunk.start + chunk.count, chunk.start + chunk.count - chunk.drafts
+        known = end - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
             for g, group in enumerate(groups):
@@ -398,8 +395,9 @@ class FakeDevice:
 
     def _draft(self, state: SlotState, count: int) -> None:
         """Write what a speculator's own layers keep of the newest token and of guesses, where there are blocks."""
+        positions = range(len(state.ids) - 1, len(state.ids) - 1 + count)
         for g, table in enumerate(state.tables):
-            for position in range(len(state.ids) - 1, min(len(state.ids) - 1 + count, len(table) * self._size)):
+            for position in positions[: max(0, len(table) * self._size - positions.start)]:
                 self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:

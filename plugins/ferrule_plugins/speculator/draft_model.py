@@ -18,7 +18,6 @@ from typing import ClassVar
 
 import torch
 
-from ferrule.assembly.memory import weight_tensors
 from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Generates, LayerCache, Model
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
@@ -26,9 +25,7 @@ from ferrule.types import Admit, Chunk
 from ferrule_plugins.speculator.vocabularies import share_tokens
 
 _LEAST_BUDGET = 256  # tokens of requests in a pass, where its step had fewer
-_PAIR = 2  # tokens: the newest, and the last guess where all were right
 _USUAL_CERTAINTY = 0.2
-_LIGHT = 64 << 20  # bytes of weights that a recorded pass reads faster than Python launches one that is not recorded
 _FRESH = -1  # entries of a request that has just been admitted
 
 
@@ -56,7 +53,6 @@ class DraftModel(Speculator):
         self._model, self._head = draft.model, _checked(draft.model, context)
         sizes = context.build.config["vocab_size"], draft.build.config["vocab_size"]
         self._tokens = share_tokens(context.tokenizer(), draft.tokenizer(), sizes, draft.build.device)
-        self._light = sum(tensor.nbytes for tensor in weight_tensors(draft.model)) <= _LIGHT
         self._longest = draft.build.max_model_len
         self._device = draft.build.device
         self._written = [_FRESH] * context.num_slots  # positions of each slot that have the right entries
@@ -106,9 +102,6 @@ class DraftModel(Speculator):
                     row.most = min(wanted, 1 + room - known)
             found.append(row)
         if pieces:
-            if self._light and max(count for *_, count in pieces) == _PAIR:
-                self._forward([(slot, start, 1) for slot, start, count in pieces if count == _PAIR], steps)
-                pieces = [(slot, start + count - 1, 1) for slot, start, count in pieces]
             hidden = self._forward(pieces, steps)
             ready = [number for number, (slot, *_) in enumerate(pieces) if self._written[slot] == self._known[slot]]
             lasts = torch.tensor([*accumulate(count for *_, count in pieces)]) - 1

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from itertools import takewhile
+from typing import Any
 from zlib import crc32
 
 from ferrule.interfaces.scheduler import RequestView, SchedulingPolicy
@@ -28,9 +29,6 @@ from ferrule.types import (
 )
 from ferrule_testkit.simulate_media import encoded, item_at
 
-if TYPE_CHECKING:
-    pass
-
 
 class Fault(AssertionError):
     """A plan asked for something that no correct plan asks for."""
@@ -47,9 +45,6 @@ class VirtualClock:
 
     def advance(self, seconds: float) -> None:
         self.now += seconds
-
-
-# ------------------------------------------------------------------------------------------- the model
 
 
 @dataclass(frozen=True)
@@ -349,9 +344,8 @@ class FakeDevice:
         return state
 
     def _row(self, state: SlotState, chunk: Chunk) -> RowResult:
-        groups, work, vector = self.model.groups, state.work, None
+        groups, work, vector, end = self.model.groups, state.work, None, chunk.start + chunk.count
         cells, prompt_logprobs, drawn, logprobs, states = [], [], [], [], []
-        end = chunk.start + chunk.count
         known = end - chunk.drafts
         for p in range(chunk.start, end):
             probes: list[int] = []
@@ -401,16 +395,13 @@ class FakeDevice:
 
     def _draft(self, state: SlotState, count: int) -> None:
         """Write what a speculator's own layers keep of the newest token and of guesses, where there are blocks."""
-        first = len(state.ids) - 1
+        positions = range(len(state.ids) - 1, len(state.ids) - 1 + count)
         for g, table in enumerate(state.tables):
-            for position in range(first, min(first + count, len(table) * self._size)):
+            for position in positions[: max(0, len(table) * self._size - positions.start)]:
                 self._write(state, g, position, hash((state.id, position, "draft")))
 
     def _count_right(self, guesses: Sequence[int], drawn: Sequence[int]) -> int:
-        right = 0
-        while right < len(guesses) and guesses[right] == drawn[right]:
-            right += 1
-        return right
+        return sum(takewhile(bool, map(int.__eq__, guesses, drawn)))
 
     def _take_back(self, state: SlotState, chunk: Chunk, computed: int, states: Sequence[int]) -> None:
         """Keep the first `computed` tokens only. Cells of the other tokens stay, to be written again."""

@@ -15,6 +15,7 @@ from ferrule.plugin import KINDS, discover
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.base import Kit, promises
 from ferrule_testkit.quantized import FORMATS
+from tests.fakes import drafts
 from tests.shared import OURS
 
 PLUGINS = discover()
@@ -45,6 +46,12 @@ SETTINGS: dict[tuple[str, str], dict[str, Any]] = {
         "arguments": ({"function": halved}, {"function": f"{__name__}:halved"}),
         "wrong": ({}, {"function": 5}, {"function": "no_such_module.x"}, {"function": halved, "args": [1]}, {"x": 1}),
     },
+    ("speculator", "draft_model"): {"draft": staticmethod(drafts.itself)},
+    ("speculator", "medusa"): {"draft": staticmethod(drafts.medusa)},
+    ("speculator", "mlp_speculator"): {"draft": staticmethod(drafts.mlp_speculator)},
+    ("speculator", "eagle"): {"draft": staticmethod(drafts.eagle)},
+    ("speculator", "eagle3"): {"draft": staticmethod(drafts.eagle3)},
+    ("speculator", "mtp"): {"target": staticmethod(drafts.target_of_mtp)},
     ("router", "openai"): {
         "calls": (
             ("GET", "/v1/models", None),

@@ -51,7 +51,7 @@ from ferrule_plugins.tokenizer.auto import AutoTokenizers, FastTokenizer
 from ferrule_quant import Online
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
-from tests.conformance import planted_commands
+from tests.conformance import planted_commands, planted_speculators
 from tests.simulate.bugs import BUGS
 
 # ------------------------------------------------------------------------------------------ attention
@@ -1192,6 +1192,14 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "stat_logger", CountsRefusalsTwice, "test_each_event_counts_once"
     yield "stat_logger", SilentWithoutLogStats, "test_calls_are_told_without_log_stats"
     yield "command", planted_commands.HeavyHelp, "test_help_is_quick"
+    yield "speculator", planted_speculators.WritesToTheHistory, "test_greedy_outputs_are_those_without"
+    yield "speculator", planted_speculators.BeyondTheVocabulary, "test_guesses_have_their_form"
+    yield "speculator", planted_speculators.FloatsForIds, "test_guesses_have_their_form"
+    yield "speculator", planted_speculators.SaysNothing, "test_guesses_have_their_form"
+    yield "speculator", planted_speculators.SaysNothing, "test_what_is_accepted_is_counted"
+    yield "speculator", planted_speculators.OneScopeForAll, "test_scopes_are_kept_apart"
+    yield "speculator", planted_speculators.TakesAnything, "test_wrong_settings_are_refused"
+    yield "speculator", planted_speculators.PassesForEachToken, "test_its_work_is_bounded"
     yield "command", planted_commands.TracebackForFlags, "test_an_unknown_flag_is_one_block"
     yield "command", planted_commands.FlagsAreIgnored, "test_an_unknown_flag_is_one_block"
     yield "command", planted_commands.ExitsItself, "test_help_is_an_answer"

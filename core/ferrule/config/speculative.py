@@ -81,6 +81,7 @@ _COMMON: Mapping[str, tuple[Callable[[Any], bool], str]] = MappingProxyType(
         "disable_mqa_scorer": _BOOLEAN,
     }
 )
+_OF_A_MODEL = ("model", "revision", "code_revision", "quantization")  # keys of speculators that load one
 _AS_GIVEN = (
     *("max_model_len", "disable_by_batch_size", "adaptive"),
     *("acceptance_method", "posterior_threshold", "posterior_alpha"),
@@ -104,10 +105,13 @@ def resolve_speculative(section: SpeculativeConfig, problems: list[str]) -> Reso
         if key in given and not valid(given[key])
     ]
     settings = {key: value for key, value in given.items() if key not in _COMMON}
+    faults += [
+        f"{OPTION}.{key}: {settings[key]!r:.80} is not valid; expected a text."
+        for key in _OF_A_MODEL
+        if key in settings and not (isinstance(settings[key], str) and settings[key].strip())
+    ]
     model, method = settings.get("model"), given.get("method", "")
-    if model is not None and not (isinstance(model, str) and model.strip()):
-        faults.append(f"{OPTION}.model: {model!r:.80} is not valid; expected a folder or a hub id.")
-    elif model is not None and model[0] == "[" and model[-1] == "]":  # "[ngram]" in the place of a model
+    if isinstance(model, str) and model and model[0] == "[" and model[-1] == "]":  # "[ngram]" in the place of a model
         method = method or model[1:-1]
         del settings["model"]
     elif not method:

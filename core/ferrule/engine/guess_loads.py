@@ -7,20 +7,24 @@ guess if that is right with a chance above
     bar = (seconds that a guess adds) x (tokens per second without it).
 
 The seconds are learnt by least squares through the origin, from how much longer steps with guesses take than plain
-ones. The sum is checked: after some steps with guesses, tokens per second are compared with those of plain steps; if
-they are fewer, a rest follows, each time a longer one. Plain steps are measured again from time to time.
+ones. The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer,
+plain steps follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from
+time to time.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
 
 _PLAIN = 4  # plain steps that are measured before and between guesses
+_KNOWN = 9  # plain steps whose median counts
 _TRIAL = 16  # steps with guesses after which they are compared with plain ones
-_LONG_RUN = 512  # steps with guesses, after which plain ones are measured again
-_REST = 16  # plain steps after guesses that did not pay; doubled each time
-_LONGEST_REST = 128
-_GAIN = 1.0  # tokens per second of steps with guesses, in those of plain ones, below which guesses do not pay
+_LOSS = 3.0  # plain steps: a loss that ends a trial at once
+_LONG_RUN = 256  # steps with guesses, after which plain ones are measured again
+_PATIENCE = 40.0  # plain steps for one that was lost
+_LEAST_REST, _LONGEST_REST = 16, 512
 _ROWS = 32  # tokens that take as long as the weights: a first guess
 _SURE = 64.0  # squared guesses: how much that first guess weighs
 _KEPT = 0.9  # of what is known, with each new step
@@ -32,13 +36,12 @@ NEVER = 2.0  # no chance is above
 class Load:
     """Steps with about the same number of rows."""
 
+    known: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))  # seconds of the last plain steps
     seconds: float = 0.0  # of a plain step
-    plain: int = 0  # plain steps since guesses were last made
     tokens: float = 0.0  # of the last steps with guesses, for each row
     time: float = 0.0  # seconds of these
     steps: int = 0  # with guesses, since plain ones were measured
     rest: int = _PLAIN  # plain steps to come
-    patience: int = _REST
     products: float = 0.0  # guesses x seconds that they added, of the last steps
     squares: float = 0.0  # guesses x guesses
 
@@ -49,8 +52,8 @@ class Load:
         return max(0.0, self.products + _SURE * expected) / (self.squares + _SURE)
 
     def see_plain(self, seconds: float) -> None:
-        self.seconds = seconds if not self.plain and not self.seconds else self._smooth(seconds)
-        self.plain += 1
+        self.known.append(seconds)
+        self.seconds = median(self.known)
         self.rest = max(0, self.rest - 1)
 
     def see_guesses(self, guesses: int, per_row: float, seconds: float) -> None:
@@ -61,25 +64,18 @@ class Load:
         self.tokens += per_row
         self.time += seconds
         self.steps += 1
-        self.plain = 0
-        if self.steps % _TRIAL:
-            return
-        if self.tokens * self.seconds < _GAIN * self.time:
-            self._pause(self.patience)
-            self.patience = min(2 * self.patience, _LONGEST_REST)
-            return
-        self.patience = _REST
-        self.tokens = self.time = 0.0
-        if self.steps >= _LONG_RUN:
+        lost = self.time / self.seconds - self.tokens  # plain steps
+        if lost > _LOSS or (lost > 0 and self.steps % _TRIAL == 0):
+            self._pause(min(_LONGEST_REST, max(_LEAST_REST, int(_PATIENCE * lost))))
+        elif self.steps >= _LONG_RUN:
             self._pause(_PLAIN)
+        elif self.steps % _TRIAL == 0:
+            self.tokens = self.time = 0.0
 
     def _pause(self, steps: int) -> None:
         self.rest = steps
         self.steps = 0
         self.tokens = self.time = 0.0
-
-    def _smooth(self, seconds: float) -> float:
-        return _KEPT * self.seconds + (1 - _KEPT) * min(seconds, _OUTLIER * self.seconds)
 
 
 class Loads:

@@ -38,13 +38,15 @@ class AttentionBackend(ABC):
 
     `recordable` promises that for one query per row, `plan` and `run` launch the same work for every content of a
     layout's tensors, given its shapes and `max_context_len`, and wait for no device. Rows without context are skipped:
-    they have no query, or one that is not read; a token whose slot is -1 is not written.
+    they have no query, or one that is not read; a token whose slot is -1 is not written. `ragged` promises the same for
+    rows with several queries each, given how many rows and queries there are.
 
     `features` are those of "latent" (`LayerCache.value_dim`), "chunk" (`AttentionOptions.chunk`) and "bidirectional"
     (`AttentionOptions.causal` is False) that it has: layers that need another one are never given to it.
     """
 
     recordable: ClassVar[bool] = False
+    ragged: ClassVar[bool] = False
     features: ClassVar[frozenset[str]] = frozenset()
 
     @classmethod

@@ -81,10 +81,12 @@ class StepInput(NamedTuple):
 class Recorder(ABC):
     """A launcher of whole forward passes as recordings, for steps in which every row computes one token.
 
-    Recordings are made for some numbers of rows; a step with fewer may be padded. Called on the worker's thread only.
+    Recordings are made for some numbers of rows; a step with fewer may be padded. With `ragged`, rows may have several
+    tokens each; such a step must not be padded. Called on the worker's thread only.
     """
 
     max_len: int  # a step with a longer context, in tokens, is not recorded
+    ragged = False
     stateful = False  # whether it has `run_stateful`; if not, steps of models with states are launched as they are
 
     @abstractmethod

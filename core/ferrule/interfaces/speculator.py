@@ -70,7 +70,7 @@ class DraftSteps(Protocol):
     ) -> torch.Tensor:
         """Return a model's hidden states [tokens, hidden] of a pass over `ids` [tokens] int64.
 
-        A pass over one token of each row is replayed where the device records steps.
+        A pass over one token of each row is replayed where the device records steps, and one over two where it can.
         """
 
 

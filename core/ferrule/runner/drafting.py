@@ -15,14 +15,17 @@ import torch
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.model import Model
-from ferrule.interfaces.platform import Recorder
+from ferrule.interfaces.platform import Recorder, StepInput
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
 from ferrule.runner.cache import CacheMap, Stage
 from ferrule.runner.draws import Draws
 from ferrule.runner.media import Positions
+from ferrule.runner.replay import Replays
 from ferrule.runner.state import LongArray, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Admit, Chunk
+
+_MOST_EACH = 2  # tokens of a row: the newest, and the last guess where all were right
 
 Recorders = Callable[[], Recorder | None]  # makes one for each model, or none where passes are launched as they are
 
@@ -34,7 +37,7 @@ class DraftPasses(DraftSteps):
         """Find the cache groups that the layers are in. `max_len` is the longest context, in tokens."""
         self._cache, self._stage, self._max_len = cache, stage, max_len
         self._make_recorder = make_recorder
-        self._recorders: dict[Model, Recorder | None] = {}
+        self._replays: dict[Model, Replays] = {}
         self._groups = sorted({place.group for place in cache.drafts.values()})  # numbers among all groups
         self._places = {
             name: replace(place, group=self._groups.index(place.group)) for name, place in cache.drafts.items()
@@ -51,7 +54,7 @@ class DraftPasses(DraftSteps):
         groups = tuple(self._cache.groups[number] for number in self._groups)
         self._bound = Bindings(attention, groups, self._places, views, {})
         self._begun: LongArray = np.zeros(slots, np.int64)  # position at which a slot's newest chunk begins
-        self._ids = torch.zeros(slots, dtype=torch.int64, device=state.limits.device)
+        self._ids = torch.zeros(_MOST_EACH * slots, dtype=torch.int64, device=state.limits.device)
 
     @property
     def history(self) -> torch.Tensor:
@@ -66,14 +69,13 @@ class DraftPasses(DraftSteps):
 
     def forget(self) -> None:
         """Drop all recordings, and the models that they are of."""
-        for recorder in self._recorders.values():
-            if recorder is not None:
-                recorder.forget()
+        for replays in self._replays.values():
+            replays.forget()
 
     def drop(self) -> None:
         """Drop the models."""
         self.forget()
-        self._recorders = {}
+        self._replays = {}
 
     # -------------------------------------------------------------------------------------------- DraftSteps
 
@@ -110,35 +112,31 @@ class DraftPasses(DraftSteps):
             raise RuntimeError("a speculator computes positions that have left its window")
         return Rows.at(slots, starts, counts)
 
+    def _inputs(self, rows: Rows, longest: int | None = None) -> list[StepInput]:
+        return step_inputs(rows, self._state, self._positions.of(rows), longest, self._groups)
+
     def _context(self, rows: Rows) -> StepContext:
-        given = step_inputs(rows, self._state, self._positions.of(rows), groups=self._groups)
-        inputs = self._stage([values for values, _ in given])
+        inputs = self._stage([values for values, _ in self._inputs(rows)])
         lengths = tuple((rows.starts + rows.counts).tolist())
         return StepContext(self._bound, inputs, tuple(rows.counts.tolist()), lengths)
 
     def _replay(self, model: Model, rows: Rows, ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states of rows of one token each, or None where no such pass is recorded."""
-        if len(rows.positions) != len(rows.slots):
-            return None
-        recorder = self._recorder(model)
-        longest = 0 if recorder is None else min(recorder.max_len, self._max_len)
-        if recorder is None or rows.longest > longest:
+        """Return the hidden states of rows of a few tokens each, or None where no such pass is recorded."""
+        if len(ids) > len(self._ids) or rows.counts.max() > _MOST_EACH:
             return None
         self._ids[: len(ids)].copy_(ids)
 
-        def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
-            count = len(inputs[0])
-            return model.forward(self._ids[:count], StepContext(self._bound, inputs, (1,) * count, (longest,) * count))
+        def forward(ctx: StepContext) -> torch.Tensor:
+            return model.forward(self._ids[: len(ctx.places)], ctx)
 
-        inputs = step_inputs(rows, self._state, self._positions.of(rows), longest, self._groups)
-        return recorder.run(inputs, compute)
+        return self._replays_of(model).run(rows, self._bound, self._inputs, forward)
 
-    def _recorder(self, model: Model) -> Recorder | None:
-        if model not in self._recorders:
+    def _replays_of(self, model: Model) -> Replays:
+        if model not in self._replays:
             backend, places = self._bound.attention, self._places.values()
             alike = backend.recordable and bool(places) and all(place.spec.attended for place in places)
-            self._recorders[model] = self._make_recorder() if alike else None
-        return self._recorders[model]
+            self._replays[model] = Replays(self._make_recorder() if alike else None, backend, self._max_len)
+        return self._replays[model]
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import Generates, Model, PoolRow, Pools
-from ferrule.interfaces.platform import Recorder, Transfers
+from ferrule.interfaces.platform import Recorder, StepInput, Transfers
 from ferrule.interfaces.sampler import SampleBatch, Sampler, SampleRow
 from ferrule.interfaces.speculator import Speculator
 from ferrule.interfaces.tokenizer import Tokenizer
@@ -23,6 +23,7 @@ from ferrule.runner.draws import Draws
 from ferrule.runner.grammars import Grammars, Masks, PendingMasks
 from ferrule.runner.media import MediaStore, Positions
 from ferrule.runner.outcome import Outcome
+from ferrule.runner.replay import Replays
 from ferrule.runner.state import LongArray, RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Chunk, Pooling, StepPlan, StepResult
@@ -84,7 +85,8 @@ class ModelRunner:
         keeps = bool(self.cache.groups)  # else a step is never one token of each row
         alike = keeps and attention.recordable and all(place.spec.attended for place in self.cache.places.values())
         stateful = self.cache.paged != self.cache.groups
-        self._recorder = recorder if alike and recorder and (recorder.stateful or not stateful) else None
+        recorder = recorder if alike and recorder and (recorder.stateful or not stateful) else None
+        self._replays = Replays(recorder, attention, limits.max_model_len)
         passes = DraftPasses(self.cache, self._stage, parts.draft_recorder, limits.max_model_len)
         self._drafting = Drafting(speculator, passes, self._stage)
         self._storages: list[torch.Tensor] = []
@@ -144,18 +146,13 @@ class ModelRunner:
 
     def _forget(self) -> None:
         """Drop the recordings, which read weights and cache at their present addresses."""
-        if self._recorder is not None:
-            self._recorder.forget()
+        self._replays.forget()
         self._drafting.passes.forget()
 
     @torch.inference_mode()
     def capture(self) -> bool:
         """Record what the device can replay, as far as start-up has time for it. Returns whether there is more."""
-        if self._recorder is None:
-            return False
-        longest = self._longest(self._recorder)
-        none = step_inputs(Rows.of(()), self._state, self._positions.of(Rows.of(())), longest)
-        return bool(self._recorder.warm(none, partial(self._compute_recorded, longest)))
+        return self._replays.warm(self._bound, self._inputs, self._compute)
 
     def check(self) -> None:
         """Raise RuntimeError where a free slot holds something, or the null block does."""
@@ -198,10 +195,10 @@ class ModelRunner:
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
         self._media.encode(plan.encodes, self.model)
         embeds = self._media.embeds(rows, self._stage, self._state.faults)
-        hidden = self._replay(rows) if embeds is None else None
+        steady = embeds is None and all(chunk.count == 1 + chunk.drafts for chunk in plan.chunks)
+        hidden = self._replay(rows) if steady else None
         if hidden is None:
-            given = step_inputs(rows, self._state, self._positions.of(rows))
-            inputs = self._stage([values for values, _ in given])
+            inputs = self._stage([values for values, _ in self._inputs(rows)])
             contexts = tuple((rows.starts + rows.counts).tolist())
             hidden = self._compute(StepContext(self._bound, inputs, tuple(rows.counts.tolist()), contexts, embeds))
         self.recurrent.save(plan.chunks, self._stage)
@@ -245,24 +242,13 @@ class ModelRunner:
             self._adapters.token_slots = ctx.adapter_slots
         return self.model.forward(self._state.ids.view(-1).index_select(0, ctx.places).long(), ctx)
 
+    def _inputs(self, rows: Rows, longest: int | None = None) -> list[StepInput]:
+        return step_inputs(rows, self._state, self._positions.of(rows), longest)
+
     def _replay(self, rows: Rows) -> torch.Tensor | None:
-        """Return the hidden states of rows of one token each, or None where no such step is recorded."""
-        recorder = self._recorder
-        if recorder is None or len(rows.positions) != len(rows.slots):
-            return None
-        longest = self._longest(recorder)
-        if rows.longest > longest:
-            return None
-        inputs = step_inputs(rows, self._state, self._positions.of(rows), longest)
-        compute, keep = partial(self._compute_recorded, longest), partial(self.recurrent.keep, rows.slots)
-        return recorder.run_stateful(inputs, compute, keep) if self.recurrent.tensors else recorder.run(inputs, compute)
-
-    def _compute_recorded(self, longest: int, inputs: list[torch.Tensor]) -> torch.Tensor:
-        count = len(inputs[0])
-        return self._compute(StepContext(self._bound, inputs, (1,) * count, (longest,) * count))
-
-    def _longest(self, recorder: Recorder) -> int:
-        return min(recorder.max_len, self._limits.max_model_len)
+        """Return the hidden states of rows without prompts, or None where no such step is recorded."""
+        keep = partial(self.recurrent.keep, rows.slots) if self.recurrent.tensors else None
+        return self._replays.run(rows, self._bound, self._inputs, self._compute, keep)
 
     # ------------------------------------------------------------------------------------------ sampling
 

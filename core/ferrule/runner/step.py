@@ -49,6 +49,11 @@ class Rows:
         return cls(where, begins, sizes, np.repeat(where, sizes), positions, borders, longest)
 
     @property
+    def single(self) -> bool:
+        """Whether each row has one token."""
+        return len(self.positions) == len(self.slots)
+
+    @property
     def last(self) -> LongArray:
         """[rows] index of each row's last token."""
         return self.borders[1:] - 1

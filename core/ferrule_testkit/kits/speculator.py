@@ -30,7 +30,8 @@ class SpeculatorKit(Kit):
     """A speculator makes guesses that change no output, within bounds, and tells no scope of another.
 
     Settings: `recipe`, a checkpoint of `ferrule_testkit.checkpoints`; `keys`, those of --speculative-config; `draft`
-    writes the speculator's own model to a folder, given the folder of the checkpoint; `guesses`, whether it can be
+    writes the speculator's own model to a folder, given the folder of the checkpoint; `target` writes the checkpoint
+    itself to a folder, where no recipe will do; `guesses`, whether it can be
     expected to guess anything of texts that repeat themselves.
     """
 
@@ -38,6 +39,7 @@ class SpeculatorKit(Kit):
     recipe: str = "llama"
     keys: Mapping[str, Any] = MappingProxyType({})
     draft: Callable[[Path, Path], Any] | None = None
+    target: Callable[[Path], Any] | None = None
     guesses: bool = True
 
     # ------------------------------------------------------------------------------------ promises
@@ -135,7 +137,11 @@ class SpeculatorKit(Kit):
     @contextmanager
     def _running(self, **more: Any) -> Iterator[tuple[Watched, Watched]]:
         """Run a model without the plugin, and with it."""
-        folder = tiny_checkpoint(self.recipe, self.folder())
+        folder = self.folder()
+        if self.target is None:
+            tiny_checkpoint(self.recipe, folder)
+        else:
+            type(self).target(folder)  # type: ignore[misc]
         given: dict[str, Any] = {**self.keys, **more}
         if self.draft is not None:
             own = self.folder()

@@ -21,7 +21,7 @@ _OF_THE_PROCESS = ("process_", "python_")
 _REASONS = ("max_num_queued_reqs", "max_num_queued_tokens")
 _COUNTERS = (
     *("steps", "prompt_tokens", "generation_tokens", "choice_prompt_tokens", "choice_generation_tokens"),
-    *("prefix_queries", "preemptions"),
+    *("prefix_queries", "preemptions", "drafts", "draft_tokens"),
 )
 _GROWING = ("_total", "_count", "_sum", "_bucket", "_created")
 
@@ -228,10 +228,14 @@ def _stats(**changes: Any) -> RequestStats:
 def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
     """Yield events of a server, as functions of a logger; the engine's counters only grow."""
     rng = random.Random(seed)
-    totals = dict.fromkeys(_COUNTERS, 0)
+    totals: dict[str, Any] = dict.fromkeys(_COUNTERS, 0)
     for _ in range(rounds):
         totals = {name: value + rng.randrange(20) for name, value in totals.items()}
-        gauges = {"running": rng.randrange(9), "waiting": rng.randrange(9), "blocks_used": rng.randrange(50)}
+        gauges: dict[str, Any] = {
+            "running": rng.randrange(9),
+            "waiting": rng.randrange(9),
+            "blocks_used": rng.randrange(50),
+        }
         stats = EngineStats(blocks_total=64, prefix_hits=totals["prefix_queries"] // 2, **gauges, **totals)
         done = _stats(
             finish=rng.choice(list(FinishReason)),

@@ -20,7 +20,7 @@ from ferrule_kernels.cpu import library
 
 
 class CpuNativeAttention(AttentionBackend):
-    recordable = True
+    recordable = ragged = True
     features = frozenset({"latent", "chunk"})
 
     @classmethod

@@ -1,8 +1,8 @@
 """Recorded steps on a CPU: a decode step's hundreds of calls are a list that C++ walks.
 
-Each number of rows has a recording of its own, so nothing is padded. It is made by the second step with that many: what
-a model prepares once is there then. The first recording of a model is tested: the memory between inputs and output is
-overwritten, and what is replayed must have the same bits as what was computed.
+Each number of rows, and of tokens where rows have several, has a recording of its own, so nothing is padded. It is made
+by the second step with that many: what a model prepares once is there then. The first recording of a model is tested:
+the memory between inputs and output is overwritten, and what is replayed must have the same bits as what was computed.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ _NAN = 0xFF  # as each byte of a float
 _SHOWN = 200  # characters of an error
 _TRIES = 2  # the first may fail by chance: a debugger or a profiler that looks at frames keeps the tensors in them
 
+Sizes = tuple[int, ...]  # of the inputs: of rows, and tokens
 PutBack = Callable[[], None]
 Keep = Callable[[], PutBack]
 
@@ -31,7 +32,7 @@ _log = Log("platform")
 class StepRecorder(Recorder):
     """A recorder of steps. Steps that cannot be recorded are launched as they are, which is logged once for a model."""
 
-    stateful = True
+    stateful = ragged = True
 
     def __init__(self, max_len: int) -> None:
         self.max_len = max_len
@@ -41,16 +42,17 @@ class StepRecorder(Recorder):
         return self.run_stateful(inputs, compute, _no_states)
 
     def run_stateful(self, inputs: Sequence[StepInput], compute: Function, keep: Keep) -> torch.Tensor | None:
-        rows = len(inputs[0].values)
-        if self._failures == _TRIES or rows > MOST_ROWS:
+        values = [values for values, _ in inputs]
+        sizes = tuple(map(len, values))
+        if self._failures == _TRIES or sizes[0] > MOST_ROWS:
             return None
-        values, recording = [values for values, _ in inputs], self._recordings.get(rows)
+        recording = self._recordings.get(sizes)
         if recording is not None:
             recording.fill(values)
             return recording.replay()
-        if rows in self._seen:
-            return self._record(rows, values, compute, keep)
-        self._seen.add(rows)
+        if sizes in self._seen:
+            return self._record(sizes, values, compute, keep)
+        self._seen.add(sizes)
         return None
 
     def warm(self, inputs: Sequence[StepInput], compute: Function) -> None:
@@ -62,10 +64,10 @@ class StepRecorder(Recorder):
 
     def _start_over(self) -> None:
         self._arena = Arena()
-        self._recordings: dict[int, Recording] = {}
-        self._seen: set[int] = set()  # numbers of rows that there was a step with
+        self._recordings: dict[Sizes, Recording] = {}
+        self._seen: set[Sizes] = set()  # of steps that there were
 
-    def _record(self, rows: int, values: list[torch.Tensor], compute: Function, keep: Keep) -> torch.Tensor | None:
+    def _record(self, sizes: Sizes, values: list[torch.Tensor], compute: Function, keep: Keep) -> torch.Tensor | None:
         put_back = keep()
         try:
             recording = Recording(self._arena, values, compute)
@@ -78,7 +80,7 @@ class StepRecorder(Recorder):
             message = "steps of this model are not recorded" if self._failures == _TRIES else "a step was not recorded"
             _log.info(message, reason=f"{type(error).__name__}: {error}"[:_SHOWN])
             return None
-        self._recordings[rows] = recording
+        self._recordings[sizes] = recording
         return recording.output
 
 

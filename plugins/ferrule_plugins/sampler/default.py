@@ -40,9 +40,13 @@ class DefaultSampler(Sampler):
         self._plan = Plan(())
 
     def sample(self, logits: torch.Tensor, batch: SampleBatch) -> Sampled:
-        return self.verify(logits, batch, None)
+        return self._drawn(logits, batch, None)
 
-    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor | None) -> Sampled:
+    def verify(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor) -> Sampled:
+        return self.sample(logits, batch) if batch.typical is None else self._drawn(logits, batch, guesses)
+
+    def _drawn(self, logits: torch.Tensor, batch: SampleBatch, guesses: torch.Tensor | None) -> Sampled:
+        """Draw tokens; with `guesses` [rows], these hold where they are likely enough."""
         logits, rows, parcel = logits.contiguous(), batch.rows, Parcel()
         if self._chooser is None:
             self._chooser = chooser.chooser(batch.kernels)

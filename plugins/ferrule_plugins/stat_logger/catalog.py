@@ -132,6 +132,19 @@ def _hit_rate(stats: EngineStats) -> Values:
     return {(): stats.prefix_hits / stats.prefix_queries if stats.prefix_queries else 0.0}
 
 
+def _by_place(stats: EngineStats) -> Values:
+    return {(str(place),): count for place, count in enumerate(stats.accepted_by_place)}
+
+
+def _acceptance_rate(stats: EngineStats) -> Values:
+    return {(): stats.accepted_tokens / stats.draft_tokens if stats.draft_tokens else 0.0}
+
+
+def _efficiency(stats: EngineStats) -> Values:
+    most = stats.draft_tokens + stats.drafts
+    return {(): (stats.accepted_tokens + stats.drafts) / most if most else 0.0}
+
+
 def _nothing(stats: EngineStats) -> Values:
     return {(): 0.0}
 
@@ -167,6 +180,35 @@ ENGINE = (
         engine=lambda stats: {(state,): float(level == stats.sleep_level) for level, state in enumerate(_SLEEP)},
     ),
     _USAGE,
+    _engine("spec_decode_num_drafts_total", "counter", "Rows of steps that had guesses of next tokens.", "drafts"),
+    _engine("spec_decode_num_draft_tokens_total", "counter", "Guesses of next tokens.", "draft_tokens"),
+    _engine("spec_decode_num_accepted_tokens_total", "counter", "Guesses that were right.", "accepted_tokens"),
+    Metric(
+        name="vllm:spec_decode_num_accepted_tokens_per_pos_total",
+        kind="counter",
+        doc="Guesses that were right, by their position among those of a row, from 0 on.",
+        labels=("position",),
+        values=None,
+        engine=_by_place,
+    ),
+    Metric(
+        name="vllm:spec_decode_num_emitted_tokens_total",
+        kind="counter",
+        doc="Output tokens of rows with guesses: right guesses, and one more in each row.",
+        engine=lambda stats: {(): stats.accepted_tokens + stats.drafts},
+    ),
+    Metric(
+        name="vllm:spec_decode_draft_acceptance_rate",
+        kind="gauge",
+        doc="Share of guesses that were right, since the start.",
+        engine=_acceptance_rate,
+    ),
+    Metric(
+        name="vllm:spec_decode_efficiency",
+        kind="gauge",
+        doc="Output tokens of rows with guesses, in those if all guesses had been right, since the start.",
+        engine=_efficiency,
+    ),
     Metric(
         name="ferrule:buffered_bytes",
         kind="gauge",
@@ -428,13 +470,6 @@ PROCESS = (
 # Documented names that are not exported, with the feature that each belongs to.
 ABSENT = (
     ("vllm:lora_requests_info", "gauge", "LoRA adapters"),
-    ("vllm:spec_decode_num_drafts_total", "counter", "speculative decoding"),
-    ("vllm:spec_decode_num_draft_tokens_total", "counter", "speculative decoding"),
-    ("vllm:spec_decode_num_accepted_tokens_total", "counter", "speculative decoding"),
-    ("vllm:spec_decode_num_accepted_tokens_per_pos_total", "counter", "speculative decoding"),
-    ("vllm:spec_decode_num_emitted_tokens_total", "counter", "speculative decoding; gone in newer documents"),
-    ("vllm:spec_decode_draft_acceptance_rate", "gauge", "speculative decoding; can be computed from the counters"),
-    ("vllm:spec_decode_efficiency", "gauge", "speculative decoding; can be computed from the counters"),
     ("vllm:external_prefix_cache_queries_total", "counter", "transfer of caches between servers"),
     ("vllm:external_prefix_cache_hits_total", "counter", "transfer of caches between servers"),
     ("vllm:mm_cache_queries_total", "counter", "media in prompts"),

@@ -1,4 +1,4 @@
-"""`console`: one line of throughput in the log every ten seconds while there is work."""
+"""`console`: a line of throughput in the log every ten seconds while there is work, and one of guesses if there are."""
 
 from __future__ import annotations
 
@@ -47,6 +47,18 @@ class Console(StatLogger):
             stats.cache_usage * 100,
             hits * 100,
         )
+        if stats.draft_tokens > before.draft_tokens:
+            drafts, guesses = stats.drafts - before.drafts, stats.draft_tokens - before.draft_tokens
+            accepted = stats.accepted_tokens - before.accepted_tokens
+            _logger.info(
+                "Engine %03d: SpecDecoding: Mean acceptance length: %.2f, Accepted: %.1f tokens/s, Drafted: %.1f "
+                "tokens/s, Avg draft acceptance rate: %.1f%%",
+                engine,
+                1 + accepted / drafts,
+                accepted / seconds,
+                guesses / seconds,
+                100 * accepted / guesses,
+            )
 
     def on_tokens(self, first: bool, num_tokens: int, gap: float) -> None:
         """Do nothing: the line is made from the engine's statistics."""

@@ -169,6 +169,7 @@ def served(
     }
     args = [str(tiny_llama), "--served-model-name", "tiny", "--num-gpu-blocks-override", "17"]
     args += [word for flag, kind in chosen.items() for word in (flag, f"demo-{kind}")]
+    args += ["--speculative-config", '{"method": "demo-speculator", "adaptive": false}']
     args += ["--enable-auto-tool-choice", "--routers", "openai", "responses", "tokenize", "health", "demo-router"]
     args += ["--plugins-allow", *(f"{kind}:demo-{kind}" for kind in KINDS)]
     log = tmp_path_factory.mktemp("served") / "log"

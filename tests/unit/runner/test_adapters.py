@@ -81,11 +81,11 @@ def test_rows_of_different_adapters_share_steps(harness: Harness, llama: Path) -
 def test_recorded_steps_stay_valid_when_another_adapter_is_loaded(harness: Harness, llama: Path) -> None:
     engine = harness.engine(max_num_batched_tokens=64)
     first = engine.run(PROMPTS, max_tokens=12, adapters=ADAPTERS)
-    recordings = dict(runner_of(harness)._recorder._recordings)
-    assert 3 in recordings
+    recordings = dict(runner_of(harness)._replays.recorder._recordings)
+    (three,) = (sizes for sizes in recordings if sizes[0] == 3)
     second = engine.run(PROMPTS, max_tokens=12, adapters=["three", None, "two"])
     again = engine.run(PROMPTS, max_tokens=12, adapters=[None, "two", "one"])
-    assert runner_of(harness)._recorder._recordings[3] is recordings[3]
+    assert runner_of(harness)._replays.recorder._recordings[three] is recordings[three]
     with Harness(llama, block_size=16, dtype="float32", enforce_eager=True, executor=WithBank(FakeBank(2))) as launched:
         engine = launched.engine(max_num_batched_tokens=64)
         for found, adapters in ((first, ADAPTERS), (second, ["three", None, "two"]), (again, [None, "two", "one"])):

@@ -14,6 +14,7 @@ import torch
 from ferrule.config import Config, DeviceConfig, DeviceSettings, ModelConfig
 from ferrule.config.resolve import resolve
 from ferrule.interfaces.platform import StepInput
+from ferrule.interfaces.scheduler import GuessLimits
 from ferrule_plugins.platform.cpu import CpuPlatform
 from ferrule_plugins.platform.cpu_steps import MOST_ROWS, StepRecorder
 from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
@@ -29,7 +30,7 @@ PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17, 16, 1)]
 
 
 def recorder_of(harness: Harness) -> StepRecorder | None:
-    found: StepRecorder | None = harness.executor._worker._worker.model_runner._recorder  # type: ignore[attr-defined]
+    found: StepRecorder | None = harness.executor._worker._worker.model_runner._replays.recorder  # type: ignore[attr-defined]
     return found
 
 
@@ -48,7 +49,7 @@ def run(folder: Path, **options: Any) -> tuple[list[Any], list[int]]:
     with Harness(folder, block_size=16, **options) as harness:
         said = [(output.token_ids, output.logprobs) for output in outputs(harness)]
         recorder = recorder_of(harness)
-        return said, sorted(recorder._recordings) if recorder is not None else []
+        return said, sorted(sizes[0] for sizes in recorder._recordings) if recorder is not None else []
 
 
 def same_bits(recipe: str, folder: Path, **options: Any) -> list[int]:
@@ -58,6 +59,25 @@ def same_bits(recipe: str, folder: Path, **options: Any) -> list[int]:
     assert recorded == launched
     assert none == []
     return rows
+
+
+def test_steps_with_guesses_are_recorded_too(tmp_path: Path) -> None:
+    """Verify guesses of a model that is the same one, and so says all of them itself, and of one that errs."""
+    target = tiny_checkpoint("qwen3", tmp_path / "target")
+    for draft in (target, tiny_checkpoint("qwen3", tmp_path / "draft", seed=5)):
+        said = []
+        for eager in (False, True):
+            named = {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3, "least_certainty": 0}
+            with Harness(target, block_size=16, enforce_eager=eager, speculative=named) as harness:
+                guesses = GuessLimits(most=3, adaptive=False, lookahead=3)
+                engine = harness.engine(guesses=guesses, max_num_batched_tokens=40)
+                outputs = [output for _ in range(3) for output in engine.run(PROMPTS[:2], max_tokens=30, logprobs=3)]
+                said.append([(output.token_ids, output.logprobs) for output in outputs])
+                recorder = recorder_of(harness)
+                if recorder is not None:
+                    tokens_and_rows = {(sizes[0], sizes[5]) for sizes in recorder._recordings}
+                    assert (8, 2) in tokens_and_rows
+        assert said[0] == said[1]
 
 
 @pytest.mark.parametrize(
@@ -88,7 +108,7 @@ def test_a_step_of_one_row_is_recorded_before_a_request_comes(recipe: str, tmp_p
         assert recorder is not None
         while not recorder._recordings:
             time.sleep(0.01)
-        assert list(recorder._recordings) == [1]
+        assert [sizes[0] for sizes in recorder._recordings] == [1]
 
 
 @pytest.mark.slow

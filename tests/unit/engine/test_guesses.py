@@ -1,0 +1,150 @@
+"""How many guesses are asked for: as many as pay, which depends on the load and on how many are right."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from itertools import groupby
+
+import pytest
+
+from ferrule.engine.guess_loads import NEVER, Loads
+from ferrule.engine.scheduler import DefaultScheduler
+from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
+from ferrule.types import CacheGroup, EngineRequest, EngineStats, StepPlan, TokenSampling
+from ferrule_plugins.policy.fcfs import FcfsPolicy
+from ferrule_testkit.fakes import FakeDevice, FakeModel, VirtualClock, solo
+
+MOST = 5
+WINDOW = CacheGroup("sliding", 16, 4)  # steps of the fake device take the same time for any length
+
+
+class Engine:
+    """A scheduler on a fake device: steps take as long as `seconds` says, and guesses are right by chance."""
+
+    def __init__(self, rows: int, guesses: GuessLimits, seconds: Callable[[StepPlan], float], chance: float) -> None:
+        limits = SchedulerLimits(
+            groups=(WINDOW,),
+            num_blocks=100 * rows + 1,
+            max_num_seqs=rows,
+            max_num_batched_tokens=512,
+            max_model_len=2000,
+            guesses=guesses,
+        )
+        model = FakeModel(limits.groups, 50)
+        self.scheduler = DefaultScheduler(limits, FcfsPolicy())
+        self.device = FakeDevice(model, limits.num_blocks, guess=self._guess)
+        self.clock, self._seconds, self._chance, self._draw = VirtualClock(), seconds, chance, random.Random(0)
+        self._texts: dict[str, Sequence[int]] = {}
+        for row in range(rows):
+            work = TokenSampling(seed=row, max_tokens=900)
+            request = EngineRequest(id=f"r{row}", prompt_ids=(row % 50, 1, 2), work=work)
+            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 2000).token_ids]
+            self.scheduler.add(request, self.clock.now)
+
+    def _guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
+        right = self._texts[id][len(ids) : len(ids) + MOST]
+        return tuple(id if self._draw.random() < self._chance else 49 - id for id in right)
+
+    def run(self, steps: int) -> list[StepPlan]:
+        plans = []
+        for _ in range(steps):
+            plan = self.scheduler.schedule(self.clock.now)
+            if plan is None:
+                break
+            result = self.device.run(plan)
+            self.clock.advance(self._seconds(plan))
+            self.scheduler.commit(plan, result, self.clock.now)
+            plans.append(plan)
+        return plans
+
+    @property
+    def stats(self) -> EngineStats:
+        return self.scheduler.stats()
+
+
+def step_seconds(each: float, asking: float = 0.0) -> Callable[[StepPlan], float]:
+    """Return the time of a step of 10 ms, with `each` for each token, and `asking` if guesses are made."""
+    draw = random.Random(1)
+
+    def seconds(plan: StepPlan) -> float:
+        makes = asking if any(chunk.wanted for chunk in plan.chunks) else 0.0
+        return (0.010 + each * plan.num_tokens + makes) * draw.uniform(0.97, 1.05)
+
+    return seconds
+
+
+def speed(rows: int, chance: float, each: float, asking: float = 0.0, most: int = MOST, steps: int = 250) -> float:
+    """Return tokens per second."""
+    engine = Engine(rows, GuessLimits(most=most), step_seconds(each, asking), chance)
+    engine.run(steps)
+    return engine.stats.generation_tokens / engine.clock.now
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9])
+@pytest.mark.parametrize(
+    ("rows", "each", "asking"),
+    [(32, 0.001, 0.0), (32, 0.001, 0.01), (32, 0.0003, 0.002), (4, 0.002, 0.001), (1, 0.0001, 0.02)],
+)
+def test_guesses_never_cost_more_than_three_percent(rows: int, each: float, asking: float, chance: float) -> None:
+    plain = speed(rows, chance, each, most=0)
+    assert speed(rows, chance, each, asking) > 0.97 * plain
+
+
+@pytest.mark.parametrize(("chance", "gain"), [(0.9, 3.0), (0.6, 1.7)])
+@pytest.mark.parametrize("rows", [1, 8])
+def test_guesses_that_cost_little_bring_what_they_can(rows: int, chance: float, gain: float) -> None:
+    """Of five guesses that are right with this chance, 1 + c + … + c^5 tokens come of a step."""
+    assert speed(rows, chance, 0.00005) > gain * speed(rows, chance, 0.00005, most=0)
+
+
+def test_more_rows_get_fewer_guesses() -> None:
+    asked = []
+    for rows in (1, 8, 32):
+        engine = Engine(rows, GuessLimits(most=MOST), step_seconds(0.0006), 0.7)
+        plans = engine.run(300)
+        asked.append(sum(c.drafts for plan in plans for c in plan.chunks) / sum(len(plan.chunks) for plan in plans))
+    assert asked[0] > 2 > asked[2]
+    assert asked[0] > asked[1] > asked[2]
+
+
+def test_a_request_whose_guesses_fail_is_left_alone_and_tried_again() -> None:
+    engine = Engine(2, GuessLimits(most=MOST), step_seconds(0.001), 0.9)
+    engine._texts["r1"] = [49 - id for id in engine._texts["r1"]]
+    plans = engine.run(250)[50:]
+    drafts = {name: [c.drafts for plan in plans for c in plan.chunks if c.id == name] for name in ("r0", "r1")}
+    assert sum(drafts["r0"]) > 20 * sum(drafts["r1"])
+    late = [count for count in drafts["r1"][-150:] if count]
+    assert late
+    assert max(late) <= 2
+
+
+def test_without_adaption_each_row_gets_all() -> None:
+    engine = Engine(4, GuessLimits(most=3, adaptive=False), step_seconds(0.01), 0.0)
+    plans = engine.run(50)
+    assert {c.drafts for plan in plans[1:] for c in plan.chunks} == {3}
+    assert (engine.stats.drafts, engine.stats.draft_tokens) == (4 * 49, 4 * 49 * 3)
+    assert engine.stats.accepted_by_place == ()
+
+
+@pytest.mark.parametrize("limits", [{"max_requests": 3}, {"max_len": 3}, {"most": 0}])
+def test_limits_switch_guesses_off(limits: dict[str, int]) -> None:
+    guesses = GuessLimits(**{"most": 3, "adaptive": False, **limits})  # type: ignore[arg-type]
+    plans = Engine(4, guesses, step_seconds(0.0), 1.0).run(20)
+    assert not any(chunk.wanted or chunk.drafts for plan in plans for chunk in plan.chunks)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "steps", "rest"), [(0.0101, 16, 16), (0.012, 16, 128), (0.040, 2, 200), (0.5, 2, 240)]
+)
+def test_a_rest_is_as_long_as_what_was_lost(seconds: float, steps: int, rest: int) -> None:
+    """Lose a fortieth of the time at most; a step that took very long has waited for something else."""
+    loads, seen = Loads(), []
+    for _ in range(1200):
+        guessing = loads.bar(8) < NEVER
+        loads.observe(8, guessing, 8 * guessing, 8, seconds if guessing else 0.010)
+        seen.append(guessing)
+    runs = [(guessing, len(list(group))) for guessing, group in groupby(seen)]
+    assert runs[0] == (False, 4)
+    assert runs[1][1] == pytest.approx(steps, abs=1)
+    assert runs[2][1] == pytest.approx(rest, rel=0.35)

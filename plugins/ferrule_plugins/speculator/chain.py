@@ -4,10 +4,9 @@ Pair i is the token at position i + 1 and the hidden state of position i; the he
 is guessed by, and takes the place of the hidden state in pair i + 1 as long as there is none of the target's. The head
 caches at position i what its attention keeps of pair i.
 
-Pair i is computed when its token is known. In a step that computes positions [start, end) of a request these are the
-pairs [start, end - 1), and pair start - 1, whose hidden state the step before has left. Pair end - 1 is the first of a
-chain of guesses, which writes to the cache behind it what later steps overwrite. Where a prefix was cached, so were its
-pairs; only the last one is of the other request's next token, or of a stand-in for it.
+Hidden states wait until guesses are wanted or a block is full, and then the pairs of several tokens are computed at
+once, of which the last begins the chain of guesses. The chain writes to the cache behind it what is overwritten later.
+Where a prefix was cached, so were its pairs; the last is of the other request's next token, or of a stand-in for it.
 """
 
 from __future__ import annotations
@@ -15,13 +14,14 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import torch
 from torch import nn
 
 from ferrule.interfaces.model import ForwardContext, LayerCache, Model
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
-from ferrule.types import Chunk
+from ferrule.types import Admit, Chunk
 from ferrule_nn import Naming, load_into
 from ferrule_nn.decoder import CachedLayer
 
@@ -56,70 +56,62 @@ class ChainHead(nn.Module, Model):
 
 
 @dataclass
-class _Pairs:
-    """Pairs that a step completes, by request, and where their hidden states are."""
+class _Pass:
+    """Pairs of several requests that are computed at once, and where their hidden states are."""
 
     slots: list[int] = field(default_factory=list)
     starts: list[int] = field(default_factory=list)
     counts: list[int] = field(default_factory=list)
     ids: list[tuple[int, int, int]] = field(default_factory=list)  # slot, start and count of their tokens
     tokens: list[torch.Tensor] = field(default_factory=list)  # of the step, whose hidden states are taken
-    places: list[int] = field(default_factory=list)  # pairs with the hidden state of a step before …
-    kept: list[int] = field(default_factory=list)  # … in these rows of `_Kept`
+    places: list[int] = field(default_factory=list)  # pairs whose hidden states waited …
+    waited: list[int] = field(default_factory=list)  # … in these rows of `_Waiting`
+
+    def add(self, slot: int, start: int, stop: int, known: int) -> None:
+        """Add pairs [start, stop) of a request. The token of the last has a stand-in unless `known` reaches it."""
+        self.ids += [(slot, start + 1, known - start)] if known > start else []
+        self.ids += [(slot, known, 1)] if stop > known else []
+        self.slots.append(slot)
+        self.starts.append(start)
+        self.counts.append(stop - start)
 
 
-class _Kept:
-    """The hidden states of each request's last positions, those behind which its next chunk may begin."""
+class _Waiting:
+    """The hidden states [slots * each, hidden] of each request's last positions."""
 
-    def __init__(self, slots: int, each: int) -> None:
-        self._slots, self._each = slots, each
-        self._of: dict[int, tuple[str, int, range]] = {}  # by slot: id and epoch, and positions
-        self._data: torch.Tensor | None = None  # [slots * each, size]
-
-    def has(self, chunk: Chunk) -> bool:
-        """Return whether the hidden state before a chunk is there."""
-        id, epoch, positions = self._of.get(chunk.slot, ("", 0, range(0)))
-        return (id, epoch) == (chunk.id, chunk.epoch) and chunk.start - 1 in positions
+    def __init__(self, slots: int, each: int, like: torch.Tensor) -> None:
+        self._each, self._data = each, like.new_zeros(slots * each, like.shape[1])
 
     def row(self, slot: int, position: int) -> int:
         return slot * self._each + position % self._each
 
     def read(self, rows: Sequence[int]) -> torch.Tensor:
-        """Return hidden states [rows, size]. Raises RuntimeError where none were kept."""
-        if self._data is None:
-            raise RuntimeError("no hidden states were kept")
         return self._data.index_select(0, torch.tensor(rows, device=self._data.device))
 
     def keep(self, chunks: Sequence[Chunk], hidden: torch.Tensor) -> None:
-        """Keep those that a step has computed: the last of each chunk, and those before its guesses."""
-        if self._data is None:
-            self._data = hidden.new_zeros(self._slots * self._each, hidden.shape[1])
+        """Keep the last hidden states of each chunk: [tokens, hidden] of all chunks."""
         rows: list[int] = []
         tokens: list[int] = []
         stop = 0
         for chunk in chunks:
             end, stop = chunk.start + chunk.count, stop + chunk.count
-            positions = range(max(chunk.start, end - 1 - chunk.drafts), end)
-            self._of[chunk.slot] = chunk.id, chunk.epoch, positions
+            positions = range(max(chunk.start, end - self._each), end)
             rows += [self.row(chunk.slot, position) for position in positions]
             tokens += range(stop - len(positions), stop)
         places, taken = (torch.tensor(each, device=hidden.device) for each in (rows, tokens))
         self._data.index_copy_(0, places, hidden.index_select(0, taken))
-
-    def drop(self, slots: Sequence[int]) -> None:
-        """Forget those of requests, whose pairs were computed."""
-        for slot in slots:
-            self._of.pop(slot, None)
 
 
 class ChainSpeculator(Speculator):
     """A speculator with a `ChainHead`."""
 
     def __init__(self, context: SpeculatorContext) -> None:
-        build, self._block_size = context.build, context.build.block_size
+        build, slots = context.build, context.num_slots
         self._head = head = self.make_head(context)
-        self._kept = _Kept(context.num_slots, 1 + context.num_tokens)
-        head.given = torch.zeros((context.num_slots, head.hidden_size), dtype=build.dtype, device=build.device)
+        head.given = torch.zeros((slots, head.hidden_size), dtype=build.dtype, device=build.device)
+        self._block_size, self._most = build.block_size, build.block_size + 1 + context.num_tokens  # pairs that wait
+        self._waiting = _Waiting(slots, self._most, head.given)
+        self._next: dict[int, int] = {}  # slot → the first pair that is to be computed
 
     @abstractmethod
     def make_head(self, context: SpeculatorContext) -> ChainHead:
@@ -131,63 +123,93 @@ class ChainSpeculator(Speculator):
     def cache_specs(self) -> Mapping[str, LayerCache]:
         return self._head.cache_specs()
 
+    def admit(self, admits: Sequence[Admit]) -> None:
+        for admit in admits:
+            self._next.pop(admit.slot, None)
+
     def observe(self, chunks: Sequence[Chunk], hidden: torch.Tensor, steps: DraftSteps) -> None:
-        pairs = self._pairs(chunks)
-        if pairs.slots:
-            taken = hidden.index_select(0, torch.cat(pairs.tokens).to(hidden.device))
-            if pairs.kept:
-                places = torch.tensor(pairs.places, device=hidden.device)
-                taken = taken.index_copy(0, places, self._kept.read(pairs.kept))
-            ids = steps.ids(*zip(*pairs.ids, strict=True))
-            ctx = steps.context(pairs.slots, pairs.starts, pairs.counts)
-            self._head.follow(ids, self._head.features(taken), ctx)
-        self._kept.keep(chunks, hidden)
+        features, due = self._head.features(hidden), self._due(chunks)
+        if due.slots:
+            taken = features.index_select(0, torch.cat(due.tokens).to(features.device))
+            if due.places:
+                places = torch.tensor(due.places, device=features.device)
+                taken = taken.index_copy(0, places, self._waiting.read(due.waited))
+            self._follow(due, taken, steps)
+        self._waiting.keep(chunks, features)
 
-    def _pairs(self, chunks: Sequence[Chunk]) -> _Pairs:
-        """Return the pairs of all positions before the last of each chunk, from the one before its first on.
+    def _due(self, chunks: Sequence[Chunk]) -> _Pass:
+        """Return the pairs that do not wait for guesses: of long chunks, and of blocks that are full.
 
-        Where a block ends, its last pair too, for which the token that is not known yet is replaced by the one before:
-        a block that is cached has nothing in it that its last owner left.
+        The last pair of a full block is among them: so a block that is cached has nothing that its last owner left. As
+        the token of that pair is not known yet, the one before stands in for it.
         """
-        pairs, first = _Pairs(), 0
+        due, first = _Pass(), 0
         for chunk in chunks:
-            end = chunk.start + chunk.count
-            before, whole = int(self._kept.has(chunk)), int(end % self._block_size == 0)
-            start = chunk.start - before
-            known = end - 1 - start
-            if known:
-                pairs.ids.append((chunk.slot, start + 1, known))
-            if whole:
-                pairs.ids.append((chunk.slot, end - 1, 1))
-            if known + whole:
-                if before:
-                    pairs.places.append(sum(pairs.counts))
-                    pairs.kept.append(self._kept.row(chunk.slot, start))
-                pairs.slots.append(chunk.slot)
-                pairs.starts.append(start)
-                pairs.counts.append(known + whole)
-                pairs.tokens.append(torch.arange(first - before, first + chunk.count - 1 + whole).clamp_(min=0))
+            slot, end = chunk.slot, chunk.start + chunk.count
+            start = self._next.get(slot, chunk.start)
+            certain = end - 1 - chunk.drafts  # pairs before it are of tokens that are no guesses
+            full = end // self._block_size > start // self._block_size
+            stop = start
+            if full and not chunk.wanted:
+                stop = end - (end % self._block_size > 0)
+            elif end - start > self._most:
+                stop = certain
+            if stop > start:
+                behind = range(start, chunk.start)
+                due.places += range(sum(due.counts), sum(due.counts) + len(behind))
+                due.waited += [self._waiting.row(slot, position) for position in behind]
+                due.tokens.append(torch.arange(start, stop).sub_(chunk.start - first).clamp_(min=0))
+                due.add(slot, start, stop, end - 1)
+                start = certain
+            self._next[slot] = start
             first += chunk.count
-        return pairs
+        return due
+
+    def _follow(self, made: _Pass, hidden: torch.Tensor, steps: DraftSteps) -> torch.Tensor:
+        """Return the results of all pairs [pairs, hidden]."""
+        ids = steps.ids(*zip(*made.ids, strict=True))
+        if len(ids) > len(made.slots):
+            return self._head.follow(ids, hidden, steps.context(made.slots, made.starts, made.counts))
+        self._head.given[: len(ids)].copy_(hidden)
+        return steps.forward(self._head, made.slots, made.starts, made.counts, ids)
 
     def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         """Guess tokens one after the other. Waits for the device to tell the rows' lengths."""
         lengths: list[int] = rows.lengths.tolist()
-        self._kept.drop(rows.slots)
-        slots = torch.tensor(rows.slots, device=rows.history.device)
-        ids = rows.history[slots, rows.lengths - 1].long()
-        rooms = [steps.room(slot) - (length - 2) for slot, length in zip(rows.slots, lengths, strict=True)]
+        first, waited = _Pass(), list[int]()
+        for slot, length in zip(rows.slots, lengths, strict=True):
+            start, self._next[slot] = self._next[slot], length - 1
+            first.add(slot, start, length - 1, length - 1)
+            waited += [self._waiting.row(slot, position) for position in range(start, length - 1)]
+        hidden = self._follow(first, self._waiting.read(waited), steps)
+        if len(hidden) > len(lengths):
+            ends = torch.tensor([*accumulate(first.counts)], device=hidden.device) - 1
+            hidden = hidden.index_select(0, ends)
+        rooms = [1 + steps.room(slot) - (length - 1) for slot, length in zip(rows.slots, lengths, strict=True)]
         counts = [min(pair) for pair in zip(rows.wanted, rooms, strict=True)]
-        guesses = ids.new_full((len(ids), max(1, *counts)), -1)
-        head, hidden, left = self._head, self._head.features(rows.hidden), list(range(len(ids)))
-        for number in range(max(counts)):
+        return self._chain(hidden, rows.slots, lengths, counts, steps)
+
+    def _chain(
+        self,
+        hidden: torch.Tensor,
+        slots: Sequence[int],
+        lengths: Sequence[int],
+        counts: Sequence[int],
+        steps: DraftSteps,
+    ) -> torch.Tensor:
+        """Return guesses [rows, most], `counts` of each row, the first by its hidden state [rows, hidden]."""
+        head, left = self._head, list(range(len(slots)))
+        ids = head.guess(hidden)
+        guesses = ids.new_full((len(ids), max(counts)), -1)
+        guesses[:, 0] = ids
+        for number in range(1, max(counts)):
             here = [row for row in left if counts[row] > number]
             if len(here) < len(left):
                 kept = torch.tensor([left.index(row) for row in here], device=ids.device)
                 ids, hidden, left = ids.index_select(0, kept), hidden.index_select(0, kept), here
             head.given[: len(ids)].copy_(hidden)
             starts = [lengths[row] - 2 + number for row in here]
-            hidden = steps.forward(head, [rows.slots[row] for row in here], starts, [1] * len(here), ids)
+            hidden = steps.forward(head, [slots[row] for row in here], starts, [1] * len(here), ids)
             ids = head.guess(hidden)
             guesses[here, number] = ids
         return guesses

@@ -6,71 +6,84 @@ guess if that is right with a chance above
 
     bar = (seconds that a guess adds) x (tokens per second without it).
 
-The seconds are learnt by least squares through the origin, from how much longer steps with guesses take than plain
-ones. The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer,
-plain steps follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from
-time to time.
+The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few.
+The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer, plain steps
+follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from time to time.
+All times are medians, because on a busy machine any step may wait for something else.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from statistics import median
+from statistics import fmean, median
 
 _PLAIN = 4  # plain steps that are measured before and between guesses
-_KNOWN = 9  # plain steps whose median counts
-_TRIAL = 16  # steps with guesses after which they are compared with plain ones
-_LOSS = 3.0  # plain steps: a loss that ends a trial at once
-_LONG_RUN = 256  # steps with guesses, after which plain ones are measured again
+_KNOWN = 9  # steps of a kind whose median counts
+_COMPARED = 32  # steps with guesses that are compared with each other
+_AGAIN = 8  # steps with guesses after which the cost of one is learnt anew
+_TRIAL = 16  # steps after which they are compared with plain ones
+_LOSS, _SURE = 3.0, 4  # plain steps: a loss that ends a trial before that, after some steps
+_LONG_RUN = 256  # steps after which plain ones are measured again
 _PATIENCE = 40.0  # plain steps for one that was lost
 _LEAST_REST, _LONGEST_REST = 16, 512
 _ROWS = 32  # tokens that take as long as the weights: a first guess
-_SURE = 64.0  # squared guesses: how much that first guess weighs
-_KEPT = 0.9  # of what is known, with each new step
-_OUTLIER = 3.0  # times what is expected: a step that took longer has waited for something else
 NEVER = 2.0  # no chance is above
 
 
 @dataclass(slots=True)
 class Load:
-    """Steps with about the same number of rows."""
+    """Steps with about the same number of rows. Those that only asked for guesses, and had none, are apart."""
 
-    known: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))  # seconds of the last plain steps
+    plain: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))  # seconds
+    asked: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))
+    guessed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_COMPARED))  # guesses, seconds
     seconds: float = 0.0  # of a plain step
-    tokens: float = 0.0  # of the last steps with guesses, for each row
-    time: float = 0.0  # seconds of these
-    steps: int = 0  # with guesses, since plain ones were measured
+    each: float = 0.0  # seconds that a guess adds to a step
     rest: int = _PLAIN  # plain steps to come
-    products: float = 0.0  # guesses x seconds that they added, of the last steps
-    squares: float = 0.0  # guesses x guesses
-
-    @property
-    def each(self) -> float:
-        """Seconds that a guess adds to a step."""
-        expected = self.seconds / _ROWS
-        return max(0.0, self.products + _SURE * expected) / (self.squares + _SURE)
+    steps: int = 0  # since plain ones were measured
+    tokens: float = 0.0  # of the steps of a trial, for each row
+    time: float = 0.0  # that these took, by medians
 
     def see_plain(self, seconds: float) -> None:
-        self.known.append(seconds)
-        self.seconds = median(self.known)
+        self.plain.append(seconds)
+        self.seconds = median(self.plain)
+        self.each = self.each or self.seconds / _ROWS
         self.rest = max(0, self.rest - 1)
 
     def see_guesses(self, guesses: int, per_row: float, seconds: float) -> None:
         """Learn from a step with guesses, of which each row got `per_row` tokens; and judge, when it is time."""
-        seconds = min(seconds, _OUTLIER * per_row * self.seconds + guesses * self.each)
-        self.products = _KEPT * self.products + guesses * (seconds - self.seconds)
-        self.squares = _KEPT * self.squares + guesses**2
-        self.tokens += per_row
-        self.time += seconds
+        if guesses:
+            self.guessed.append((guesses, seconds))
+        else:
+            self.asked.append(seconds)
         self.steps += 1
-        lost = self.time / self.seconds - self.tokens  # plain steps
-        if lost > _LOSS or (lost > 0 and self.steps % _TRIAL == 0):
+        if self.steps % _AGAIN == 0:
+            self._learn()
+        self.tokens += per_row
+        self.time += self._typical(guesses)
+        lost, trial = self.time / self.seconds - self.tokens, self.steps % _TRIAL  # plain steps
+        if (lost > _LOSS and self.steps >= _SURE) or (lost > 0 and trial == 0):
             self._pause(min(_LONGEST_REST, max(_LEAST_REST, int(_PATIENCE * lost))))
         elif self.steps >= _LONG_RUN:
             self._pause(_PLAIN)
-        elif self.steps % _TRIAL == 0:
+        elif trial == 0:
             self.tokens = self.time = 0.0
+
+    def _typical(self, guesses: int) -> float:
+        """Return how long a step with so many guesses takes."""
+        if not guesses:
+            return median(self.asked)
+        newest = list(self.guessed)[-_KNOWN:]
+        return median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
+
+    def _learn(self) -> None:
+        """Compare steps with many guesses with those with few."""
+        found = sorted(self.guessed)
+        few, many = found[: len(found) // 2], found[len(found) // 2 :]
+        more = fmean(n for n, _ in many) - fmean(n for n, _ in few) if len(found) >= _AGAIN else 0.0
+        if more >= 1:
+            self.each = max(0.0, median(took for _, took in many) - median(took for _, took in few)) / more
 
     def _pause(self, steps: int) -> None:
         self.rest = steps

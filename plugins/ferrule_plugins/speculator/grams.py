@@ -19,14 +19,16 @@ LongArray = np.ndarray[Any, np.dtype[np.int64]]
 IntArray = np.ndarray[Any, np.dtype[np.int32]]
 HashArray = np.ndarray[Any, np.dtype[np.uint64]]
 
+_HERE = torch.device("cpu")
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio: multiplication spreads bits upwards
+_FACTORS = _ODD ** np.arange(1, 65, dtype=np.uint64)
 
 
 @dataclass(frozen=True)
 class News:
-    """New tokens in the rows of a step: their `places` [new] in `Texts.cells`, row after row, without each last one.
+    """The new tokens of a step's rows: `places` [new] in `Texts.cells` of the cells before them, row after row.
 
-    `ends` [rows] are the places of the last tokens, which nothing follows yet.
+    A text's first token stands behind a 0. `ends` [rows] are the places of the last tokens, which nothing follows yet.
     """
 
     slots: LongArray  # [rows]
@@ -76,33 +78,36 @@ class Texts:
 
     def follow(self, rows: KnownRows) -> News:
         """Take in what is new in the rows. Waits for the device, if it is another one than the host."""
-        self.fit(rows.history.shape[1])
+        history = rows.history
+        self.fit(history.shape[1])
         slots, lengths = np.array(rows.slots), rows.lengths.cpu().numpy()
-        before = self.known[slots]
-        owners, positions = _spread(slots, before, lengths)
-        device = rows.history.device
-        where = [torch.from_numpy(each).to(device) for each in (owners, positions)]
-        self.cells[self.origins(owners) + positions] = rows.history[where[0], where[1]].cpu().numpy() + 1
+        owners, positions = _new(slots, self.known[slots], lengths)
+        if history.device == _HERE:
+            ids = history.numpy()[owners, positions]
+        else:
+            where = [torch.from_numpy(each).to(history.device) for each in (owners, positions)]
+            ids = history[where[0], where[1]].cpu().numpy()
+        places = self.origins(owners) + positions
+        self.cells[places] = ids + 1
         self.known[slots] = lengths
-        origins = self.origins(slots)
-        owners, positions = _spread(slots, np.maximum(before - 1, 0), lengths - 1)
-        return News(slots, origins + lengths - 1, self.origins(owners) + positions, owners)
+        return News(slots, self.origins(slots) + lengths - 1, places - 1, owners)
 
 
-def _spread(slots: LongArray, starts: LongArray, ends: LongArray) -> tuple[LongArray, LongArray]:
-    """Return the slots and the positions of all positions in [starts, ends), row after row."""
-    counts = ends - starts
+def _new(slots: LongArray, known: LongArray, lengths: LongArray) -> tuple[LongArray, LongArray]:
+    """Return the slots and the positions of all ids in [known, lengths), row after row."""
+    counts = lengths - known
+    if (counts == 1).all():
+        return slots, known
     first = np.cumsum(counts) - counts
-    return np.repeat(slots, counts), np.arange(counts.sum()) - np.repeat(first - starts, counts)
+    return np.repeat(slots, counts), np.arange(counts.sum()) - np.repeat(first - known, counts)
 
 
-def hashes(windows: IntArray, keys: HashArray, lengths: Sequence[int], bits: int) -> LongArray:
+def hashes(windows: HashArray, keys: HashArray, lengths: slice | Sequence[int], bits: int) -> LongArray:
     """Return hashes [rows, lengths] of `bits` bits of the last tokens in `windows` [rows, longest], newest first.
 
-    `keys` [rows] keep runs of different owners apart.
+    `lengths` are one less than numbers of tokens. `keys` [rows] keep runs of different owners apart.
     """
-    factors = _ODD ** np.arange(1, 1 + windows.shape[1], dtype=np.uint64)
-    sums = np.cumsum(windows.astype(np.uint64) * factors, axis=1)[:, [length - 1 for length in lengths]]
+    sums = np.cumsum(windows * _FACTORS[: windows.shape[1]], axis=1)[:, lengths]
     mixed = (sums ^ (sums >> np.uint64(29)) ^ keys[:, None]) * _ODD
     found: LongArray = (mixed >> np.uint64(64 - bits)).astype(np.int64)
     return found

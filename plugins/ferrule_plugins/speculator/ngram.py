@@ -13,7 +13,7 @@ import torch
 from ferrule.errors import ConfigError
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
 from ferrule.types import Admit
-from ferrule_plugins.speculator.grams import HashArray, LongArray, News, Texts, guesses_of, hashes, number
+from ferrule_plugins.speculator.grams import HashArray, IntArray, LongArray, News, Texts, guesses_of, hashes, number
 
 _LONGEST = 32  # tokens of a run
 _BITS = 20  # of a hash, at most: a table of a million places for each length
@@ -41,11 +41,12 @@ class Ngram(Speculator):
             raise ConfigError(
                 f"--speculative-config: prompt_lookup_max ({most}) must be at least prompt_lookup_min ({least})."
             )
-        self._lengths = tuple(range(least, most + 1))
+        self._lengths: LongArray = np.arange(least, most + 1)
         self._back = np.arange(most)
+        self._which = np.arange(len(self._lengths))  # tables
         self._texts = Texts(context.num_slots, front=most)
         self._keys: HashArray = np.random.default_rng(0).integers(1 << 63, size=context.num_slots, dtype=np.uint64)
-        self._tables: LongArray = np.zeros((len(self._lengths), 0), np.int64)  # place of the newest run; 0: none
+        self._tables: IntArray = np.zeros((len(self._lengths), 0), np.int32)  # place of the newest run; 0: none
         self._bits = 0
 
     def admit(self, admits: Sequence[Admit]) -> None:
@@ -57,31 +58,30 @@ class Ngram(Speculator):
         news = texts.follow(rows)
         if not self._bits:
             self._bits = min(_BITS, max(_LEAST_BITS, (2 * len(texts.cells)).bit_length()))
-            self._tables = np.zeros((len(self._lengths), 1 << self._bits), np.int64)
-        self._note(news)
-        return guesses_of(self._continued(news, max(rows.wanted)), rows.lengths.device)
-
-    def _note(self, news: News) -> None:
-        """Write the newest places of runs to the tables."""
-        found = self._hashes(news.places, news.owners)
-        for table, places in zip(self._tables, found.T, strict=True):
-            table[places] = news.places
+            self._tables = np.zeros((len(self._lengths), 1 << self._bits), np.int32)
+        found = self._hashes(np.concatenate([news.places, news.ends]), np.concatenate([news.owners, news.slots]))
+        count = len(news.places)
+        self._tables[self._which, found[:count]] = news.places[:, None]
+        return guesses_of(self._continued(news, found[count:], max(rows.wanted)), rows.lengths.device)
 
     def _hashes(self, places: LongArray, slots: LongArray) -> LongArray:
-        windows = self._texts.cells[places[:, None] - self._back]
-        return hashes(windows, self._keys[slots], self._lengths, self._bits)
+        """Return the hashes [places, lengths] of the runs that end at places."""
+        windows = self._texts.cells[places[:, None] - self._back].astype(np.uint64)
+        return hashes(windows, self._keys[slots], slice(int(self._lengths[0]) - 1, None), self._bits)
 
-    def _continued(self, news: News, count: int) -> LongArray:
+    def _continued(self, news: News, found: LongArray, count: int) -> LongArray:
         """Return the tokens [rows, count] that followed the longest run that each row ends with; -1: none."""
         cells, ends = self._texts.cells, news.ends
-        places = self._tables[np.arange(len(self._lengths)), self._hashes(ends, news.slots)]  # [rows, lengths]
+        places = self._tables[self._which, found].astype(np.int64)  # [rows, lengths]
         same = cells[places[:, :, None] - self._back] == cells[ends[:, None] - self._back][:, None]
         alike = np.logical_and.accumulate(same, axis=2).sum(axis=2)  # tokens that agree, from the last one back
-        alike = np.where((self._texts.slot_of(places) == news.slots[:, None]) & (places < ends[:, None]), alike, 0)
-        fits = alike >= np.array(self._lengths)
+        own = (self._texts.slot_of(places) == news.slots[:, None]) & (places < ends[:, None])
+        fits = own & (alike >= self._lengths)
+        if not fits.any():
+            return np.full((len(ends), 1), -1)
         best = fits.shape[1] - 1 - fits[:, ::-1].argmax(axis=1)
         rows = np.arange(len(ends))
-        start, found = places[rows, best], fits[rows, best]
+        start, known = places[rows, best], fits[rows, best]
         # Where what followed reaches the end, it is taken to repeat.
         offsets = np.arange(count) % np.maximum(ends - start, 1)[:, None]
-        return np.where(found[:, None], cells[start[:, None] + 1 + offsets].astype(np.int64) - 1, -1)
+        return np.where(known[:, None], cells[start[:, None] + 1 + offsets].astype(np.int64) - 1, -1)

@@ -19,6 +19,8 @@ from ferrule.types import Admit
 from ferrule_plugins.speculator.grams import HashArray, IntArray, LongArray, News, Texts, guesses_of, hashes, number
 
 _RUNS = (2, 4, 8)  # lengths of runs that are looked up
+_BACK = np.arange(_RUNS[-1])
+_COLUMNS = [length - 1 for length in _RUNS]
 _NEWEST = 4  # places of each that are compared
 _KEPT_TOKENS = 1 << 20  # of past outputs
 _BITS = 20
@@ -53,7 +55,7 @@ class Suffix(Speculator):
         self._kept: deque[tuple[int, int]] = deque()  # past outputs: first cell, and the 0 behind the last
         self._kept_scopes: HashArray = np.zeros(_KEPT_TOKENS if self._most_kept else 0, np.uint64)  # by spare cell
         self._next = 0  # spare cell for the next output
-        self._heads: LongArray = np.zeros((len(_RUNS), 1 << _BITS), np.int64)  # the newest place of a hash; 0: none
+        self._heads: IntArray = np.zeros((len(_RUNS), 1 << _BITS), np.int32)  # the newest place of a hash; 0: none
         self._earlier: IntArray = np.zeros((len(_RUNS), 0), np.int32)  # by place: the one before with the same hash
 
     def admit(self, admits: Sequence[Admit]) -> None:
@@ -88,8 +90,8 @@ class Suffix(Speculator):
             self._heads[level, keys] = sorted_places
 
     def _hashes(self, places: LongArray, scopes: HashArray) -> LongArray:
-        windows = self._texts.cells[places[:, None] - np.arange(_RUNS[-1])]
-        return hashes(windows, scopes, _RUNS, _BITS)
+        windows = self._texts.cells[places[:, None] - _BACK].astype(np.uint64)
+        return hashes(windows, scopes, _COLUMNS, _BITS)
 
     def _keep(self, slot: int) -> None:
         """Copy a slot's output, and the end of its prompt, to the past outputs."""
@@ -152,7 +154,7 @@ class Suffix(Speculator):
         """Return the newest places [rows, places] of runs that the rows end with, or of others with their hashes."""
         found = []
         for level, keys in enumerate(self._hashes(news.ends, self._scopes[news.slots]).T):
-            places = self._heads[level, keys]
+            places = self._heads[level, keys].astype(np.int64)
             for _ in range(_NEWEST):
                 found.append(places)
                 places = self._earlier[level, places].astype(np.int64)

@@ -113,10 +113,10 @@ def test_a_request_whose_guesses_fail_is_left_alone_and_tried_again() -> None:
     engine._texts["r1"] = [49 - id for id in engine._texts["r1"]]
     plans = engine.run(250)[50:]
     drafts = {name: [c.drafts for plan in plans for c in plan.chunks if c.id == name] for name in ("r0", "r1")}
-    assert sum(drafts["r0"]) > 20 * sum(drafts["r1"])
+    assert sum(drafts["r0"]) > 12 * sum(drafts["r1"])
     late = [count for count in drafts["r1"][-150:] if count]
     assert late
-    assert max(late) <= 2
+    assert max(late) <= 3
 
 
 def test_without_adaption_each_row_gets_all() -> None:
@@ -135,10 +135,10 @@ def test_limits_switch_guesses_off(limits: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps", "rest"), [(0.0101, 16, 16), (0.012, 16, 128), (0.040, 2, 200), (0.5, 2, 240)]
+    ("seconds", "steps", "rest"), [(0.0101, 16, 16), (0.012, 16, 128), (0.040, 4, 480), (0.5, 4, 512)]
 )
 def test_a_rest_is_as_long_as_what_was_lost(seconds: float, steps: int, rest: int) -> None:
-    """Lose a fortieth of the time at most; a step that took very long has waited for something else."""
+    """Lose a fortieth of the time; at most 512 plain steps follow."""
     loads, seen = Loads(), []
     for _ in range(1200):
         guessing = loads.bar(8) < NEVER

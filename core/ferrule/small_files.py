@@ -12,10 +12,10 @@ from ferrule.errors import CheckpointError
 MAX_BYTES = 64 << 20  # of one JSON file; real ones have kilobytes, an index of shards a few megabytes
 
 
-def read_json(file: Path) -> dict[str, Any]:
-    """Read one JSON object from a file. Raises CheckpointError naming the file."""
+def read_json(file: Path, limit: int = MAX_BYTES) -> dict[str, Any]:
+    """Read one JSON object from a file of at most `limit` bytes. Raises CheckpointError naming the file."""
     try:
-        content = json.loads(read_small(file, MAX_BYTES, "configuration"))
+        content = json.loads(read_small(file, limit, "configuration"))
     except FileNotFoundError:
         raise CheckpointError(f"{file} does not exist.") from None
     except OSError as error:

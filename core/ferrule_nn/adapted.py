@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrule.errors import RequestError
 from ferrule.interfaces.adapters import AdaptedLayer, Stacked
-from ferrule_nn.division import ALL, INPUTS, OUTPUTS
+from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 _PIECE = 64  # rows or columns of weights that are looked at together
 
@@ -31,16 +31,15 @@ def adapted(
     merged = getattr(first, "whole", {})  # of all ranks
     own = tuple(first.projections.values()) or (first.out_features,)
     outputs = merged or {"": whole if axis == OUTPUTS else first.out_features}
-    in_order = getattr(first, "in_order", None)
+    groups = getattr(first, "groups", 1)
     sections = getattr(first, "sections", ())
-    arrange: Callable[[torch.Tensor], torch.Tensor] = (lambda up: in_order(up, 0)) if in_order else (lambda up: up)
 
     def part_of(tensor: torch.Tensor, axis: int, among: slice = ALL) -> torch.Tensor:
         part: torch.Tensor = division.part(tensor, shard.rank, shard.size, axis=axis, among=among)
         return part
 
     def outputs_of(tensor: torch.Tensor, projection: int | None) -> torch.Tensor:
-        tensor = arrange(tensor) if projection is None else tensor
+        tensor = in_order(tensor, 0, tuple(outputs.values()), groups) if projection is None else tensor
         if axis != OUTPUTS:
             return tensor
         return part_of(tensor, 0, ALL if projection is None or not sections else sections[projection])
@@ -86,8 +85,8 @@ def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> Adap
 
 
 def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
-    """Describe experts whose matrices PEFT has in two: A has them one after the other, B has its columns by rank, and by
-    expert within one.
+    """Describe experts whose matrices are two in PEFT's files: A has them one after the other, B has its columns by
+    rank, and by expert within one.
     """
 
     def split(down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

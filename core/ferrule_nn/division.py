@@ -172,6 +172,24 @@ def _narrowed(tensor: torch.Tensor, axis: int, start: int, count: int) -> torch.
     return torch.cat([part, filling], dim=axis)
 
 
+def in_order(tensor: torch.Tensor, axis: int, sizes: Sequence[int], groups: int) -> torch.Tensor:
+    """Return a tensor whose dimension `axis` has a share of each projection in each of `groups`, one projection after
+    the other.
+
+    `sizes` are those of the projections. Raises CheckpointError where the entries cannot be told apart.
+    """
+    if groups == 1 or tensor.dim() == 0 or tensor.shape[axis] == 1:  # one scale for all outputs
+        return tensor
+    entries = tensor.shape[axis]
+    shares = [size * entries / (sum(sizes) * groups) for size in sizes]
+    if any(share != int(share) for share in shares):
+        raise CheckpointError(f"{entries} outputs cannot be told apart in {groups} groups.")
+    axis %= tensor.dim()
+    shape = (*tensor.shape[:axis], groups, -1, *tensor.shape[axis + 1 :])
+    grouped = tensor.reshape(shape).split_with_sizes([int(share) for share in shares], dim=axis + 1)
+    return torch.cat([share.flatten(axis, axis + 1) for share in grouped], dim=axis)
+
+
 UNDIVIDED = Division()
 
 

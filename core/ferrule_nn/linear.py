@@ -11,14 +11,14 @@ from torch import nn
 from torch.nn import functional as F
 from torch.utils.hooks import RemovableHandle
 
-from ferrule.errors import CheckpointError, ConfigError
+from ferrule.errors import ConfigError
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule_kernels.cpu.dense import DenseMatrix
 from ferrule_kernels.cpu.matmul import PackedMatrix
 from ferrule_nn import ops
 from ferrule_nn.adapted import adapted
-from ferrule_nn.division import ALL, INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard
+from ferrule_nn.division import ALL, INPUTS, UNDIVIDED, DividedParameter, Division, Split, current_shard, in_order
 from ferrule_nn.parameters import CheckpointParameter, parameter
 
 
@@ -269,17 +269,7 @@ class MergedLinear(Linear):
 
     def in_order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
         """Return one tensor for all projections in the parameter's order of outputs, which are its dimension `axis`."""
-        if self.groups == 1 or tensor.dim() == 0 or tensor.shape[axis] == 1:  # one scale for all outputs
-            return tensor
-        entries = tensor.shape[axis]
-        total = sum(self.whole.values()) * self.groups
-        shares = [rows * entries / total for rows in self.whole.values()]
-        if any(share != int(share) for share in shares):
-            raise CheckpointError(f"{entries} outputs cannot be told apart in {self.groups} groups.")
-        axis %= tensor.dim()
-        shape = (*tensor.shape[:axis], self.groups, -1, *tensor.shape[axis + 1 :])
-        grouped = tensor.reshape(shape).split_with_sizes([int(share) for share in shares], dim=axis + 1)
-        return torch.cat([share.flatten(axis, axis + 1) for share in grouped], dim=axis)
+        return in_order(tensor, axis, tuple(self.whole.values()), self.groups)
 
 
 def division_of(layer: nn.Module, own: str) -> Division | None:

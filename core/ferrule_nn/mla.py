@@ -27,7 +27,7 @@ from ferrule_nn.linear import Linear, MergedLinear
 from ferrule_nn.norm import RMSNorm
 from ferrule_nn.rope import Rope, RopeConfig, Rotation
 
-Split = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+SplitFactors = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 _EPS = 1e-6  # of the norms within, whatever config.json says of others
 
 
@@ -119,10 +119,10 @@ class LatentAttention(nn.Module):
         heads, nope, value, rank = spec.num_heads, spec.nope_dim, spec.value_dim, spec.kv_rank
 
         def parts(up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-            keys, values = kv_b.outputs(up, None).view(heads, nope + value, -1).split([nope, value], dim=1)
+            keys, values = kv_b.outputs(up, None).view(heads, nope + value, -1).tensor_split([nope], dim=1)
             return keys, values
 
-        def layer(own: str, inputs: int, outputs: int, split: Split) -> Add | None:
+        def layer(own: str, inputs: int, outputs: int, split: SplitFactors) -> Add | None:
             (whole,) = kv_b.out_features.values()
             stacked = Stacked(module=kv_b.name, inputs=rank, outputs=whole, ranks=1, split=split)
             described = undivided(f"{kv_b.name}.{own}", inputs, outputs)

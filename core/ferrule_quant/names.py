@@ -74,15 +74,18 @@ def means(pattern: str, name: str) -> bool:
     return any(f".{pattern}." in f".{each}." for each in spellings(name))
 
 
-def matches(expression: str, name: str) -> bool:
-    """Return whether the expression matches from the name's beginning on. Raises CheckpointError as `chosen` does."""
+def matches(expression: str, name: str, where: str = "quantization_config", seconds: float = _SECONDS) -> bool:
+    """Return whether the expression matches from the name's beginning on.
+
+    Raises CheckpointError, which says where the expression stands, if it is not valid or takes longer than `seconds`.
+    """
     counts = re.findall(r"\d+", " ".join(re.findall(r"\{[^{}]*\}", expression[:_LONGEST])))
     try:
         if len(expression) > _LONGEST or math.prod(int(count) or 1 for count in counts) > _LONGEST:
             raise ValueError("it is too long")
         re.compile(expression)  # stricter than `regex`, which also has recursion
-        return regex.match(expression, name, timeout=_SECONDS) is not None
+        return regex.match(expression, name, timeout=seconds, concurrent=True) is not None
     except (TimeoutError, MemoryError):
-        raise CheckpointError(f"quantization_config: the expression {expression!r:.200} takes too long.") from None
+        raise CheckpointError(f"{where}: the expression {expression!r:.200} takes too long.") from None
     except (re.error, regex.error, ValueError, RecursionError) as error:
-        raise CheckpointError(f"quantization_config: not a regular expression: {expression!r:.200}: {error}.") from None
+        raise CheckpointError(f"{where}: not a regular expression: {expression!r:.200}: {error}.") from None

@@ -114,8 +114,6 @@ class ScriptedService(Service):
         return list(self.loaded.values())
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
-        if name in self.loaded and not in_place:
-            raise RequestError("lora_name is taken.", "lora_name")
         self.loaded[name] = ServedAdapter(name=name, parent=self.names[0], path=path)
 
     async def unload_adapter(self, name: str) -> None:

@@ -53,10 +53,18 @@ def add(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor
 
     Sums are float32. The work does not depend on values. Rows of a group without ranks keep their bits.
     """
+    check_rows(weights, x, y, groups)
     for start in range(0, len(x), _PIECE):
         rows = slice(start, start + _PIECE)
         y[rows] = _added(weights, x[rows], y[rows], groups[rows])
     return y
+
+
+def check_rows(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> None:
+    """Raise ValueError where sizes do not fit each other."""
+    inputs = () if weights.table else (weights.inputs,)
+    if x.shape != (len(groups), *inputs) or y.shape != (len(groups), sum(weights.outputs)):
+        raise ValueError(f"{len(groups)} rows with adapters, x {tuple(x.shape)} and y {tuple(y.shape)} do not fit")
 
 
 def _added(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:

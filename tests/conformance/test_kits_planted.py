@@ -23,6 +23,7 @@ from ferrule import schema
 from ferrule.engine.cache import KVCacheManager, PrefixHit
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.errors import CheckpointError, ConfigError, EngineDead, UnavailableError
+from ferrule.interfaces.adapters import AdaptedLayer, Add
 from ferrule.interfaces.dialect import Dialect, encode
 from ferrule.interfaces.hooks import AccessRequest, Hooks
 from ferrule.interfaces.hub import Choose, Repository
@@ -34,11 +35,15 @@ from ferrule.interfaces.sampler import LogitsProcessor, LogprobsMode, SampleBatc
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulingPolicy
 from ferrule.interfaces.service import Generate, Outputs, Prompt
 from ferrule.sampling_params import SamplingParams
-from ferrule.types import Pooling, StepPlan
+from ferrule.types import Adapter, Pooling, StepPlan
+from ferrule_plugins.adapter_bank.lora import LoraBank
+from ferrule_plugins.adapter_bank.lora.pace import Pace
 from ferrule_plugins.attention.torch_sdpa import TorchSDPA
 from ferrule_plugins.executor.uni import UniExecutor
 from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
+from ferrule_plugins.lora_resolver.base_model import is_for
+from ferrule_plugins.lora_resolver.filesystem import FilesystemResolver
 from ferrule_plugins.model.bert import Bert
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cpu import CpuPlatform
@@ -52,6 +57,7 @@ from ferrule_quant import Online
 from ferrule_testkit.kits import KVCacheKit, kit_of
 from ferrule_testkit.kits.run import FAILED, OK, SKIPPED, run_kit
 from tests.conformance import planted_commands
+from tests.fakes.resolvers import adapter_in_a_folder
 from tests.simulate.bugs import BUGS
 
 # ------------------------------------------------------------------------------------------ attention
@@ -304,6 +310,60 @@ class RaisesForNames(HuggingFace):
         return None if name[0].isalpha() else "has other names"
 
 
+# ------------------------------------------------------------------------------------------ adapter_bank
+
+
+class AddsToEveryRow(LoraBank):
+    def layer(self, layer: AdaptedLayer) -> Add | None:
+        add = super().layer(layer)
+        return add and (lambda x, y, slots: add(x, y, slots.clamp(min=1)))
+
+
+class DependsOnTheFirstRow(LoraBank):
+    def layer(self, layer: AdaptedLayer) -> Add | None:
+        add = super().layer(layer)
+        return add and (lambda x, y, slots: add(x, y, slots[:1].expand(len(slots))))
+
+
+class OneSlotForAll(LoraBank):
+    def load(self, slot: int, adapter: Adapter) -> None:
+        super().load(1, adapter)
+
+
+class ClearsNothing(LoraBank):
+    def _clear(self, slot: int, pace: Pace) -> None:
+        pass
+
+
+class LoadsWhatIsRead(LoraBank):
+    def read(self, adapter: Adapter) -> None:
+        self.load(1, adapter)
+
+
+class BreaksForMissingFolders(LoraBank):
+    def read(self, adapter: Adapter) -> None:
+        Path(adapter.path, "adapter_config.json").read_bytes()
+        super().read(adapter)
+
+
+class ACopyHasItsOwn(LoraBank):
+    def layer(self, layer: AdaptedLayer) -> Add | None:
+        self._matrices.pop(layer.name, None)
+        return super().layer(layer)
+
+
+class KeepsWhatIsThere(LoraBank):
+    def load(self, slot: int, adapter: Adapter) -> None:
+        if not any(bool(weights.ranks[slot].any()) for weights in self._matrices.values()):
+            super().load(slot, adapter)
+
+
+class ForgetsWhatIsDropped(LoraBank):
+    def load(self, slot: int, adapter: Adapter) -> None:
+        if not self._host or adapter.name in self._host:
+            super().load(slot, adapter)
+
+
 # ------------------------------------------------------------------------------------------ response_store
 
 
@@ -335,6 +395,39 @@ class ReplacesIds(MemoryStore):
 
 class SharesNothing(MemoryStore):
     shared = True
+
+
+# ------------------------------------------------------------------------------------------ lora_resolver
+
+
+class InAFolder(FilesystemResolver):
+    conformance = {"world": staticmethod(adapter_in_a_folder)}
+
+
+class FollowsPaths(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        folder = Path(str(self.context.cache_dir), lora_name)
+        return folder if is_for(folder, self.context.base_models) else None
+
+
+class ForAnyModel(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        folder = Path(str(self.context.cache_dir), lora_name)
+        plain = lora_name.isalpha() and lora_name.isascii()
+        return folder if plain and folder.is_dir() else None
+
+
+class RaisesForUnknown(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        found = await super().resolve(lora_name)
+        if found is None:
+            raise FileNotFoundError(lora_name)
+        return found
+
+
+class FindsNothing(InAFolder):
+    async def resolve(self, lora_name: str) -> Path | None:
+        return None
 
 
 # ------------------------------------------------------------------------------------------ quantization
@@ -1175,6 +1268,15 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "router", RefusesNull, "test_null_means_the_default"
     yield "router", NullIsTheMost, "test_null_means_the_default"
     yield "router", AsksTheEngineTooEarly, "test_asking_for_routes_needs_no_engine"
+    yield "adapter_bank", AddsToEveryRow, "test_rows_without_an_adapter_keep_their_bits"
+    yield "adapter_bank", DependsOnTheFirstRow, "test_a_row_does_not_depend_on_others"
+    yield "adapter_bank", OneSlotForAll, "test_a_slot_does_not_matter"
+    yield "adapter_bank", ClearsNothing, "test_an_adapter_for_some_layers_leaves_others"
+    yield "adapter_bank", KeepsWhatIsThere, "test_an_adapter_takes_anothers_place"
+    yield "adapter_bank", LoadsWhatIsRead, "test_reading_loads_nothing"
+    yield "adapter_bank", BreaksForMissingFolders, "test_what_cannot_be_loaded_is_an_error_of_the_request"
+    yield "adapter_bank", ACopyHasItsOwn, "test_copies_of_a_model_share_what_is_loaded"
+    yield "adapter_bank", ForgetsWhatIsDropped, "test_more_are_read_than_the_host_keeps"
     yield "response_store", OneOwner, "test_an_owner_sees_nothing_of_others"
     yield "response_store", LastEndCounts, "test_only_what_goes_on_is_changed"
     yield "response_store", ForgetsNothing, "test_the_number_is_bounded"
@@ -1182,6 +1284,10 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "response_store", GivesEventsTwice, "test_events_stay_in_order"
     yield "response_store", ReplacesIds, "test_an_id_is_taken_once"
     yield "response_store", SharesNothing, "test_instances_share_or_do_not"
+    yield "lora_resolver", FollowsPaths, "test_other_names_are_not_found"
+    yield "lora_resolver", ForAnyModel, "test_an_adapter_of_another_model_is_not_found"
+    yield "lora_resolver", RaisesForUnknown, "test_other_names_are_not_found"
+    yield "lora_resolver", FindsNothing, "test_the_adapter_comes_unchanged"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"

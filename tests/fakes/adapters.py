@@ -30,8 +30,9 @@ def vectors(adapter: str, layer: str, in_features: int, out_features: int) -> tu
 
 
 class FakeBank(AdapterBank):
-    """Adapters of rank one for single linear layers, on the CPU, but for the head. One whose name begins with "bad" does
-    not fit any model.
+    """Adapters of rank one for single linear layers, on the CPU, but for the head.
+
+    One whose name begins with "bad" does not fit any model.
     """
 
     def __init__(self, num_slots: int = 2) -> None:

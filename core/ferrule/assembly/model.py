@@ -209,13 +209,16 @@ def build(choice: ModelChoice) -> Model:
     bank = choice.context.adapters
     if bank is not None and isinstance(model, torch.nn.Module):
         bank.module_name = model.module_name if isinstance(model, NamesModules) else str
-        for name, part in model.named_modules():
-            if isinstance(part, Adaptable):
-                part.adapt(name, bank)
+        parts = [(name, part) for name, part in model.named_modules() if isinstance(part, Adaptable)]
+        adapted = [part.adapt(name, bank) for name, part in parts]
+        if not any(adapted):
+            raise ConfigError(
+                f"--enable-lora: the model implementation {choice.implementation} has no layer for adapters to change."
+            )
     method = choice.method
     if method is not None:
-        parts = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers
-        quantized = [part.quantize(name, method) for name, part in parts if isinstance(part, Quantizable)]
+        modules = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers
+        quantized = [part.quantize(name, method) for name, part in modules if isinstance(part, Quantizable)]
         if not any(quantized):
             raise ConfigError(
                 f"--quantization {choice.quantization}: the model implementation {choice.implementation} has no layer "

@@ -87,7 +87,7 @@ def check_names(config: Config, plugins: Plugins) -> None:
     """
     problems = []
     for spec in config_schema().specs:
-        if (kind := spec.option.kind) is None:
+        if (kind := spec.option.kind) is None or (spec.section == "lora" and not config.lora.enable_lora):
             continue
         value, known = getattr(getattr(config, spec.section), spec.name), plugins.names(kind)
         names = [name.removeprefix("+") for name in value] if isinstance(value, tuple) else [value]

@@ -312,7 +312,6 @@ class LoRAConfig:
         nargs="+",
         objects=True,
         opens=("None",),
-        server=True,
     )
     max_loras: int = opt(1, "Most adapters in one step; requests for others wait.", ge=1, le=1024)
     max_lora_rank: int = opt(16, "Largest rank of an adapter.", ge=1, le=512)
@@ -331,14 +330,14 @@ class LoRAConfig:
         256,
         "Most tokens that an adapter adds.",
         ge=0,
-        missing="tokens that adapters add; an adapter with such is refused by name",
+        missing="tokens that adapters add",
         accepted=(0,),
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
         (),
         "Context scaling factors of long LoRA adapters.",
         nargs="+",
-        missing="several context scalings in one server: all adapters have the model's positions",
+        missing="several context scalings",
         opens=("None",),
     )
     fully_sharded_loras: bool = opt(

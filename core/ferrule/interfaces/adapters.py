@@ -77,8 +77,8 @@ class AdaptedLayer:
     own_bias: Callable[[int], torch.Tensor | None] | None = None  # a part's bias [own out]; None: it can have none
     stacked: Stacked | None = None
     norms: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
-    """Return the norm of each row of W + up @ down, float32 [own out], of a part's weights W, for down [rank, own in] and
-    up [own out, rank]. From any thread. None where that cannot be known. Raises RequestError when the model sleeps."""
+    """Return the norms of the rows of W + up @ down, float32 [own out], of a part's weights W; down is [rank, own in]
+    and up [own out, rank]. Any thread may call it. Raises RequestError when the model sleeps. None: not known."""
 
 
 class AdapterBank(ABC):

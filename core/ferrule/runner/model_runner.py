@@ -253,13 +253,10 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------ sampling
 
     def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
-        """Return the logits of hidden states [rows, hidden] of the requests in `slots`, one for all rows or each its
-        own.
-        """
-        model, adapters = self.model, self._state.adapters
-        if self._adapters is not None and adapters is not None:
-            (own,) = self._stage([torch.from_numpy(adapters[slots])])
-            self._adapters.row_slots = own.expand(len(hidden))
+        """Return the logits of hidden states [rows, hidden]; `slots` is their request, or each row's."""
+        model = self.model
+        if self._adapters is not None:
+            self._adapters.row_slots = self._stage([self._state.adapters_of(slots)])[0].expand(len(hidden))
         if not isinstance(model, Generates):
             raise RuntimeError(f"a plan samples, and {type(model).__name__} has no logits")
         logits, width = model.logits(hidden), self._limits.vocab_size

@@ -76,6 +76,10 @@ class SlotState:
         for chunk in plan.chunks:
             self._append(chunk)
 
+    def adapters_of(self, slots: LongArray) -> torch.Tensor:
+        """Return the adapters' slots of requests, on the host; zeros where there is no bank."""
+        return torch.from_numpy(np.zeros_like(slots) if self.adapters is None else self.adapters[slots])
+
     def work_of(self, slot: int) -> Work:
         """Return the work that the slot's request asks for.
 

@@ -18,6 +18,7 @@ from ferrule.plugin.kinds import KINDS, load_object
 from ferrule_testkit.kits.base import Broken, Kit, promise
 
 if TYPE_CHECKING:
+    from ferrule_testkit.kits.adapter_bank import AdapterBankKit
     from ferrule_testkit.kits.attention import AttentionKit
     from ferrule_testkit.kits.command import CommandKit
     from ferrule_testkit.kits.executor import ExecutorKit
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
 # Loaded when they are asked for: a kit imports what its kind needs, and some kinds need torch.
 _HOMES = MappingProxyType(
     {
+        "AdapterBankKit": "adapter_bank",
         "AttentionKit": "attention",
         "CallText": "tool_parser",
         "CommandKit": "command",
@@ -73,6 +75,7 @@ _HOMES = MappingProxyType(
 )
 
 __all__ = [
+    "AdapterBankKit",
     "AttentionKit",
     "Broken",
     "CallText",

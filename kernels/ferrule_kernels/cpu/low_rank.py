@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from ferrule_kernels.cpu import library
-from ferrule_kernels.low_rank import LowRank
+from ferrule_kernels.low_rank import LowRank, check_rows
 
 _TYPES = (torch.float32, torch.bfloat16)
 
@@ -64,6 +64,7 @@ class LowRankSum:
         return cls(weights) if weights.down.is_cpu and weights.down.dtype in _TYPES else None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
+        check_rows(self._weights, x, y, groups)
         if self._weights.table:
             x = x.long().contiguous()
         else:

@@ -22,7 +22,7 @@ def cuda_kernels() -> Kernels:
 
 def triton_layers() -> LayerKernels:
     """Return the kernels for layers."""
-    from ferrule_kernels.cuda import gates, grouped, norms, rope_cache, vectors
+    from ferrule_kernels.cuda import gates, grouped, low_rank, norms, rope_cache, vectors
     from ferrule_kernels.cuda import moe as routers
 
     return LayerKernels(
@@ -36,5 +36,6 @@ def triton_layers() -> LayerKernels:
         route=routers.route,
         experts=grouped.experts,
         one_row=vectors.multiply,
+        low_rank=low_rank.LowRankSum,
         late=True,
     )

@@ -25,8 +25,8 @@ class LoadAdapter(Body):
         SomeText, Field(description="Absolute path of a folder on the server, below one that its operator has named.")
     ]
     load_inplace: Annotated[
-        bool, Field(description="Take the place of an adapter of this name. Default: false, it is refused then.")
-    ] = False
+        bool | None, Field(description="Take the place of an adapter of this name. Default: false, it is refused then.")
+    ] = None
 
 
 class UnloadAdapter(Body):
@@ -45,7 +45,7 @@ class Lora(Router):
         @routes.post(load_path, response_class=PlainTextResponse, summary="Load an adapter.")
         async def load(body: LoadAdapter, info: CurrentRequest) -> PlainTextResponse:
             headers = _read(body, info)
-            await service.load_adapter(body.lora_name, body.lora_path, body.load_inplace)
+            await service.load_adapter(body.lora_name, body.lora_path, bool(body.load_inplace))
             return PlainTextResponse(f"Success: LoRA adapter '{body.lora_name}' added successfully.", headers=headers)
 
         @routes.post(unload_path, response_class=PlainTextResponse, summary="Unload an adapter.")

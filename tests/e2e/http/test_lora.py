@@ -7,6 +7,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -290,6 +292,7 @@ def damaged(world: World) -> dict[str, tuple[Any, Any, int, str]]:
     }
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_what_cannot_be_loaded_is_one_clear_error_and_changes_nothing(
     server: servers.Server, world: World, admin: httpx.Client
 ) -> None:
@@ -303,6 +306,7 @@ def test_what_cannot_be_loaded_is_one_clear_error_and_changes_nothing(
     assert text(server, "one") == world.said["one"]
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_only_an_administrator_loads(server: servers.Server, world: World) -> None:
     body = {"lora_name": "x", "lora_path": world.folder("three")}
     for path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
@@ -310,9 +314,10 @@ def test_only_an_administrator_loads(server: servers.Server, world: World) -> No
             assert error(httpx.post(server.url + path, json=body, headers=headers), 401)
 
 
-async def test_many_loads_at_once_are_all_answered(server: servers.Server, world: World) -> None:
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+async def test_many_loads_at_once_are_all_answered(server: servers.Server, world: World, count: int) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=300, headers=ADMIN) as http:
-        names = [f"many-{number % 20}" for number in range(200)]
+        names = [f"many-{number % 20}" for number in range(count)]
         bodies = [{"lora_name": name, "lora_path": world.folder("three")} for name in names]
         answers = await asyncio.gather(*(http.post("/v1/load_lora_adapter", json=body) for body in bodies))
         codes = [answer.status_code for answer in answers]
@@ -325,6 +330,7 @@ async def test_many_loads_at_once_are_all_answered(server: servers.Server, world
 # ------------------------------------------------------------------------------------------------ found
 
 
+@pytest.mark.advisory("CVE-2023-43654")
 def test_a_name_is_looked_for_in_the_folder_of_the_resolver(
     server: servers.Server, world: World, admin: httpx.Client
 ) -> None:
@@ -398,3 +404,24 @@ def test_options_that_contradict_stop_the_start(
     with servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         assert server.process.wait(120) in (1, 2)
     assert said in (tmp_path / "log").read_text()
+
+
+def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: Path) -> None:
+    names = ["tiny", "one", "nobody"]
+    rows = [
+        {
+            "custom_id": name,
+            "method": "POST",
+            "url": "/v1/completions",
+            "body": {"model": name, "prompt": PROMPT, **GREEDY},
+        }
+        for name in names
+    ]
+    (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)))
+    args = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", str(tiny_llama)]
+    args += ["--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
+    args += ["--lora-modules", f"one={world.root}/modules/one"]
+    subprocess.run([sys.executable, "-m", "ferrule", *args], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    found = {row["custom_id"]: row["response"] for row in map(json.loads, (tmp_path / "out").read_text().splitlines())}
+    assert [found[name]["status_code"] for name in names] == [200, 200, 404]
+    assert [found[name]["body"]["choices"][0]["text"] for name in names[:2]] == [world.said[name] for name in names[:2]]

@@ -21,6 +21,8 @@ from typing import Any
 
 import httpx
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from ferrule.plugin import KINDS, discover
 from ferrule_plugins.command.plugins import PluginsCommand
@@ -166,10 +168,14 @@ def served(
         "--tool-call-parser": "tool_parser",
         "--reasoning-parser": "reasoning_parser",
         "--response-store": "response_store",
+        "--adapter-bank": "adapter_bank",
     }
     args = [str(tiny_llama), "--served-model-name", "tiny", "--num-gpu-blocks-override", "17"]
     args += [word for flag, kind in chosen.items() for word in (flag, f"demo-{kind}")]
     args += ["--enable-auto-tool-choice", "--routers", "openai", "responses", "tokenize", "health", "demo-router"]
+    adapter = tmp_path_factory.mktemp("adapter")
+    save_file({"model.layers.0.self_attn.o_proj": torch.full((64,), -3.0)}, adapter / "vectors.safetensors")
+    args += ["--enable-lora", "--lora-modules", f"rescaled={adapter}"]
     args += ["--plugins-allow", *(f"{kind}:demo-{kind}" for kind in KINDS)]
     log = tmp_path_factory.mktemp("served") / "log"
     with (
@@ -274,6 +280,17 @@ def test_responses_are_kept_by_a_package(served: tuple[servers.Server, httpx.Cli
     assert client.get(f"/v1/responses/{name[1]}?stream=true").text == stream
     assert client.delete(f"/v1/responses/{made['id']}").json()["deleted"] is True
     assert client.get(f"/v1/responses/{made['id']}").status_code == 404
+
+
+def test_an_adapter_is_what_a_package_makes_of_it(served: tuple[servers.Server, httpx.Client]) -> None:
+    """Use `adapter_bank`."""
+    _, client = served
+    plain, rescaled = (
+        client.post("/v1/completions", json={"model": name, "prompt": "The quick", "temperature": 0, "max_tokens": 8})
+        for name in ("tiny", "rescaled")
+    )
+    assert (plain.status_code, rescaled.status_code) == (200, 200), rescaled.text
+    assert plain.json()["choices"][0]["text"] != rescaled.json()["choices"][0]["text"]
 
 
 def test_figures_of_packages_are_shown(served: tuple[servers.Server, httpx.Client]) -> None:

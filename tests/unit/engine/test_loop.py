@@ -769,3 +769,43 @@ def test_a_server_without_slots_refuses_adapters():
     (last,) = harness.deltas(A)
     assert (last.finish, last.error, last.invalid) == (FinishReason.ERROR, "This server has no adapters.", True)
     assert harness.needs == []
+
+
+def test_younger_requests_do_not_take_the_slot_that_an_older_one_waits_for():
+    """Keep one adapter in use by ever new requests: one for another adapter gets the slot all the same."""
+    harness = Preparing(adapter_slots=1)
+    adapted(harness, "x0", "x", max_tokens=6)
+    harness.steps(1)
+    harness.executor.device.load(harness.needs[0])
+    harness.loading[0].set_result(None)
+    harness.steps(2)
+    adapted(harness, "y", "y")
+    for number in range(1, 8):
+        adapted(harness, f"x{number}", "x", max_tokens=6)
+        harness.steps(1)
+        stats = harness.loop._stats(0.0)
+        assert (stats.running_adapters, stats.waiting_adapters) in [(("x",), ("y", "x")), ((), ("y", "x"))]
+    harness.steps(8)
+    assert [need.adapter.name for need in harness.needs] == ["x", "y"]
+    harness.executor.device.load(harness.needs[1])
+    harness.loading[1].set_result(None)
+    harness.steps(12)
+    assert len(harness.said(A, "y")) == 4
+    assert [need.adapter.name for need in harness.needs] == ["x", "y", "x"]
+
+
+def test_an_adapter_is_read_ahead_while_steps_run():
+    harness = Preparing(adapter_slots=1)
+    harness.inbox.append((A, Call(7, "read_adapter", ("x@1", "/x", "x"))))
+    harness.submit(B, "free")
+    harness.steps(12)
+    assert len(harness.said(B, "free")) == 4
+    assert harness.needs == [AdapterLoad(adapter=Adapter(name="x@1", path="/x", served="x"), slot=0)]
+    assert not [message for message in harness.sent[A] if isinstance(message, CallReply)]
+    harness.loading[0].set_exception(RequestError("of rank 99"))
+    harness.inbox.append((A, Call(8, "read_adapter", ("y", "/y", "y"))))
+    harness.steps(2)
+    harness.loading[1].set_result(None)
+    harness.steps(1)
+    replies = [message for message in harness.sent[A] if isinstance(message, CallReply)]
+    assert replies == [CallReply(7, error="of rank 99", status=400), CallReply(8)]

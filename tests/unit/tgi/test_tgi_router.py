@@ -65,7 +65,8 @@ async def test_no_value_of_any_parameter_is_our_fault(field: str) -> None:
         for path in ("/generate", "/generate_stream", "/"):
             response = await send(at, path, **{field: value})
             if response.status_code != 200:
-                assert "aaaaaaaa" not in error_of(response, 400)
+                unknown = field == "adapter_id" and response.status_code == 404
+                assert "aaaaaaaa" not in error_of(response, 404 if unknown else 400)
     assert (await send(at, **{field: None})).status_code == 200
 
 
@@ -104,7 +105,10 @@ async def test_parameters_reach_the_service() -> None:
 async def test_what_is_refused_and_what_is_told() -> None:
     at = site()
     assert "watermarks" in error_of(await send(at, watermark=True))
-    assert "no such model" in error_of(await send(at, adapter_id="a"))
+    assert "no such model" in error_of(await send(at, adapter_id="a"), 404)
+    await at.service.load_adapter("a", "/a")
+    assert (await send(at, adapter_id="a")).status_code == 200
+    assert at.last.model == "a"
     assert "do_sample" in error_of(await send(at, best_of=2))
     for field in ({"best_of": 2, "do_sample": True}, {"decoder_input_details": True, "details": True}):
         assert "cannot be streamed" in error_of(await send(at, "/generate_stream", **field))

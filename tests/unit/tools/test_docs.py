@@ -266,6 +266,7 @@ def test_every_variable_named_is_one(surface: list[Schema]) -> None:
     own = {env.variable(entry.field) for entry in env.VARIABLES}
     documented = (ROOT / "tests/unit/config/data/documented_variables.txt").read_text().split()
     known = {*options, *own, *documented, *(variable.replace("FERRULE_", "VLLM_", 1) for variable in own)}
+    known |= {foreign.name for foreign in FOREIGN}
     known |= {"VLLM_PORT", "VLLM_HOST_IP"}  # told about because they are not read
     known.add(building.WANTED)  # read by an installation
     wrong = []

@@ -13,12 +13,11 @@ from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, BankCont
 from ferrule.types import Adapter
 from ferrule_kernels.low_rank import LowRank, add
 from ferrule_nn import LayerKernels
-from ferrule_plugins.adapter_bank.lora.files import FILES, open_adapter
+from ferrule_plugins.adapter_bank.lora.files import open_adapter
 from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, bare, fit
-from ferrule_plugins.adapter_bank.lora.settings import CONFIG, read_settings
-from ferrule_plugins.adapter_bank.lora.weights import PartWeights, Weights, pause, read_weights
-
-Stamp = tuple[tuple[str, int, int], ...]  # of each file: name, bytes, nanoseconds of its last change
+from ferrule_plugins.adapter_bank.lora.pace import Pace, short_turns
+from ferrule_plugins.adapter_bank.lora.settings import read_settings
+from ferrule_plugins.adapter_bank.lora.weights import PartWeights, Weights, read_weights
 
 
 class LoraBank(AdapterBank):
@@ -35,7 +34,7 @@ class LoraBank(AdapterBank):
         self._layers: dict[str, AdaptedLayer] = {}
         self._matrices: dict[str, LowRank] = {}
         self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
-        self._host: OrderedDict[str, tuple[Stamp, Weights]] = OrderedDict()  # by path, the one used last at the end
+        self._host: OrderedDict[str, Weights] = OrderedDict()  # by adapter's name, the one used last at the end
         self.token_slots = self.row_slots = torch.empty(0, dtype=torch.int64)
 
     def layer(self, layer: AdaptedLayer) -> Add | None:
@@ -60,22 +59,25 @@ class LoraBank(AdapterBank):
         return kernel or partial(add, matrices)
 
     def read(self, adapter: Adapter) -> None:
-        self._weights(adapter)
+        with short_turns() as pace:
+            self._weights(adapter, pace)
 
     @torch.inference_mode()
     def load(self, slot: int, adapter: Adapter) -> None:
-        self._clear(slot)
-        weights = self._weights(adapter)
-        for (name, part), one in weights.items():
-            self._put(self._matrices[name], slot * self._layers[name].parts + part, one)
-            pause()
+        with short_turns() as pace:
+            self._clear(slot, pace)
+            weights = self._weights(adapter, pace)
+            for (name, part), one in weights.items():
+                self._put(self._matrices[name], slot * self._layers[name].parts + part, one)
+                pace.rest()
 
-    def _clear(self, slot: int) -> None:
+    def _clear(self, slot: int, pace: Pace) -> None:
         """Leave no adapter in a slot."""
         for name, matrices in self._matrices.items():
             parts = self._layers[name].parts
             groups = slice(slot * parts, (slot + 1) * parts)
             matrices.ranks[groups], matrices.changed[groups] = 0, 0
+            pace.rest()
 
     def _put(self, matrices: LowRank, group: int, weights: PartWeights) -> None:
         start, ranks = 0, [0] * len(matrices.outputs)
@@ -97,43 +99,28 @@ class LoraBank(AdapterBank):
         matrices.ranks[group].copy_(torch.tensor(ranks, dtype=torch.int32))
 
     @torch.inference_mode()
-    def _weights(self, adapter: Adapter) -> Weights:
-        """Return an adapter's weights, read anew if its files have changed. Raises RequestError."""
-        known = self._host.get(adapter.path)
+    def _weights(self, adapter: Adapter, pace: Pace) -> Weights:
+        """Return an adapter's weights, which stay those that were read first under its name. Raises RequestError."""
+        weights = self._host.pop(adapter.name, None)
         try:
-            stamp = _stamp(Path(adapter.path))
-            if known is None or known[0] != stamp:
-                self._host.pop(adapter.path, None)
-                known = stamp, self._read(Path(adapter.path))
+            weights = self._read(Path(adapter.path), pace) if weights is None else weights
         except (CheckpointError, OSError) as error:
-            if known is None or isinstance(error, CheckpointError):  # what was read before outlives its files
-                said = _said(error).replace(f"{adapter.path}/", "")  # clients may know its name, not its place
-                raise RequestError(f"The adapter {adapter.title!r:.200} cannot be loaded: {said}", "model") from error
-        self._host[adapter.path] = known
-        self._host.move_to_end(adapter.path)
+            why = error.message if isinstance(error, CheckpointError) else f"{error.strerror or error}."
+            raise RequestError(f"The adapter {adapter.title!r:.200} cannot be loaded: {why}", "model") from error
+        self._host[adapter.name] = weights
         while len(self._host) > self._context.max_host:
             self._host.popitem(last=False)
-        return known[1]
+        return weights
 
-    def _read(self, folder: Path) -> Weights:
+    def _read(self, folder: Path, pace: Pace) -> Weights:
+        if not folder.exists():
+            raise CheckpointError(f"{folder} does not exist.")
+        if not folder.is_dir():
+            raise CheckpointError(f"{folder} is not a folder.")
         settings = read_settings(folder)
         file = open_adapter(folder)
         modules = fit(file.entries, settings, self._find, self._limits)
-        return read_weights(file, modules, self._limits)
+        return read_weights(file, modules, self._limits, pace)
 
     def _find(self, module: str) -> list[Place]:
         return list(self._places.get(self.module_name(bare(module)), {}).values())
-
-
-def _stamp(folder: Path) -> Stamp:
-    """Return what changes when an adapter's files do. Raises CheckpointError, and OSError where they are gone."""
-    if not folder.exists():
-        raise FileNotFoundError(f"{folder} does not exist")
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is not a folder.")
-    status = ((name, (folder / name).stat()) for name in (CONFIG, *FILES) if (folder / name).exists())
-    return tuple((name, found.st_size, found.st_mtime_ns) for name, found in status)
-
-
-def _said(error: CheckpointError | OSError) -> str:
-    return error.message if isinstance(error, CheckpointError) else f"{error.strerror or error}."

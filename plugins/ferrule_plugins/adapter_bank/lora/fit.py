@@ -39,7 +39,7 @@ class Place:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Inputs and outputs of the module's matrices, in all ranks, and how many ranks they have for each of a part."""
+        """Inputs and outputs of the module's matrices, in all ranks, and how many ranks of theirs are one of a part."""
         if self.stacked is not None:
             return self.stacked.inputs, self.stacked.outputs, self.stacked.ranks
         sizes = list(self.layer.out_features.values())

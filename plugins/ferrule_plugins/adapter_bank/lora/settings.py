@@ -11,16 +11,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-import regex
-
 from ferrule.errors import CheckpointError
 from ferrule.small_files import read_json
+from ferrule_quant.names import matches
 
 T = TypeVar("T")
 
 CONFIG = "adapter_config.json"
+_MAX_BYTES = 1 << 18  # of the file: no step runs while it is parsed
 _SECONDS = 0.05  # for an expression and a name
-_LONGEST = 200  # characters of an expression
+_LITERAL = re.compile(r"\w+")
 _MOST = 10_000  # entries of `alpha_pattern`
 _LARGEST = 1e6  # of a scale
 # Settings that change what an adapter computes, and are not served.
@@ -52,7 +52,7 @@ class LoraSettings:
 
 def read_settings(folder: Path) -> LoraSettings:
     """Read a folder's ``adapter_config.json``. Raises CheckpointError for what is not an adapter that can be served."""
-    config = read_json(folder / CONFIG)
+    config = read_json(folder / CONFIG, _MAX_BYTES)
     kind = config.get("peft_type")
     if kind != "LORA":
         raise CheckpointError(f"{CONFIG} has the peft_type {kind!r:.80}, and this server has LoRA adapters (LORA).")
@@ -97,19 +97,9 @@ def _number(what: str, value: Any) -> float:
 
 
 def _means(name: str, module: str) -> bool:
-    """Return whether a key of a pattern means a module: the end of its name, or an expression for the end."""
-    if re.fullmatch(r"[\w.]+", name):
-        return f".{module}".endswith(f".{name}") or ("." in name and _matches(name, module))
-    return _matches(name, module)
-
-
-def _matches(expression: str, module: str) -> bool:
-    try:
-        if len(expression) > _LONGEST:
-            raise ValueError("it is too long")
-        re.compile(expression)  # stricter than `regex`, which also has recursion
-        return regex.fullmatch(rf"(.*\.)?({expression})", module, timeout=_SECONDS, concurrent=True) is not None
-    except (TimeoutError, MemoryError):
-        raise CheckpointError(f"{CONFIG}: the expression {expression!r:.200} takes too long.") from None
-    except (re.error, regex.error, ValueError, RecursionError, OverflowError) as error:
-        raise CheckpointError(f"{CONFIG}: not a regular expression: {expression!r:.200}: {error}.") from None
+    """Return whether a key of a pattern means a module: it is the end of its name, or an expression for that."""
+    if f".{module}".endswith(f".{name}"):
+        return True
+    return _LITERAL.fullmatch(name) is None and matches(
+        rf"(.*\.)?({name})$", module, f"{CONFIG}: alpha_pattern", _SECONDS
+    )

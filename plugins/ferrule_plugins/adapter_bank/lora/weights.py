@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -12,14 +11,9 @@ from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer
 from ferrule_plugins.adapter_bank.lora.files import AdapterFile
 from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits, Place
+from ferrule_plugins.adapter_bank.lora.pace import Pace
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_PAUSE = 0.0002  # seconds
-
-
-def pause() -> None:
-    """Let other threads run Python: the one that runs steps must not wait for a whole load."""
-    time.sleep(_PAUSE)
 
 
 @dataclass
@@ -52,8 +46,8 @@ class Piece:
 Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
 
 
-def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits) -> Weights:
-    """Read an adapter's tensors. Raises CheckpointError for values that are not numbers of the type they are kept in."""
+def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits, pace: Pace) -> Weights:
+    """Read an adapter's tensors. Raises CheckpointError for types, and for values that are not finite."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in file.read():
         entry = file.entries[name]
@@ -63,7 +57,7 @@ def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limit
             )
         if entry.role != "base":
             tensors.setdefault(entry.module, {})[entry.role] = _finite(name, tensor, limits.dtype)
-        pause()
+        pace.rest()
     pieces: dict[tuple[str, int], list[Piece]] = {}
     for module, fitted in modules.items():
         for piece in _pieces(fitted, tensors.get(module, {})):
@@ -71,7 +65,7 @@ def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limit
     weights: dict[tuple[str, int], PartWeights] = {}
     for key, own in pieces.items():
         weights[key] = _part(own, limits.dtype)
-        pause()
+        pace.rest()
     return weights
 
 

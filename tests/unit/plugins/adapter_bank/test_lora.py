@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import gc
+import shutil
+import weakref
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoRAConfig
 from ferrule.types import Adapter
+from ferrule_nn import Linear
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
 from tests.fakes.peft_adapters import make_adapter
@@ -91,3 +97,110 @@ def test_biases_are_those_of_the_merged_model(tmp_path: Path, name: str) -> None
 def test_every_name_of_a_checkpoint_is_found(tmp_path: Path, model: str) -> None:
     folder = tiny_checkpoint(model, tmp_path / model)
     compare(folder, make_adapter(folder, tmp_path / "adapter", target_modules=LINEARS.get(model, "all-linear")))
+
+
+def test_recorded_steps_are_those_that_are_launched(llama: Path, tmp_path: Path) -> None:
+    adapters = [make_adapter(llama, tmp_path / str(seed), seed=seed, target_modules=ALL) for seed in (1, 2, 3)]
+    turns = [[adapters[0], None, adapters[1]], [adapters[2], adapters[1], None], [None, adapters[0], adapters[2]]]
+    outputs = []
+    for eager in (False, True):
+        with Harness(llama, dtype="float32", block_size=16, enforce_eager=eager, lora=section()) as opened:
+            engine = opened.engine(max_num_batched_tokens=64)
+            outputs.append([engine.run(PROMPTS, max_tokens=12, adapters=turn) for turn in turns])
+            recorder = opened.executor._worker._worker.model_runner._recorder  # type: ignore[attr-defined]
+            assert (recorder is None) == eager
+            assert eager or recorder._recordings
+    for recorded, launched in zip(*outputs, strict=True):
+        for found, wanted in zip(recorded, launched, strict=True):
+            assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
+
+
+@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_quantized_bases_get_the_adapters_part(
+    llama: Path, tmp_path: Path, dtype: str, quantization: str | None
+) -> None:
+    adapter = make_adapter(llama, tmp_path / "adapter", target_modules=ALL)
+    settings = {"dtype": dtype, "block_size": 16, "quantization": quantization, "enforce_eager": True}
+    with Harness(llama, lora=section(lora_dtype="float32"), **settings) as opened:
+        found = opened.engine().run(PROMPTS, max_tokens=1, adapters=[adapter, None, adapter], logprobs=5)
+    content = load_file(Path(adapter.path) / "adapter_model.safetensors")
+    with Harness(llama, **settings) as opened:
+        model = opened.executor._worker._worker.model_runner.model  # type: ignore[attr-defined]
+        plain = opened.engine().run(PROMPTS, max_tokens=1, logprobs=5)
+        for name, layer in model.named_modules():
+            if isinstance(layer, Linear) and not layer.head:
+                names = [f"{name.rpartition('.')[0]}.{own}" for own in layer.projections] or [name]
+                keys = [f"base_model.model.model.{own}" for own in names]
+                delta = torch.cat([content[f"{k}.lora_B.weight"] @ content[f"{k}.lora_A.weight"] * 2.0 for k in keys])
+                layer.register_forward_hook(
+                    lambda layer, x, y, delta=delta: (y.float() + x[0].float() @ delta.t()).to(y.dtype)
+                )
+        wanted = opened.engine().run(PROMPTS, max_tokens=1, logprobs=5)
+    tolerance = 1e-3 if dtype == "float32" else 0.08
+    for row, reference in enumerate((wanted, plain, wanted)):
+        one, other = found[row].logprobs[0], reference[row].logprobs[0]
+        assert one.logprob == pytest.approx(other.logprob, abs=tolerance)
+        assert (one.token_id == other.token_id) or dtype == "bfloat16"
+    assert wanted[0].logprobs != plain[0].logprobs
+
+
+def test_adapters_stay_while_the_model_sleeps(llama: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(llama, tmp_path / "adapter", target_modules=ALL)
+    with Harness(llama, dtype="float32", block_size=16, lora=section()) as opened:
+        first = opened.engine().run(PROMPTS, max_tokens=4, adapters=[adapter] * 3)
+        worker = opened.executor._worker._worker  # type: ignore[attr-defined]
+        layers = [weakref.ref(layer) for layer in worker.model_runner.model.modules() if isinstance(layer, Linear)]
+        opened.executor.call("release", (("weights", "kv_cache"), 2))
+        gc.collect()
+        assert not any(ref() for ref in layers)  # the bank keeps no layer
+        for part in ("weights", "kv_cache"):
+            opened.executor.call("restore", (part,))
+        again = opened.engine().run(PROMPTS, max_tokens=4, adapters=[adapter] * 3)
+    assert said(again) == said(first)
+
+
+def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
+    adapter = make_adapter(llama, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
+    wanted = alone(tmp_path / "adapter" / "merged", prompt_logprobs=0)
+    with Harness(llama, dtype="float32", block_size=16, lora=section()) as opened:
+        found = opened.engine(max_num_batched_tokens=16).run(
+            PROMPTS, max_tokens=1, adapters=[adapter, None, adapter], prompt_logprobs=0
+        )
+    for row in (0, 2):
+        assert [each.logprob for each in found[row].prompt_logprobs] == pytest.approx(
+            [each.logprob for each in wanted[row].prompt_logprobs], abs=1e-3
+        )
+
+
+@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+def test_experts_by_name_are_those_of_the_stack(tmp_path: Path, model: str) -> None:
+    folder = tiny_checkpoint(model, tmp_path / model)
+    targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}
+    adapter = make_adapter(folder, tmp_path / "stacked", **targets)
+    content = load_file(Path(adapter.path) / "adapter_model.safetensors")
+    named: dict[str, torch.Tensor] = {}
+    for name, tensor in content.items():
+        before, experts, after = name.partition(".experts.")
+        if not experts:
+            named[name] = tensor
+            continue
+        down = content[name.replace("lora_B", "lora_A")]
+        count = len(down) // 4
+        for expert in range(count):
+            own = "gate_up_proj" if "base_layer" in after else "down_proj"
+            part = (
+                tensor.view(count, 4, -1)[expert]
+                if "lora_A" in after
+                else tensor.view(len(tensor), 4, count)[..., expert]
+            )
+            named[f"{before}.experts.{expert}.{own}.{after.removeprefix('base_layer.')}"] = part.contiguous()
+    shutil.copytree(adapter.path, tmp_path / "named", ignore=shutil.ignore_patterns("merged"))
+    save_file(named, tmp_path / "named" / "adapter_model.safetensors")
+    assert len(named) > len(content)
+    with Harness(folder, dtype="float32", block_size=16, lora=section()) as opened:
+        by_name = Adapter(name="named", path=str(tmp_path / "named"))
+        found = opened.engine().run(PROMPTS, max_tokens=8, adapters=[adapter, by_name, by_name])
+    wanted = alone(tmp_path / "stacked" / "merged")
+    for number in range(3):
+        check(found[number], wanted[number])

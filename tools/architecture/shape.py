@@ -19,7 +19,9 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_950  # with kinds for stores, adapters and what finds them, steps that are measured, a picture of the engine
+MAX_SERVING = (
+    6_950  # with kinds for stores, adapters and what finds them, steps that are measured, a picture of the engine
+)
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,

@@ -1,8 +1,8 @@
 """Measures the embedded model on 500 held-out prompts: ``python -m tools.tiny.evaluate``.
 
 An answer counts only when it is exactly the expected one, thinking and tool calls included. Without ``--url`` the
-checkpoint runs through transformers; with it, the same prompts go to an OpenAI-compatible server, whose tool and
-reasoning parsers may be on or off.
+checkpoint runs through transformers, or with ``--ferrule`` in Ferrule, which reads quantized ones too. With it, the
+same prompts go to an OpenAI-compatible server, whose tool and reasoning parsers may be on or off.
 """
 
 import argparse
@@ -50,6 +50,21 @@ def with_transformers(folder: Path, batch_size: int, dtype: str) -> Answer:
             made = model.generate(**batch, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
             texts = tokenizer.batch_decode(made[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
             yield from zip(chosen, texts, strict=True)
+
+    return answer
+
+
+def with_ferrule(folder: Path, dtype: str) -> Answer:
+    """Decode greedily with Ferrule in this process."""
+    from ferrule import LLM, SamplingParams
+
+    template = chat.load_template()
+    greedy = SamplingParams(temperature=0, max_tokens=MAX_NEW_TOKENS)
+
+    def answer(tests: list[Dialogue]) -> Iterator[tuple[Dialogue, str]]:
+        with LLM(str(folder), dtype=dtype, use_tqdm_on_load=False) as llm:
+            outputs = llm.generate([chat.prompt_of(test, template) for test in tests], greedy, use_tqdm=False)
+        yield from zip(tests, (output.outputs[0].text for output in outputs), strict=True)
 
     return answer
 
@@ -150,6 +165,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--url", default=None, help="ask this server instead, e.g. http://127.0.0.1:8000/v1")
     parser.add_argument("--served-name", default=None, help="model name at --url (default: the first it lists)")
     parser.add_argument("--concurrency", type=int, default=16, help="requests at a time with --url")
+    parser.add_argument("--ferrule", action="store_true", help="run the checkpoint in Ferrule, without --url")
     parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="without --url")
     parser.add_argument("--batch-size", type=int, default=50, help="without --url")
     parser.add_argument("--seed", type=int, default=0, help="which drawing of 500 held-out prompts")
@@ -157,6 +173,8 @@ def main(argv: list[str] | None = None) -> int:
     options = parser.parse_args(argv)
     if options.url:
         answer = with_server(options.url, options.served_name, options.concurrency)
+    elif options.ferrule:
+        answer = with_ferrule(options.model, options.dtype)
     else:
         answer = with_transformers(options.model, options.batch_size, options.dtype)
     print(table(measure(answer, dialogues.held_out_set(options.seed), options.show)))

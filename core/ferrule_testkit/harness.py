@@ -18,7 +18,7 @@ from typing import Any, Self
 from msgspec.structs import replace
 
 from ferrule.assembly.limits import scheduler_limits
-from ferrule.config import CacheConfig, Config, LoadConfig, LoRAConfig, ModelConfig, SpeculativeConfig, WorkerSettings
+from ferrule.config import CacheConfig, Config, LoadConfig, ModelConfig, SpeculativeConfig, WorkerSettings
 from ferrule.config.resolve import resolve, with_speculator
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
@@ -73,25 +73,23 @@ class Harness:
         *,
         block_size: int = 4,
         kv_cache_dtype: str = "auto",
-        load: LoadConfig | None = None,
+        sections: Mapping[str, Any] | None = None,
         plugins: Plugins | None = None,
         speculative: Mapping[str, Any] | None = None,
         executor: str | Executor = "uni",
-        lora: LoRAConfig | None = None,
         **model: Any,
     ) -> None:
         """Load a model. `model` are fields of `ModelConfig`; `plugins` defaults to all that are installed; `executor`
         is an executor that was not started, or the name of one. `speculative` is --speculative-config, with a method
-        and a folder; `lora` is the section on adapters. Raises StartupError.
+        and a folder; `sections` are other sections of the configuration, by name. Raises StartupError.
         """
         resolved = resolve(
             Config(
                 model=ModelConfig(model=str(folder), **model),
-                load=load or LoadConfig(use_tqdm_on_load=False),
-                lora=lora or LoRAConfig(),
                 cache=CacheConfig(block_size=block_size, kv_cache_dtype=kv_cache_dtype),
                 speculative=SpeculativeConfig(speculative_config=dict(speculative or {})),
                 env=Environment(cpu_kvcache_space=_CACHE_GIB),
+                **{"load": LoadConfig(use_tqdm_on_load=False), **(sections or {})},
             )
         )
         self.plugins: Plugins = discover() if plugins is None else plugins

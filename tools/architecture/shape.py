@@ -12,6 +12,7 @@ from tools.architecture.source import Module, Rule, Violation, functions
 
 MAX_FUNCTION = 60  # lines, from `def` to the end
 MAX_FILE = 450
+LONG_FILES = MappingProxyType({"ferrule.types": 480})  # every noun that crosses a process, in one place
 MAX_CLASS = 265  # the scheduler, which counts for each API key, and takes blocks ahead of guesses
 MAX_PARAMETERS = 7  # without self and cls
 
@@ -41,7 +42,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_320,  # runs once, at the start; a speculator and its model too
+        "ferrule.assembly": 1_370,  # runs once, at the start; a speculator and its model too
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,
@@ -49,7 +50,7 @@ BUDGETS = MappingProxyType(
         "ferrule.client": 480,
         "ferrule.frontend": 4_390,  # with what templates show, tries of constraints, adapters by name
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
-        "ferrule.locate": 370,
+        "ferrule.locate": 385,
         "ferrule.launch": 1_310,
         "ferrule.llm": 1_230,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
@@ -91,9 +92,9 @@ def class_length(modules: Sequence[Module]) -> list[Violation]:
 
 def file_length(modules: Sequence[Module]) -> list[Violation]:
     return [
-        Violation(module.path, count, f"the file has {count} lines, more than {MAX_FILE}")
+        Violation(module.path, count, f"the file has {count} lines, more than {most}")
         for module in _measured(modules)
-        if (count := len(module.text.splitlines())) > MAX_FILE
+        if (count := len(module.text.splitlines())) > (most := LONG_FILES.get(module.name, MAX_FILE))
     ]
 
 

@@ -71,7 +71,7 @@ def compare(folder: Path, adapter: Adapter) -> None:
     """Run rows with an adapter and without, in one batch, chunked, and behind a cached prefix."""
     plain, wanted = alone(folder), alone(Path(adapter.path) / "merged")
     assert said(plain) != said(wanted)
-    with Harness(folder, dtype="float32", block_size=16, lora=section()) as opened:
+    with Harness(folder, dtype="float32", block_size=16, sections={"lora": section()}) as opened:
         engine = opened.engine(max_num_batched_tokens=16)
         found = engine.run(PROMPTS, max_tokens=8, adapters=[adapter, None, adapter])
         for number, reference in enumerate((wanted, plain, wanted)):
@@ -104,7 +104,9 @@ def test_recorded_steps_are_those_that_are_launched(llama: Path, tmp_path: Path)
     turns = [[adapters[0], None, adapters[1]], [adapters[2], adapters[1], None], [None, adapters[0], adapters[2]]]
     outputs = []
     for eager in (False, True):
-        with Harness(llama, dtype="float32", block_size=16, enforce_eager=eager, lora=section()) as opened:
+        with Harness(
+            llama, dtype="float32", block_size=16, enforce_eager=eager, sections={"lora": section()}
+        ) as opened:
             engine = opened.engine(max_num_batched_tokens=64)
             outputs.append([engine.run(PROMPTS, max_tokens=12, adapters=turn) for turn in turns])
             recorder = opened.executor._worker._worker.model_runner._recorder  # type: ignore[attr-defined]
@@ -122,7 +124,7 @@ def test_quantized_bases_get_the_adapters_part(
 ) -> None:
     adapter = make_adapter(llama, tmp_path / "adapter", target_modules=ALL)
     settings = {"dtype": dtype, "block_size": 16, "quantization": quantization, "enforce_eager": True}
-    with Harness(llama, lora=section(lora_dtype="float32"), **settings) as opened:
+    with Harness(llama, sections={"lora": section(lora_dtype="float32")}, **settings) as opened:
         found = opened.engine().run(PROMPTS, max_tokens=1, adapters=[adapter, None, adapter], logprobs=5)
     content = load_file(Path(adapter.path) / "adapter_model.safetensors")
     with Harness(llama, **settings) as opened:
@@ -147,7 +149,7 @@ def test_quantized_bases_get_the_adapters_part(
 
 def test_adapters_stay_while_the_model_sleeps(llama: Path, tmp_path: Path) -> None:
     adapter = make_adapter(llama, tmp_path / "adapter", target_modules=ALL)
-    with Harness(llama, dtype="float32", block_size=16, lora=section()) as opened:
+    with Harness(llama, dtype="float32", block_size=16, sections={"lora": section()}) as opened:
         first = opened.engine().run(PROMPTS, max_tokens=4, adapters=[adapter] * 3)
         worker = opened.executor._worker._worker  # type: ignore[attr-defined]
         layers = [weakref.ref(layer) for layer in worker.model_runner.model.modules() if isinstance(layer, Linear)]
@@ -163,7 +165,7 @@ def test_adapters_stay_while_the_model_sleeps(llama: Path, tmp_path: Path) -> No
 def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
     adapter = make_adapter(llama, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
     wanted = alone(tmp_path / "adapter" / "merged", prompt_logprobs=0)
-    with Harness(llama, dtype="float32", block_size=16, lora=section()) as opened:
+    with Harness(llama, dtype="float32", block_size=16, sections={"lora": section()}) as opened:
         found = opened.engine(max_num_batched_tokens=16).run(
             PROMPTS, max_tokens=1, adapters=[adapter, None, adapter], prompt_logprobs=0
         )
@@ -198,7 +200,7 @@ def test_experts_by_name_are_those_of_the_stack(tmp_path: Path, model: str) -> N
     shutil.copytree(adapter.path, tmp_path / "named", ignore=shutil.ignore_patterns("merged"))
     save_file(named, tmp_path / "named" / "adapter_model.safetensors")
     assert len(named) > len(content)
-    with Harness(folder, dtype="float32", block_size=16, lora=section()) as opened:
+    with Harness(folder, dtype="float32", block_size=16, sections={"lora": section()}) as opened:
         by_name = Adapter(name="named", path=str(tmp_path / "named"))
         found = opened.engine().run(PROMPTS, max_tokens=8, adapters=[adapter, by_name, by_name])
     wanted = alone(tmp_path / "stacked" / "merged")

@@ -209,7 +209,7 @@ def test_what_a_format_states_is_read_without_an_import(name: str) -> None:
 
 def tokens(folder: Path, load_format: str = "auto", **model: Any) -> tuple[str | None, Any]:
     load = LoadConfig(load_format=load_format, use_tqdm_on_load=False)
-    with Harness(folder, load=load, **model) as harness:
+    with Harness(folder, sections={"load": load}, **model) as harness:
         output = harness.engine().run([PROMPT], max_tokens=4, logprobs=1)[0]
         return harness.info.quantization, output.logprobs
 

@@ -61,7 +61,7 @@ def served(
         model_loader_extra_config=model_loader_extra_config or {},
         use_tqdm_on_load=False,
     )
-    with Harness(folder, load=load, **model) as harness:
+    with Harness(folder, sections={"load": load}, **model) as harness:
         output = harness.engine().run([PROMPT], max_tokens=6, logprobs=2)[0]
     return [output.token_ids, output.logprobs]
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ferrule.errors import StartupError
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -38,6 +39,20 @@ def test_outputs_stay_what_they_are(tmp_path: Path, recipe: str, method: str) ->
         assert found == wanted
         assert any(guesses[0] >= 0 for _, guesses in harness.proposed)
         harness.executor.call("check", ())
+
+
+@pytest.mark.parametrize("method", TENSORS)
+def test_a_copy_of_the_embedding_is_not_loaded(tmp_path: Path, tiny_llama: Path, method: str) -> None:
+    table = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
+    sizes, found = [], []
+    for number, more in enumerate(({}, {"embed_tokens.weight": table}, {"embed_tokens.weight": table + 1})):
+        folder = write_head(tmp_path / str(number), head_config(**INNER_IDS), {**TENSORS[method](), **more})
+        with HeadHarness(tiny_llama, method, 3, model=str(folder)) as harness:
+            harness.engine().run(PROMPTS, max_tokens=8)
+            sizes.append(harness.info.weight_bytes)
+            found.append(sorted(harness.proposed))
+    assert sizes[1] == sizes[0] == sizes[2] - table.nbytes
+    assert found[1] == found[0] != found[2]
 
 
 def test_a_model_that_gives_no_inner_states(tmp_path: Path) -> None:

@@ -83,3 +83,20 @@ def test_inner_states_come_behind_the_usual_ones(tiny_llama: Path) -> None:
         harness.engine().run([ids], max_tokens=1)
     torch.testing.assert_close(seen[-1][:, :64], reference.hidden(ids), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(seen[-1][:, 64:], reference.hidden(ids, (1, 0)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_heads_sleep_and_wake_with_their_model(tmp_path: Path, tiny_llama: Path, level: int) -> None:
+    folder = write_head(tmp_path / "head", head_config(**INNER_IDS), eagle3_tensors())
+    with HeadHarness(tiny_llama, "eagle3", 3, model=str(folder)) as harness:
+        found = []
+        for asleep in (False, True):
+            engine = harness.engine()
+            if asleep:
+                harness.executor.call("release", (("weights", "kv_cache"), level))
+                for part in ("weights", "kv_cache"):
+                    harness.executor.call("restore", (part,))
+                harness.proposed.clear()
+            texts = [output.token_ids for output in engine.run(PROMPTS, max_tokens=12)]
+            found.append((texts, sorted(harness.proposed)))
+    assert found[0] == found[1]

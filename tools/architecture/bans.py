@@ -30,7 +30,7 @@ _ALL_INTERFACES = re.compile(r"0\.0\.0\.0|://\*|^::$|\[::\]")
 WORDS = frozenset(
     {
         *("auto", "default", "none", "priority", "health", "docs", "admin", "tokenize", "plugins", "openai", "cpu"),
-        *("fp8", "dummy", "hf", "memory", "responses"),
+        *("fp8", "dummy", "hf", "memory", "responses", "suffix"),
     }
 )
 # Where core names built-in plugins, and why.

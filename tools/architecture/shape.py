@@ -30,7 +30,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env": 200,
         "ferrule.env_vllm": 270,  # a table
         "ferrule.log": 200,
-        "ferrule.config": 2_560,  # with the object of speculative decoding, and older names of its keys
+        "ferrule.config": 2_570,  # with the object of speculative decoding, and older names of its keys
         "ferrule.checkpoint": 310,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 165,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.slow_start": 70,

@@ -19,7 +19,7 @@ from ferrule.plugin import Plugins
 
 OPTION = "--speculative-config"
 MAX_TOKENS = 64
-FROM_MODEL = "auto"  # a method that the draft model's config.json decides
+FROM_MODEL = "auto"  # a method that the draft model's config.json decides, or keys that one method has
 _USUAL_TOKENS = 5  # of a speculator that states no `usual_tokens`
 
 
@@ -86,6 +86,7 @@ _AS_GIVEN = (
     *("max_model_len", "disable_by_batch_size", "adaptive"),
     *("acceptance_method", "posterior_threshold", "posterior_alpha"),
 )
+_NEITHER = f"{OPTION} names neither a method nor a model: give one of the keys method and model."
 _WITHOUT_EFFECT = MappingProxyType(
     {
         ("disable_logprobs", True): "logprobs come with guessed tokens as with others, and cost no more",
@@ -114,26 +115,19 @@ def resolve_speculative(section: SpeculativeConfig, problems: list[str]) -> Reso
     if isinstance(model, str) and model and model[0] == "[" and model[-1] == "]":  # "[ngram]" in the place of a model
         method = method or model[1:-1]
         del settings["model"]
-    elif not method:
-        method = FROM_MODEL if model is not None else _method_of(settings)
-    if not method:
-        faults.append(f"{OPTION} names neither a method nor a model: give one of the keys method and model.")
+    if not (method or settings):
+        faults.append(_NEITHER)
     problems += faults
     if faults:
         return ResolvedSpeculative(speculative_config=section.speculative_config)
     named = {key: given[key] for key in _AS_GIVEN if key in given}
     return ResolvedSpeculative(
         speculative_config=section.speculative_config,
-        method=str(method),
+        method=str(method or FROM_MODEL),
         num_tokens=given.get("num_speculative_tokens", 0),
         settings=settings,
         **named,
     )
-
-
-def _method_of(settings: Mapping[str, Any]) -> str:
-    """Return the method that keys belong to which are documented for one alone."""
-    return "ngram" if any(key.startswith("prompt_lookup_") for key in settings) else ""
 
 
 def remarks_on(section: ResolvedSpeculative) -> list[str]:
@@ -153,9 +147,11 @@ def settled(section: ResolvedSpeculative, plugins: Plugins, described: Sequence[
 
     Raises ConfigError for a method that does not exist, and for keys that the method does not know.
     """
-    if not section.method or (section.method == FROM_MODEL and not described):
+    open_method = section.method == FROM_MODEL
+    if not section.method or (open_method and "model" in section.settings and not described):
         return section
-    name = _plugin_of(section, plugins, described)
+    own_keys = open_method and not described
+    name = _owner_of(section.settings, plugins) if own_keys else _plugin_of(section, plugins, described)
     if plugins.offers("speculator", name) and not plugins.is_builtin("speculator", name):
         plugins.find("speculator", name)  # raises where it cannot be used
     known = tuple(plugins.stated("speculator", name, "own_settings") or ())
@@ -169,6 +165,15 @@ def settled(section: ResolvedSpeculative, plugins: Plugins, described: Sequence[
         raise ConfigError("\n".join(faults))
     usual = plugins.stated("speculator", name, "usual_tokens")
     return replace(section, method=name, num_tokens=section.num_tokens or usual or _USUAL_TOKENS)
+
+
+def _owner_of(settings: Mapping[str, Any], plugins: Plugins) -> str:
+    """Return the one plugin that has all these keys, where neither method nor model is named. Raises ConfigError."""
+    names = plugins.names("speculator")
+    owners = [name for name in names if set(settings) <= set(plugins.stated("speculator", name, "own_settings") or ())]
+    if len(owners) != 1:
+        raise ConfigError(_NEITHER)
+    return owners[0]
 
 
 def _plugin_of(section: ResolvedSpeculative, plugins: Plugins, described: Sequence[str]) -> str:

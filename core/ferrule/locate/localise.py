@@ -69,7 +69,8 @@ def _draft_model(config: Resolved, find: Callable[..., Path], plugins: Plugins) 
     stated = read_json(config_file(folder, "auto", plugins)) if section.method == FROM_MODEL else {}
     named = [stated.get("model_type"), *(stated.get("architectures") or ())]
     section = replace(section, settings={**section.settings, "model": str(folder)})
-    return settled(section, plugins, [each for each in named if isinstance(each, str)])
+    described_as = [each for each in named if isinstance(each, str)]
+    return settled(section, plugins, described_as or (["an unnamed type"] if section.method == FROM_MODEL else []))
 
 
 def draft_model(section: ResolvedSpeculative) -> tuple[str, str | None]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
+from torch.nn.functional import pad
 
 from ferrule.interfaces.attention import AttentionBackend
 from ferrule.interfaces.model import Model
@@ -127,7 +128,8 @@ class DraftPasses(DraftSteps):
         self._ids[: len(ids)].copy_(ids)
 
         def forward(ctx: StepContext) -> torch.Tensor:
-            return model.forward(self._ids[: len(ctx.places)], ctx)
+            given, count = self._ids, len(ctx.places)  # a padded pass may have more rows than there are slots
+            return model.forward(given[:count] if count <= len(given) else pad(given, (0, count - len(given))), ctx)
 
         return self._replays_of(model).run(rows, self._bound, self._inputs, forward)
 

@@ -14,6 +14,7 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.model import BuildContext
 from ferrule.interfaces.platform import StepInput
 from ferrule.interfaces.sampler import SampleBatch, Sampled, Sampler
+from ferrule.interfaces.speculator import LoadedDraft, SpeculatorContext
 from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
@@ -21,6 +22,7 @@ from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.model.llama import Llama
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, GraphRecorder
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
+from ferrule_plugins.speculator.draft_model import DraftModel
 from tests.fakes.lazy_device import PagedAttention, tape_capture
 
 VOCAB, BLOCK, MAX_LEN = 64, 4, 32
@@ -51,7 +53,10 @@ def _recorder(
     return GraphRecorder(GraphLimits(sizes, **given), transfers, CPU, lambda: capture, memory)
 
 
-def _runner(recorder: GraphRecorder | None = None, attention: Any = None, **changes: Any) -> ModelRunner:
+def _runner(
+    recorder: GraphRecorder | None = None, attention: Any = None, drafts: Any = None, **changes: Any
+) -> ModelRunner:
+    """Make a runner. `drafts` makes the recorder of a draft model, which has the target's weights."""
     torch.manual_seed(0)
     config: dict[str, Any] = {
         "vocab_size": VOCAB,
@@ -63,7 +68,8 @@ def _runner(recorder: GraphRecorder | None = None, attention: Any = None, **chan
         "max_position_embeddings": MAX_LEN,
         **changes,
     }
-    model = Llama(BuildContext(config=config, dtype=torch.float32, device=CPU, block_size=BLOCK, max_model_len=MAX_LEN))
+    build = BuildContext(config=config, dtype=torch.float32, device=CPU, block_size=BLOCK, max_model_len=MAX_LEN)
+    model = Llama(build)
     for parameter in model.parameters():
         parameter.data.normal_(0, 0.35)
     limits = RunnerLimits(slots=4, max_model_len=MAX_LEN, vocab_size=VOCAB, dtype=torch.float32, device=CPU)
@@ -73,13 +79,28 @@ def _runner(recorder: GraphRecorder | None = None, attention: Any = None, **chan
         sampler=Best(None),  # type: ignore[arg-type]
         limits=limits,
         recorder=recorder,
+        speculator=drafts and _speculator(model, build),
+        draft_recorder=drafts or (lambda: None),
     )
     runner = ModelRunner(parts)
     runner.init_cache(60)
     return runner
 
 
-def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1) -> list[list[RowResult]]:
+def _speculator(model: Llama, build: BuildContext) -> DraftModel:
+    context = SpeculatorContext(
+        num_tokens=4,
+        num_slots=4,
+        target=model,
+        build=build,
+        settings={"model": "itself", "least_certainty": 0},
+        load=lambda settings: LoadedDraft(model=model, build=build, tokenizer=lambda: None),
+        tokenizer=lambda: None,
+    )
+    return DraftModel(context)
+
+
+def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1, wanted: int = 0) -> list[list[RowResult]]:
     """Run prompts of different lengths in one step, then decode; from step 3 on, with one row less."""
     prompts = [tuple(range(3 + n, 8 + 2 * n)) for n in range(rows)]
     blocks = [
@@ -90,14 +111,15 @@ def _run(runner: ModelRunner, rows: int, steps: int = 6, groups: int = 1) -> lis
         for n, ids in enumerate(prompts)
     )
     chunks = tuple(
-        Chunk(slot=n, id=str(n), epoch=0, start=0, count=len(ids), ends="sample", new_blocks=blocks[n])
+        Chunk(slot=n, id=str(n), epoch=0, start=0, count=len(ids), ends="sample", wanted=wanted, new_blocks=blocks[n])
         for n, ids in enumerate(prompts)
     )
     results = [list(runner.execute(StepPlan(step=0, chunks=chunks, admits=admits)).rows)]
     for step in range(1, steps):
         live = [n for n in reversed(range(rows)) if n or step < 3 or rows == 1]
         chunks = tuple(
-            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, ends="sample") for n in live
+            Chunk(slot=n, id=str(n), epoch=0, start=len(prompts[n]) + step - 1, count=1, ends="sample", wanted=wanted)
+            for n in live
         )
         results.append(list(runner.execute(StepPlan(step=step, chunks=chunks)).rows))
     runner.execute(StepPlan(step=steps, chunks=(), releases=tuple(range(rows))))
@@ -112,6 +134,19 @@ def _alike(mine: list[list[RowResult]], theirs: list[list[RowResult]]) -> None:
         for row, other in zip(ours, others, strict=True):
             values = [value for entry in row.logprobs for _, value in entry.top]
             assert values == pytest.approx([value for entry in other.logprobs for _, value in entry.top], abs=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(1, 2, 4), (16,)])
+def test_passes_of_a_draft_model_are_padded_too(sizes: tuple[int, ...]) -> None:
+    """Guess what comes, since both are one model: with a graph that fits, or for more rows than there may be."""
+    recorder = _recorder(sizes)
+    results = _run(_runner(drafts=lambda: recorder), 3, wanted=4)
+    assert recorder.recorded
+    for number, rows in enumerate(results):
+        for row in rows:
+            later = [r.token_ids[0] for step in results[number + 1 :] for r in step if r.id == row.id]
+            assert list(row.drafts[: len(later)]) == later[:4]
+            assert len(row.drafts) == 4
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4])

@@ -5,14 +5,20 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from transformers import LlamaConfig, LlamaForCausalLM
 
+from ferrule.assembly.memory import device_tensors
+from ferrule.config import WorkerSettings
 from ferrule.errors import CheckpointError, ConfigError
+from ferrule.execution import worker as worker_module
+from ferrule.execution.worker import Worker
 from ferrule.interfaces.scheduler import GuessLimits
 from ferrule_plugins.speculator.vocabularies import share_tokens
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -21,6 +27,7 @@ from ferrule_testkit.harness import Engine, Harness
 PROMPTS = [[5, 6, 7, 8, 9, 10, 11], [21, 22, 23], [31, 32, 33, 34, 35], [41, 42], list(range(51, 90))]
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "seed": 7}
 MOST = 4
+CPU = torch.device("cpu")
 
 
 class Pair(Harness):
@@ -165,12 +172,20 @@ def test_groups_of_both_models(tmp_path: Path, recipes: tuple[str, str]) -> None
 
 
 def test_windows_of_both(tmp_path: Path) -> None:
-    """Be right with windows too, where blocks are given away meanwhile, also when guesses were not wanted for long."""
-    target = tiny_checkpoint("gemma3_text", tmp_path / "model")
+    """Be right with windows too, where blocks are given away meanwhile; and have outputs as they are when guesses were
+    not wanted for longer than a window.
+    """
+    target, prompts = tiny_checkpoint("gemma3_text", tmp_path / "model"), [list(range(5, 45)), [3, 4]]
     with Pair(target, target) as pair:
         engine = pair.engine()
-        engine.run([list(range(5, 45))], max_tokens=60)
-        assert accepted(engine) == 1
+        long, short = (output.token_ids for output in engine.run(prompts, max_tokens=60))
+        assert accepted(engine) > 0.97
+        end = next(id for id in short[30:] if id not in long)
+        engine = pair.engine(guesses={"max_requests": 1}, prefix_caching=False)
+        found = engine.run(prompts, max_tokens=60, stop_token_ids=(end,))
+        assert found[0].token_ids == long
+        assert len(found[1].token_ids) > 30
+        assert engine.stats.drafts > 0
 
 
 def test_sleeping_and_waking(tiny_llama: Path, wanted: dict[str, list[list[int]]]) -> None:
@@ -182,6 +197,62 @@ def test_sleeping_and_waking(tiny_llama: Path, wanted: dict[str, list[list[int]]
         engine = pair.engine()
         assert [output.token_ids for output in engine.run(PROMPTS, max_tokens=30)] == wanted["greedy"]
         assert accepted(engine) > 0.97
+
+
+@pytest.fixture
+def worker(tiny_llama: Path, itself: Pair, monkeypatch: pytest.MonkeyPatch) -> Worker:
+    """Make a worker whose device is said to have memory of its own. It computes nothing: a CPU's kernels keep
+    addresses.
+    """
+    monkeypatch.setattr(worker_module, "device_tensors", lambda model, device: device_tensors(model, CPU))
+    made = Worker(WorkerSettings.of(itself.config), itself.plugins)
+    made.start()
+    made._own_memory = True
+    monkeypatch.setattr(made, "_warm_up", lambda runner: None)
+    made.init_cache(8)
+    return made
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_weights_of_both_sleep(level: int, worker: Worker) -> None:
+    """Wake the same speculator at level 1, and make it again at level 2."""
+    before = worker.model_runner.speculator
+    assert before is not None
+    (draft,) = before.modules()
+    numbers = [parameter.clone() for parameter in draft.parameters()]
+    worker.release(("weights", "kv_cache"), level)
+    assert worker.model_runner.speculator is None
+    left = sum(tensor.untyped_storage().nbytes() for tensor in device_tensors(draft, CPU))
+    assert (left == 0) == (level == 1)
+    worker.restore("weights")
+    worker.restore("kv_cache")
+    after = worker.model_runner.speculator
+    assert after is not None
+    assert (after is before) == (level == 1)
+    assert all(map(torch.equal, after.modules()[0].parameters(), numbers))
+
+
+def test_a_start_is_checked_without_weights(tmp_path: Path, tiny_llama: Path, itself: Pair) -> None:
+    Worker(WorkerSettings.of(itself.config), itself.plugins).check_start()
+    with Harness(tiny_llama, dtype="float32") as alone:
+        assert itself.info.page_bytes == 2 * alone.info.page_bytes
+        assert itself.info.weight_bytes == 2 * alone.info.weight_bytes
+        assert (alone.info.lookahead, itself.info.lookahead) == (0, MOST)
+    stateful = tiny_checkpoint("lfm2", tmp_path / "stateful")
+    section = replace(itself.config.speculative, settings={"model": str(stateful)})
+    with pytest.raises(ConfigError, match="recurrent"):
+        Worker(WorkerSettings.of(replace(itself.config, speculative=section)), itself.plugins).check_start()
+
+
+def test_the_servers_attention_must_serve_the_draft_model(tmp_path: Path, tiny_llama: Path) -> None:
+    """Refuse a head size that the backend of the target's layers does not know."""
+    narrow = LlamaConfig(
+        vocab_size=320, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=8
+    )
+    folder = tmp_path / "narrow"
+    LlamaForCausalLM(narrow).save_pretrained(folder)
+    with pytest.raises(ConfigError, match="attention cpu_native, which serves the model, does not serve"):
+        Harness(tiny_llama, dtype="float32", block_size=16, speculative={"method": "draft_model", "model": str(folder)})
 
 
 # -------------------------------------------------------------------------------------------- vocabularies

@@ -98,8 +98,11 @@ def test_every_name_is_there_from_the_first_scrape_with_its_type_labels_and_buck
 
 GAUGES = """num_requests_running num_requests_waiting kv_cache_usage_perc gpu_cache_usage_perc num_requests_swapped
     cpu_cache_usage_perc cpu_prefix_cache_hit_rate gpu_prefix_cache_hit_rate num_requests_waiting_by_reason
-    engine_sleep_state cache_config_info ferrule:state_snapshots ferrule:buffered_bytes"""
-COUNTERS = """num_preemptions_total prompt_tokens_total generation_tokens_total request_success_total
+    engine_sleep_state cache_config_info ferrule:state_snapshots ferrule:buffered_bytes
+    spec_decode_draft_acceptance_rate spec_decode_efficiency"""
+COUNTERS = """spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+    spec_decode_num_accepted_tokens_per_pos_total spec_decode_num_emitted_tokens_total num_preemptions_total
+    prompt_tokens_total generation_tokens_total request_success_total
     gpu_prefix_cache_queries_total gpu_prefix_cache_hits_total prefix_cache_queries_total prefix_cache_hits_total
     corrupted_requests_total prompt_tokens_cached_total prompt_tokens_by_source_total admission_rejections_total
     tool_call_parser_invocations_total ferrule:key_choices_total ferrule:key_prompt_tokens_total
@@ -278,6 +281,29 @@ def test_console_says_rates_every_ten_seconds(caplog: pytest.LogCaptureFixture) 
         clock.advance(10)
         console.on_engine(EngineStats(steps=5), 0)  # idle since the last line
         assert len(caplog.records) == 1
+
+
+def test_guesses_are_counted_and_said(caplog: pytest.LogCaptureFixture) -> None:
+    clock = VirtualClock()
+    console, logger = Console(CONFIG, fake_model(), clock), Prometheus(CONFIG, fake_model())
+    stats = EngineStats(steps=9, drafts=10, draft_tokens=40, accepted_by_place=(8, 5, 2))
+    with caplog.at_level(logging.INFO, "ferrule.stats"):
+        console.on_engine(EngineStats(), 0)
+        clock.advance(10)
+        console.on_engine(stats, 0)
+    line = caplog.records[1].getMessage()
+    assert "Mean acceptance length: 2.50, Accepted: 1.5 tokens/s, Drafted: 4.0 tokens/s" in line
+    assert "Avg draft acceptance rate: 37.5%" in line
+    logger.on_engine(stats, 0)
+    assert [value(logger, "spec_decode_num_accepted_tokens_per_pos_total", position=str(n)) for n in range(3)] == [
+        8,
+        5,
+        2,
+    ]
+    names = ("num_drafts_total", "num_draft_tokens_total", "num_accepted_tokens_total", "num_emitted_tokens_total")
+    assert [value(logger, f"spec_decode_{name}") for name in names] == [10, 40, 15, 25]
+    assert value(logger, "spec_decode_draft_acceptance_rate") == 15 / 40
+    assert value(logger, "spec_decode_efficiency") == 25 / 50
 
 
 def test_console_is_silent_when_switched_off(caplog: pytest.LogCaptureFixture) -> None:

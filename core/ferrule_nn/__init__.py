@@ -1,5 +1,6 @@
 """The SDK that models are built from. All tensors are flat: [tokens, ...], no batch dimension, no padding."""
 
+from ferrule_nn.adapted import TokenAdd, token_add, undivided
 from ferrule_nn.alibi import alibi_slopes
 from ferrule_nn.attention import Attention, AttentionSpec, GatedAttention
 from ferrule_nn.configuration import first, need
@@ -105,4 +106,7 @@ __all__ = [
     "read_routing",
     "sliding_layers",
     "sparse_layers",
+    "TokenAdd",
+    "token_add",
+    "undivided",
 ]

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.adapters import AdaptedLayer, Stacked
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
+TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
@@ -82,6 +83,12 @@ def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> Adap
         inputs=lambda down: down,
         outputs=lambda up, projection: up,
     )
+
+
+def token_add(bank: AdapterBank, layer: AdaptedLayer) -> TokenAdd | None:
+    """Return what adds the adapters' part to a layer's product for the step's tokens; None where there is none."""
+    add = bank.layer(layer)
+    return None if add is None else lambda x, y: add(x, y, bank.token_slots)
 
 
 def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:

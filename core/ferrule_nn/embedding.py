@@ -15,7 +15,7 @@ from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
-from ferrule_nn.adapted import adapted, undivided
+from ferrule_nn.adapted import TokenAdd, adapted, token_add, undivided
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
@@ -57,7 +57,7 @@ class Embedding(nn.Module):
         self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
         self.kernels = ops.current()
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
-        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+        self._add: TokenAdd | None = None  # what adapters change
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
         """Quantize the table, unless no kernel could read its rows. Returns whether it did."""
@@ -74,10 +74,8 @@ class Embedding(nn.Module):
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add the adapters' part to the rows, before they are scaled. Each rank has all of it."""
-        add = bank.layer(undivided(name, self.count, self.size, table=True))
-        if add is not None:
-            self._add = lambda ids, rows: add(ids, rows, bank.token_slots)
-        return add is not None
+        self._add = token_add(bank, undivided(name, self.count, self.size, table=True))
+        return self._add is not None
 
     def read_by(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
         """Have `rows` read the table from now on, from the head's packed form of it."""
@@ -128,7 +126,7 @@ class Head(Linear):
         self.scale = 1.0
         self.soft_cap = 0.0
         self._tied = (tied,)  # in a tuple, so that torch does not register it as a submodule
-        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+        self._add: TokenAdd | None = None  # what adapters change
         if tied is not None:
             self.weight = cast(nn.Parameter, tied.weight)  # a parameter until it is packed
 

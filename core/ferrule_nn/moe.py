@@ -14,7 +14,7 @@ from torch import nn
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
-from ferrule_nn.adapted import adapted, undivided
+from ferrule_nn.adapted import TokenAdd, adapted, token_add, undivided
 from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -61,14 +61,12 @@ class Router(nn.Module):
         self._route: ops.Route = route
         self._matrix: ops.Matrix | None = None
         self._packed: ops.Library | None = None
-        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+        self._add: TokenAdd | None = None  # what adapters change
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add the adapters' part to the scores."""
-        add = bank.layer(undivided(name, self.weight.shape[1], self.weight.shape[0]))
-        if add is not None:
-            self._add = lambda x, scores: add(x, scores, bank.token_slots)
-        return add is not None
+        self._add = token_add(bank, undivided(name, self.weight.shape[1], self.weight.shape[0]))
+        return self._add is not None
 
     def pack(self) -> None:
         """Copy the weight into the form of the device's kernels. On a CPU rows then have the same bits in any batch."""
@@ -280,14 +278,12 @@ class SharedGate(nn.Module):
     def __init__(self, hidden_size: int) -> None:
         super().__init__()
         self.weight = parameter(1, hidden_size, division=UNDIVIDED)
-        self._add: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] | None = None  # what adapters change
+        self._add: TokenAdd | None = None  # what adapters change
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add the adapters' part within the sigmoid."""
-        add = bank.layer(undivided(name, self.weight.shape[1], 1))
-        if add is not None:
-            self._add = lambda x, y: add(x, y, bank.token_slots)
-        return add is not None
+        self._add = token_add(bank, undivided(name, self.weight.shape[1], 1))
+        return self._add is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         y = (x.float() * self.weight.float()).sum(-1, keepdim=True)

@@ -11,7 +11,7 @@ from ferrule_plugins.model.mixtral import NAMES
 
 
 class PhiMoe(MoEDecoder):
-    naming = Naming(renames=NAMES)
+    naming = Naming(renames=(*NAMES, (r"\.mlp\.router\.", ".mlp.gate.")))  # adapters call it the router
     config_defaults = {
         "num_key_value_heads": 8,
         "rms_norm_eps": 1e-5,

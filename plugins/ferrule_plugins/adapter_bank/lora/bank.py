@@ -68,8 +68,11 @@ class LoraBank(AdapterBank):
             self._clear(slot, pace)
             weights = self._weights(adapter, pace)
             for (name, part), one in weights.items():
-                self._put(self._matrices[name], slot * self._layers[name].parts + part, one)
+                matrices = self._matrices[name]
+                self._put(matrices, slot * self._layers[name].parts + part, one)
                 pace.rest()
+            if weights:
+                matrices.ranks[slot].tolist()  # waits until a device has all of it
 
     def _clear(self, slot: int, pace: Pace) -> None:
         """Leave no adapter in a slot."""

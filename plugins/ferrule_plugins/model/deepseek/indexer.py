@@ -8,7 +8,20 @@ from typing import Any
 import torch
 from torch import nn
 
-from ferrule_nn import LatentSpec, LayerNorm, Linear, Rope, RopeConfig, Rotation, need, parameter
+from ferrule.interfaces.adapters import AdapterBank
+from ferrule_nn import (
+    LatentSpec,
+    LayerNorm,
+    Linear,
+    Rope,
+    RopeConfig,
+    Rotation,
+    TokenAdd,
+    need,
+    parameter,
+    token_add,
+    undivided,
+)
 
 
 class HeadWeights(nn.Module):
@@ -17,10 +30,18 @@ class HeadWeights(nn.Module):
     def __init__(self, hidden_size: int, heads: int) -> None:
         super().__init__()
         self.weight = parameter(heads, hidden_size)
+        self._add: TokenAdd | None = None  # what adapters change
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Add the adapters' part to the weights."""
+        heads, hidden_size = self.weight.shape
+        self._add = token_add(bank, undivided(name, hidden_size, heads))
+        return self._add is not None
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """Return the weights of the heads: x [tokens, hidden] → float32 [tokens, heads]."""
-        return x.float() @ self.weight.float().t()
+        y = x.float() @ self.weight.float().t()
+        return y if self._add is None else self._add(x, y)
 
 
 class Indexer(nn.Module):

@@ -19,7 +19,7 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-MAX_SERVING = 6_950  # with kinds for stores, adapters and what finds them, steps that are measured, a picture of the engine
+MAX_SERVING = 6_950  # with kinds for stores and adapters, steps that are measured, and a picture of the engine at work
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
@@ -51,7 +51,7 @@ BUDGETS = MappingProxyType(
         "ferrule.launch": 1_310,
         "ferrule.llm": 1_180,  # one engine, three ways to call it: batches, steps, and as they come
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
-        "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states, adapted layers
+        "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states, adapters
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 190,
         "ferrule_quant": 1_020,  # names of layers, words of bits, schemes that several formats have

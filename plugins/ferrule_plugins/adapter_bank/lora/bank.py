@@ -109,6 +109,7 @@ class LoraBank(AdapterBank):
             weights = self._read(Path(adapter.path), pace) if weights is None else weights
         except (CheckpointError, OSError) as error:
             why = error.message if isinstance(error, CheckpointError) else f"{error.strerror or error}."
+            why = why.replace(f"{adapter.path}/", "").replace(adapter.path, "its folder")  # clients may not know where
             raise RequestError(f"The adapter {adapter.title!r:.200} cannot be loaded: {why}", "model") from error
         self._host[adapter.name] = weights
         while len(self._host) > self._context.max_host:

@@ -238,7 +238,7 @@ def _events(seed: int, rounds: int = 30) -> Iterator[Any]:
         }
         gauges |= {"blocks_total": 64, "prefix_hits": totals["prefix_queries"] // 2}
         gauges |= {"running_adapters": rng.choice(((), ("a",), ("a", "b"))), "waiting_adapters": ("c",)}
-        stats = EngineStats(**{**gauges, **totals})
+        stats = EngineStats(**(gauges | totals))
         done = _stats(
             finish=rng.choice(list(FinishReason)),
             generation_tokens=rng.randrange(300),

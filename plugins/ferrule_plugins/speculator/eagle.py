@@ -119,6 +119,8 @@ class Eagle(ChainSpeculator):
         files, config = HeadFiles(folder, EagleHead.naming), head_config(folder)
         sizes = TargetSizes.of(context)
         sizes.check(folder, hidden=size(config, "hidden_size"), vocab=size(config, "vocab_size"))
-        head = EagleHead(replace(context.build, config=config), files.shapes, TargetParts(context))
+        target = TargetParts(context)
+        files = target.without_copy(files)
+        head = EagleHead(replace(context.build, config=config), files.shapes, target)
         files.fill(head, context.build)
         return head

@@ -163,7 +163,9 @@ class Eagle3(ChainSpeculator):
                 "does not give any.",
                 "Take another method.",
             )
-        head = Eagle3Head(replace(context.build, config=config), files, TargetParts(context), sizes.hidden)
+        parts = TargetParts(context)
+        files = parts.without_copy(files)
+        head = Eagle3Head(replace(context.build, config=config), files, parts, sizes.hidden)
         files.fill(head, context.build)
         target.tell_inner(layers)
         return head

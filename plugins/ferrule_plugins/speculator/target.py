@@ -10,7 +10,9 @@ from ferrule.errors import ConfigError
 from ferrule.interfaces.model import Generates
 from ferrule.interfaces.speculator import SpeculatorContext
 from ferrule_nn import Decoder
+from ferrule_plugins.speculator.head_files import HeadFiles, TargetSizes
 
+_TABLE, _ROWS = "embed_tokens.weight", 64
 Map = Callable[[torch.Tensor], torch.Tensor]
 
 
@@ -18,7 +20,8 @@ class TargetParts:
     """The embedding and the head of the target, called and not copied: either may be packed, quantized or tied."""
 
     def __init__(self, context: SpeculatorContext) -> None:
-        self._target = context.target
+        self._target, self._build = context.target, context.build
+        self._vocab = TargetSizes.of(context).vocab
 
     @property
     def head(self) -> Map:
@@ -37,3 +40,16 @@ class TargetParts:
                 "Take weights that include embed_tokens.weight, or another method.",
             )
         return self._target.embed_tokens
+
+    def without_copy(self, files: HeadFiles) -> HeadFiles:
+        """Return a head's files without `embed_tokens` where that is a copy of the target's table, by some of its rows.
+
+        Training leaves it as it is, so published files hold such copies.
+        """
+        outlined = torch.empty(0, device=self._build.device).is_meta
+        table = None if outlined or not isinstance(self._target, Decoder) else files.tensor(_TABLE)
+        if table is None or len(table) != self._vocab:
+            return files
+        ids = torch.linspace(0, len(table) - 1, _ROWS).long()
+        own = self.embedding(ids.to(self._build.device)).cpu()
+        return files.narrowed(lambda name: name != _TABLE) if torch.equal(own, table[ids].to(own.dtype)) else files

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from ferrule.errors import StartupError
 from ferrule_testkit.checkpoints import tiny_checkpoint
@@ -40,6 +41,20 @@ def test_outputs_stay_what_they_are(tmp_path: Path, recipe: str, method: str) ->
         harness.executor.call("check", ())
 
 
+@pytest.mark.parametrize("method", TENSORS)
+def test_a_copy_of_the_embedding_is_not_loaded(tmp_path: Path, tiny_llama: Path, method: str) -> None:
+    table = load_file(tiny_llama / "model.safetensors")["model.embed_tokens.weight"]
+    sizes, found = [], []
+    for number, more in enumerate(({}, {"embed_tokens.weight": table}, {"embed_tokens.weight": table + 1})):
+        folder = write_head(tmp_path / str(number), head_config(**INNER_IDS), {**TENSORS[method](), **more})
+        with HeadHarness(tiny_llama, method, 3, model=str(folder)) as harness:
+            harness.engine().run(PROMPTS, max_tokens=8)
+            sizes.append(harness.info.weight_bytes)
+            found.append(sorted(harness.proposed))
+    assert sizes[1] == sizes[0] == sizes[2] - table.nbytes
+    assert found[1] == found[0] != found[2]
+
+
 def test_a_model_that_gives_no_inner_states(tmp_path: Path) -> None:
     model = tiny_checkpoint("opt", tmp_path / "model")
     head = write_head(tmp_path / "head", head_config(**INNER_IDS), eagle3_tensors())
@@ -68,3 +83,20 @@ def test_inner_states_come_behind_the_usual_ones(tiny_llama: Path) -> None:
         harness.engine().run([ids], max_tokens=1)
     torch.testing.assert_close(seen[-1][:, :64], reference.hidden(ids), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(seen[-1][:, 64:], reference.hidden(ids, (1, 0)), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("level", [1, 2])
+def test_heads_sleep_and_wake_with_their_model(tmp_path: Path, tiny_llama: Path, level: int) -> None:
+    folder = write_head(tmp_path / "head", head_config(**INNER_IDS), eagle3_tensors())
+    with HeadHarness(tiny_llama, "eagle3", 3, model=str(folder)) as harness:
+        found = []
+        for asleep in (False, True):
+            engine = harness.engine()
+            if asleep:
+                harness.executor.call("release", (("weights", "kv_cache"), level))
+                for part in ("weights", "kv_cache"):
+                    harness.executor.call("restore", (part,))
+                harness.proposed.clear()
+            texts = [output.token_ids for output in engine.run(PROMPTS, max_tokens=12)]
+            found.append((texts, sorted(harness.proposed)))
+    assert found[0] == found[1]

@@ -84,14 +84,14 @@ def draw_setup(rng: random.Random, policy: str | None, depth: int | None) -> Set
         encoded_tokens=prompts.choice((0, 5, 5, 8)),
         targets=Targets(prompts.choice((0.0, 0.0, 0.5, 20.0)), prompts.choice((0.0, 0.0, 0.01, 1.0))),
     )
-    guesses = random.Random(repr((bases, groups, "guesses")))
+    guesses = random.Random(repr((bases, groups, "wanted")))
     limits = replace(
         limits,
         guesses=GuessLimits(
             most=guesses.choice((0, 2, 5, 5, 5, 5)),
             max_len=guesses.choice((0,) * 7 + (longest // 2,)),
             max_requests=guesses.choice((0,) * 7 + (3,)),
-            adaptive=guesses.random() < 0.3,
+            adaptive=guesses.random() < 0.2,
             lookahead=guesses.choice((0, 2, 5)),
         ),
     )

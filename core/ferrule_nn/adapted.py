@@ -104,9 +104,14 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
 
 def _alive(ref: weakref.ReferenceType[Any]) -> Any:
     layer = ref()
-    if layer is None:
+    if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
     return layer
+
+
+def _is_gone(tensor: torch.Tensor) -> bool:
+    """Return whether a tensor has lost its memory, as a device's weights do while the host keeps them."""
+    return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
 
 
 @torch.inference_mode()

@@ -166,7 +166,8 @@ class EngineLoop:
             patience = STALL_POLL_SECONDS
         else:
             busy = self._in_flight or (self.scheduler.has_work() and not self._sleep.level)
-            patience = 0.0 if busy else LOADING_POLL_SECONDS if self._preparing or self._late else IDLE_SECONDS
+            loading = self._late or (self._preparing and not self._sleep.level)
+            patience = 0.0 if busy else LOADING_POLL_SECONDS if loading else IDLE_SECONDS
         for client, message in self._channel.receive(patience):
             self._outbox.setdefault(client, [])
             if isinstance(message, Submit):
@@ -190,6 +191,8 @@ class EngineLoop:
             self._preparing.add(request)
 
     def _queue_prepared(self) -> None:
+        if self._sleep.level:
+            return  # an adapter may need the model's weights
         for request, error in self._preparing.take():
             if error is None:
                 self._queue(request)

@@ -240,6 +240,7 @@ class Worker:
         At level 1 the host keeps a copy of the weights of a device that has memory of its own. On a CPU there is no
         other memory, and they are read again at either level.
         """
+        self._finish_loads()
         if "weights" in parts:
             if level == 1 and "weights" not in self._missing and self._own_memory:
                 model, speculator = self.model_runner.model, self.model_runner.speculator
@@ -260,6 +261,7 @@ class Worker:
 
         Raises CheckpointError, ConfigError for memory that is not there, EngineDead.
         """
+        self._finish_loads()
         with self.platform.memory().guard("load" if part == "weights" else "cache"):
             if part == "weights":
                 self.model_runner.use(*self._weights())
@@ -268,6 +270,10 @@ class Worker:
             self._missing.discard(part)
             if not self._missing:
                 self._warm_up(self.model_runner)
+
+    def _finish_loads(self) -> None:
+        """Wait until no adapter is being loaded: a load may read the model's weights."""
+        self._loader.submit(int).result()
 
     def _open_cache(self) -> None:
         """Allocate the cache; what of it was written to is given back when there is not memory for all."""

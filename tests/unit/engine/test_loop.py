@@ -809,3 +809,20 @@ def test_an_adapter_is_read_ahead_while_steps_run():
     harness.steps(1)
     replies = [message for message in harness.sent[A] if isinstance(message, CallReply)]
     assert replies == [CallReply(7, error="of rank 99", status=400), CallReply(8)]
+
+
+def test_adapters_are_loaded_when_the_model_is_awake():
+    """Load none in its sleep: it may need the model's weights."""
+    harness = Preparing(adapter_slots=1, sleep_mode=True)
+    ask(harness, ("sleep",))
+    adapted(harness, "a", "x")
+    harness.steps(3)
+    assert harness.needs == []
+    assert harness.waits[-1] == 0.25
+    ask(harness, ("wake_up", None))
+    harness.steps(1)
+    assert harness.needs == [AdapterLoad(adapter=Adapter(name="x"), slot=1)]
+    harness.executor.device.load(harness.needs[0])
+    harness.loading[0].set_result(None)
+    harness.drain()
+    assert len(harness.said(A, "a")) == 4

@@ -1,8 +1,10 @@
-"""The end of a worker."""
+"""The end of a worker, and its sleep."""
 
 from __future__ import annotations
 
+import threading
 import weakref
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 from typing import Any
 
@@ -46,3 +48,26 @@ def test_a_worker_that_never_started_closes() -> None:
     worker: Any = Worker.__new__(Worker)
     worker._runner = None
     worker.close()
+
+
+def test_weights_stay_until_adapters_have_been_loaded() -> None:
+    worker: Any = Worker.__new__(Worker)
+    with ThreadPoolExecutor(1) as worker._loader:
+        seen: list[str] = []
+        begun, go_on = threading.Event(), threading.Event()
+
+        def load() -> None:
+            begun.set()
+            go_on.wait(10)
+            seen.append("loaded")
+
+        worker._loader.submit(load)
+        worker._missing, worker._own_memory = set(), False
+        worker._runner = SimpleNamespace(use=lambda model: seen.append("weights are given back"))
+        worker.platform = SimpleNamespace(memory=lambda: SimpleNamespace(trim=lambda: None))
+        assert begun.wait(10)
+        with ThreadPoolExecutor(1) as other:
+            released = other.submit(worker.release, ("weights",), 1)
+            go_on.set()
+            released.result()
+    assert seen == ["loaded", "weights are given back"]

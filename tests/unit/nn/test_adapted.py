@@ -7,11 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 
+from ferrule.errors import RequestError
 from ferrule.interfaces.adapters import BankContext
 from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.types import Adapter
 from ferrule_nn import Head, Linear, MergedLinear, Shared, inputs, load_into, outputs
-from ferrule_nn.adapted import row_norms
+from ferrule_nn.adapted import adapted, row_norms
 from ferrule_nn.division import sharded
 from ferrule_nn.ops import using
 from ferrule_plugins.adapter_bank.lora import LoraBank
@@ -102,3 +103,13 @@ def test_norms_are_those_of_the_weights_in_any_form(method: str | None, dtype: t
     layer.pack()
     wanted = (weight.float() + up @ down).norm(dim=1)
     torch.testing.assert_close(row_norms(layer, down, up), wanted, rtol=1e-4 if method is None else 2e-2, atol=1e-3)
+
+
+def test_weights_that_have_lost_their_memory_are_not_read() -> None:
+    layer = Linear(8, 4)
+    norms = adapted("layer", [layer], {"layer": (0, None)}).norms
+    assert norms is not None
+    assert norms(0, torch.zeros(1, 8), torch.zeros(4, 1)).shape == (4,)
+    layer.weight.untyped_storage().resize_(0)  # as in sleep of level 1 on a device of its own
+    with pytest.raises(RequestError, match="the model sleeps"):
+        norms(0, torch.zeros(1, 8), torch.zeros(4, 1))

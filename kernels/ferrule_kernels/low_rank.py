@@ -61,7 +61,9 @@ def add(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor
 
 
 def check_rows(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> None:
-    """Raise ValueError where sizes do not fit each other."""
+    """Raise ValueError where sizes do not fit each other, or groups are not int64."""
+    if groups.dtype != torch.int64:
+        raise ValueError(f"groups are int64, not {groups.dtype}")
     inputs = () if weights.table else (weights.inputs,)
     if x.shape != (len(groups), *inputs) or y.shape != (len(groups), sum(weights.outputs)):
         raise ValueError(f"{len(groups)} rows with adapters, x {tuple(x.shape)} and y {tuple(y.shape)} do not fit")

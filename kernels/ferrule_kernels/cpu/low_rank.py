@@ -69,9 +69,9 @@ class LowRankSum:
             x = x.long().contiguous()
         else:
             x = (x if x.dtype in _TYPES else x.float()).contiguous()
-        given, dtype = y, y.dtype
-        y = (y if dtype in _TYPES else y.float()).contiguous()
+        given = y
+        y = (y if y.dtype in _TYPES else y.float()).contiguous()
         groups = groups.contiguous()
         narrow = int(x.dtype == torch.bfloat16) + 2 * int(y.dtype == torch.bfloat16)
         self._kernel(self._address, groups.data_ptr(), x.data_ptr(), y.data_ptr(), len(y), narrow)
-        return y if dtype == y.dtype else given.copy_(y)
+        return given if y is given else given.copy_(y)

@@ -107,6 +107,18 @@ def test_other_types_are_computed_in_float32() -> None:
 
 
 @compiled
+def test_what_is_given_is_changed_also_where_it_is_a_view() -> None:
+    weights = filled(3, 4, 32, (32,), torch.float32)
+    x, y = numbers(weights, 4, torch.float32, torch.float32)
+    groups = torch.tensor([0, 1, 2, 1])
+    view = torch.cat([y, y], dim=1)[:, :32]
+    LowRankSum(weights)(x, view, groups)
+    close(view, add(weights, x, y.clone(), groups))
+    with pytest.raises(ValueError, match="groups are int64, not torch.int32"):  # half as many bytes as are read
+        LowRankSum(weights)(x, y, groups.int())
+
+
+@compiled
 def test_a_recording_follows_groups_and_weights() -> None:
     library.load()
     weights = filled(5, 6, 40, (48,), torch.float32)

@@ -136,7 +136,9 @@ def _check(entry: Entry, place: Place, limits: Limits) -> None:
     wanted = shapes.get(entry.role, both[:1])
     if entry.role == "magnitude" and shape in ((*wanted, 1), (1, *wanted)):
         wanted = shape
-    if shape != wanted or rank and (not rank[0] or rank[0] % ranks):
+    if rank and not rank[0]:
+        raise CheckpointError(f"the tensor {source} has the rank 0.")
+    if shape != wanted or rank and rank[0] % ranks:
         raise CheckpointError(f"the tensor {source} has the shape {shape}, and the model needs {wanted}.")
     if rank and rank[0] // ranks > limits.max_rank:
         raise CheckpointError(f"its rank is {rank[0] // ranks} ({source}), and --max-lora-rank is {limits.max_rank}.")

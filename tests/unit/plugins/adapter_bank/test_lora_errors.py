@@ -117,7 +117,7 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "A without B": (tensors(lambda content: content.pop(key("o_proj", B))), "no matrix B for 'layers.0.o_proj'"),
     "B without A": (tensors(lambda content: content.pop(key("o_proj", A))), "no matrix A for 'layers.0.o_proj'"),
     "ranks that differ": (set_to(key("o_proj", B), torch.zeros(16, 3)), "the ranks of A and B differ"),
-    "no rank at all": (set_to(key("o_proj", A), torch.zeros(0, 24)), "has the shape"),
+    "no rank at all": (set_to(key("o_proj", A), torch.zeros(0, 24)), "has the rank 0"),
     "one dimension": (set_to(key("o_proj", A), torch.zeros(24)), "has the shape"),
     "left over": (set_to("base_model.model.layers.0.norm.weight", torch.zeros(16)), "is not one of a LoRA adapter's"),
     "an embedding's for a layer": (

@@ -144,6 +144,9 @@ class Backend:
             raise RequestError(
                 f"The lora_int_id {request.lora_int_id} is that of the adapter {known.lora_name!r:.80}.", "lora_request"
             )
+        own = next((id for id, each in self.adapters.items() if each.lora_name == request.lora_name), None)
+        if own not in (None, request.lora_int_id):
+            raise RequestError(f"The adapter {request.lora_name!r:.80} has the lora_int_id {own}.", "lora_request")
         try:
             folder = await asyncio.to_thread(find_adapter, self.config, self._plugins, request.lora_path)
             await self.service.ensure_adapter(request.lora_name, str(folder), request.load_inplace)

@@ -95,6 +95,7 @@ def test_an_adapter_is_replaced_in_place(llm: LLM, adapters: list[LoRARequest], 
 def test_what_is_refused(llm: LLM, adapters: list[LoRARequest], tiny_llama: Path, tmp_path: Path) -> None:
     wrong = {
         "the adapter 'a'": LoRARequest("other", 1, adapters[0].path),
+        "The adapter 'a' has the lora_int_id 1": LoRARequest("a", 5, adapters[0].path),
         "a name of the model": LoRARequest(str(tiny_llama), 5, adapters[0].path),
         "base_model_name must be": LoRARequest("other", 5, adapters[0].path, base_model_name="else"),
         "is not a folder": LoRARequest("other", 5, str(tmp_path / "nowhere")),

@@ -10,6 +10,7 @@ from ferrule.log import Log
 from ferrule.small_files import read_json
 
 CONFIG = "adapter_config.json"
+WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 _KEY = "base_model_name_or_path"
 _log = Log("adapters")
 

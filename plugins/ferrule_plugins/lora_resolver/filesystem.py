@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ferrule.interfaces.lora_resolver import LoRAResolver
-from ferrule_plugins.lora_resolver.base_model import is_for
+from ferrule_plugins.lora_resolver.base_model import CONFIG, WEIGHTS, is_for
 
 
 class FilesystemResolver(LoRAResolver):
@@ -18,7 +18,9 @@ class FilesystemResolver(LoRAResolver):
         return await asyncio.to_thread(self._find, lora_name)
 
     def _find(self, name: str) -> Path | None:
-        """Return the subfolder of this name: itself, and not what a path or a symbolic link leads to."""
+        """Return the subfolder of this name: itself, and not what a path or a symbolic link leads to. Links of its
+        files stay in the resolver's folder.
+        """
         parent = self.context.cache_dir
         if parent is None or name.startswith(".") or "\0" in name or os.path.basename(name) != name:
             return None
@@ -27,4 +29,7 @@ class FilesystemResolver(LoRAResolver):
             folder = (root / name).resolve(strict=True)
         except OSError:  # there is none, or the name is too long for one
             return None
-        return folder if folder == root / name and is_for(folder, self.context.base_models) else None
+        files = (Path(os.path.realpath(folder / file)) for file in (CONFIG, *WEIGHTS))
+        if folder != root / name or not all(file.is_relative_to(root) for file in files):
+            return None
+        return folder if is_for(folder, self.context.base_models) else None

@@ -8,12 +8,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule.interfaces.lora_resolver import LoRAResolver
-from ferrule_plugins.lora_resolver.base_model import CONFIG, is_for
+from ferrule_plugins.lora_resolver.base_model import CONFIG, WEIGHTS, is_for
 
 _NAME = re.compile(
     r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<folder>[\w-][\w.-]*(?:/[\w-][\w.-]*)*))?", re.ASCII
 )
-_WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
 
 class HubResolver(LoRAResolver):
@@ -36,7 +35,7 @@ class HubResolver(LoRAResolver):
         prefix = f"{folder}/" if folder else ""
 
         def choose(names: Sequence[str]) -> Sequence[str]:
-            weights = next((name for name in _WEIGHTS if prefix + name in names), _WEIGHTS[0])
+            weights = next((name for name in WEIGHTS if prefix + name in names), WEIGHTS[0])
             return prefix + CONFIG, prefix + weights
 
         place = self.context.fetch(repository, choose) / folder

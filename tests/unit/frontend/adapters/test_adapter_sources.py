@@ -12,6 +12,7 @@ from ferrule.env import Environment
 from ferrule.errors import CheckpointError, PluginError
 from ferrule.frontend.adapters.resolving import open_resolvers
 from ferrule.interfaces.hub import Choose, ModelHub, Repository
+from ferrule.interfaces.lora_resolver import ResolverContext
 from ferrule.locate.localise import find_adapter, localise
 from ferrule_plugins.lora_resolver.filesystem import FilesystemResolver
 from ferrule_plugins.lora_resolver.hf_hub import HubResolver
@@ -95,3 +96,22 @@ def test_a_named_resolver_must_be_configured(hub: type[Hub]) -> None:
         config = resolve(parse(["m", "--enable-lora", "--lora-resolvers", name], env=Environment()).config)
         with pytest.raises(PluginError, match=option):
             open_resolvers(config, plugins(hub))
+
+
+@pytest.mark.parametrize("file", ["adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"])
+async def test_files_of_a_found_folder_are_no_links_out_of_the_resolvers(tmp_path: Path, file: str) -> None:
+    root, folder = tmp_path / "cache", tmp_path / "cache" / "a"
+    folder.mkdir(parents=True)
+    context = ResolverContext(base_models=("org/base",), cache_dir=root, repositories=(), fetch=_none)
+    resolver = FilesystemResolver(context)
+    for name in ("adapter_config.json", "adapter_model.bin"):
+        (folder / name).write_text(CONFIG)
+    for place, found in ((root, folder), (tmp_path, None)):
+        (place / "elsewhere").write_text(CONFIG)
+        (folder / file).unlink(missing_ok=True)
+        (folder / file).symlink_to(place / "elsewhere")
+        assert await resolver.resolve("a") == found
+
+
+def _none(name: str, choose: Choose) -> Path:
+    raise AssertionError

@@ -6,6 +6,7 @@ cause is kept: a server whose engine died for good exits with status 1, however 
 
 from __future__ import annotations
 
+import dataclasses
 import queue
 import shutil
 import signal
@@ -263,7 +264,10 @@ class Supervisor:
             self._pause = None
             number = self._board.get(ENGINE_NUMBER) + 1
             path = lifeline.socket_path(Path(self._first.socket_path), int(number))
-            self._add(0, start_engine(replace(self._first, socket_path=str(path))))
+            # What is wrong with an adapter by now concerns the requests that name it, and not the start.
+            lora = dataclasses.replace(self._config.lora, modules=())
+            config = dataclasses.replace(self._config, lora=lora)
+            self._add(0, start_engine(replace(self._first, socket_path=str(path), config=config)))
             self._board.put(ENGINE_NUMBER, number)
         elif self._pause * _TICK < -_GRACE:
             _logger.error("processes of the dead engine do not end: it is not started again")

@@ -370,14 +370,19 @@ def test_figures_tell_which_adapters_are_at_work(server: servers.Server) -> None
 def test_after_a_restart_of_the_engine_the_adapters_are_there(
     server: servers.Server, world: World, admin: httpx.Client
 ) -> None:
-    """Run last: it ends the engine."""
+    """Run last: it ends the engine. A folder that has vanished is no reason not to start."""
     assert load(admin, "stays", world.folder("four")).status_code == 200
+    folder = world.root / "modules" / "one"
+    folder.rename(folder.with_name("gone"))
     engine = server.children()["engine"]
     os.kill(engine, signal.SIGKILL)
     assert servers.until(lambda: server.children().get("engine", engine) != engine, 60)
     assert servers.until(lambda: httpx.get(f"{server.url}/health").status_code == 200, 60)
     assert text(server, "stays") == world.said["four"]
     assert text(server, "two") == world.said["two"]
+    assert error(ask(server, "one"), 400)["message"] == "The adapter 'one' cannot be loaded: its folder does not exist."
+    folder.with_name("gone").rename(folder)
+    assert text(server, "one") == world.said["one"]
     assert unload(admin, "stays").status_code == 200
 
 

@@ -112,7 +112,7 @@ def test_recorded_steps_are_those_that_are_launched(llama: Path, tmp_path: Path)
         ) as opened:
             engine = opened.engine(max_num_batched_tokens=64)
             outputs.append([engine.run(PROMPTS, max_tokens=12, adapters=turn) for turn in turns])
-            recorder = opened.executor._worker._worker.model_runner._recorder  # type: ignore[attr-defined]
+            recorder = opened.executor._worker._worker.model_runner._replays.recorder  # type: ignore[attr-defined]
             assert (recorder is None) == eager
             assert eager or recorder._recordings
     for recorded, launched in zip(*outputs, strict=True):

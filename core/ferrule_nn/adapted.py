@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Stacked
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
@@ -88,7 +88,12 @@ def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> Adap
 def token_add(bank: AdapterBank, layer: AdaptedLayer) -> TokenAdd | None:
     """Return what adds the adapters' part to a layer's product for the step's tokens; None where there is none."""
     add = bank.layer(layer)
-    return None if add is None else lambda x, y: add(x, y, bank.token_slots)
+    return None if add is None else lambda x, y: add_chosen(add, x, y, bank.token_slots)
+
+
+def add_chosen(add: Add, x: torch.Tensor, y: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Add the adapters' part, unless there are no slots: a speculator calls the layer."""
+    return add(x, y, slots) if len(slots) else y
 
 
 def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:

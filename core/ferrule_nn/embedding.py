@@ -15,7 +15,7 @@ from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
-from ferrule_nn.adapted import TokenAdd, adapted, token_add, undivided
+from ferrule_nn.adapted import TokenAdd, adapted, add_chosen, token_add, undivided
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
@@ -139,7 +139,7 @@ class Head(Linear):
         """Add the adapters' part to the logits, before they are scaled."""
         add = bank.layer(adapted(name, [self], {name: (0, None)}))
         if add is not None:
-            self._add = lambda hidden, logits: add(hidden, logits, bank.row_slots)
+            self._add = lambda hidden, logits: add_chosen(add, hidden, logits, bank.row_slots)
         return add is not None
 
     def pack(self) -> None:

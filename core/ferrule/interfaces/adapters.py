@@ -85,9 +85,10 @@ class AdapterBank(ABC):
     """The adapters that are loaded, in slots from 1 to `num_slots`. Slot 0 is none.
 
     Before each forward pass the runner sets `token_slots` to the slot of each token of the step, [tokens] int64 on the
-    device, and before logits `row_slots` to that of each of their rows. In a recorded step `token_slots` is always at
-    the same address. So what `layer` returns does the same work whatever slots it is called with, and keeps its weights
-    for all slots where they are: then recorded steps stay valid when an adapter is loaded.
+    device, and before logits `row_slots` to that of each of their rows. Afterwards both are empty, and the embedding
+    and the head, which speculators call, are the model's own. In a recorded step `token_slots` is always at the same
+    address. So what `layer` returns does the same work whatever slots it is called with, and keeps its weights for all
+    slots where they are: then recorded steps stay valid when an adapter is loaded.
     """
 
     num_slots: int

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -27,6 +28,8 @@ from ferrule.runner.replay import Replays
 from ferrule.runner.state import LongArray, RunnerLimits, SlotState
 from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
 from ferrule.types import Chunk, Pooling, StepPlan, StepResult
+
+_NONE = torch.empty(0, dtype=torch.int64)
 
 
 @dataclass(frozen=True)
@@ -238,9 +241,11 @@ class ModelRunner:
 
     def _compute(self, ctx: StepContext) -> torch.Tensor:
         """Run the model. Ids are read on the device, because the host may not know the newest."""
-        if self._adapters is not None:
-            self._adapters.token_slots = ctx.adapter_slots
-        return self.model.forward(self._state.ids.view(-1).index_select(0, ctx.places).long(), ctx)
+        ids = self._state.ids.view(-1).index_select(0, ctx.places).long()
+        if self._adapters is None:
+            return self.model.forward(ids, ctx)
+        with _adapted(self._adapters, tokens=ctx.adapter_slots):
+            return self.model.forward(ids, ctx)
 
     def _inputs(self, rows: Rows, longest: int | None = None) -> list[StepInput]:
         return step_inputs(rows, self._state, self._positions.of(rows), longest)
@@ -254,9 +259,11 @@ class ModelRunner:
 
     def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
         """Return the logits of hidden states [rows, hidden]; `slots` is their request, or each row's."""
-        if self._adapters is not None:
-            self._adapters.row_slots = self._stage([self._state.adapters_of(slots)])[0].expand(len(hidden))
-        return _logits(self.model, self._limits.vocab_size, hidden)
+        if self._adapters is None:
+            return _logits(self.model, self._limits.vocab_size, hidden)
+        rows = self._stage([self._state.adapters_of(slots)])[0].expand(len(hidden))
+        with _adapted(self._adapters, rows=rows):
+            return _logits(self.model, self._limits.vocab_size, hidden)
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
@@ -345,3 +352,13 @@ def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) ->
             raise RuntimeError(f"a plan pools slot {chunk.slot}, whose request is to be sampled")
         asked.append(PoolRow(first=first, count=chunk.count, work=work))
     return model.pool(step.hidden, asked)
+
+
+@contextmanager
+def _adapted(bank: AdapterBank, tokens: torch.Tensor = _NONE, rows: torch.Tensor = _NONE) -> Iterator[None]:
+    """Have adapters' slots for what is called here, and for nothing that is called later."""
+    bank.token_slots, bank.row_slots = tokens, rows
+    try:
+        yield
+    finally:
+        bank.token_slots = bank.row_slots = _NONE

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 from ferrule import LLM, AsyncEngineArgs, AsyncLLM, BeamSearchParams, LoRARequest, SamplingParams
 from ferrule.errors import RequestError
+from tests.fakes import drafts
 from tests.fakes.lora_files import merged, write_adapter
 
 PROMPT = "The quick brown fox"
@@ -117,3 +118,14 @@ def test_what_is_refused(llm: LLM, adapters: list[LoRARequest], tiny_llama: Path
 def test_without_adapters_they_are_refused(tiny_llama: Path, adapters: list[LoRARequest]) -> None:
     with LLM(str(tiny_llama), **OPTIONS) as llm, pytest.raises(RequestError, match="--enable-lora"):
         llm.generate(PROMPT, GREEDY, lora_request=adapters[0], use_tqdm=False)
+
+
+@pytest.mark.parametrize("write", [drafts.medusa, drafts.eagle, drafts.eagle3])
+def test_heads_that_call_parts_of_the_model_guess_for_all(
+    tiny_llama: Path, adapters: list[LoRARequest], said: list[str], tmp_path: Path, write: Callable[[Path, Path], None]
+) -> None:
+    write(tmp_path, tiny_llama)
+    settings = {"method": write.__name__, "model": str(tmp_path), "num_speculative_tokens": 2, "adaptive": False}
+    with LLM(str(tiny_llama), enable_lora=True, max_loras=3, speculative_config=settings, **OPTIONS) as llm:
+        outputs = llm.generate([PROMPT] * 4, GREEDY, lora_request=[None, *adapters], use_tqdm=False)
+    assert [one.outputs[0].text for one in outputs] == said

@@ -425,6 +425,18 @@ class RaisesForUnknown(InAFolder):
         return found
 
 
+class StaysBusy(InAFolder):
+    _busy = False
+
+    async def resolve(self, lora_name: str) -> Path | None:
+        if self._busy:
+            return None
+        self._busy = True
+        await asyncio.sleep(0)
+        self._busy = False  # not where the call is cancelled
+        return await super().resolve(lora_name)
+
+
 class FindsNothing(InAFolder):
     async def resolve(self, lora_name: str) -> Path | None:
         return None
@@ -1288,6 +1300,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "lora_resolver", ForAnyModel, "test_an_adapter_of_another_model_is_not_found"
     yield "lora_resolver", RaisesForUnknown, "test_other_names_are_not_found"
     yield "lora_resolver", FindsNothing, "test_the_adapter_comes_unchanged"
+    yield "lora_resolver", StaysBusy, "test_a_cancelled_call_leaves_it_as_it_was"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import subprocess
 import sys
@@ -423,6 +424,18 @@ class RaisesForUnknown(InAFolder):
         if found is None:
             raise FileNotFoundError(lora_name)
         return found
+
+
+class StaysBusy(InAFolder):
+    _busy = False
+
+    async def resolve(self, lora_name: str) -> Path | None:
+        if self._busy:
+            return None
+        self._busy = True
+        await asyncio.sleep(0)
+        self._busy = False  # not where the call is cancelled
+        return await super().resolve(lora_name)
 
 
 class FindsNothing(InAFolder):
@@ -1288,6 +1301,7 @@ def faults() -> Iterator[tuple[str, type, str]]:
     yield "lora_resolver", ForAnyModel, "test_an_adapter_of_another_model_is_not_found"
     yield "lora_resolver", RaisesForUnknown, "test_other_names_are_not_found"
     yield "lora_resolver", FindsNothing, "test_the_adapter_comes_unchanged"
+    yield "lora_resolver", StaysBusy, "test_a_cancelled_call_leaves_it_as_it_was"
     yield "stat_logger", RawLabels, "test_hostile_labels"
     yield "stat_logger", CountsOnlyTheLast, "test_counters_never_fall"
     yield "stat_logger", ASeriesForEachRequest, "test_the_number_of_series_is_bounded"

@@ -102,10 +102,10 @@ def test_options_choose_the_form_where_a_folder_has_both(tmp_path: Path) -> None
     save_file({name: tensor * 1.1 for name, tensor in weights.items()}, folder / "consolidated.safetensors")
     same(generate(folder), expected)
     load = LoadConfig(load_format="mistral", use_tqdm_on_load=False)
-    assert generate(folder, config_format="mistral", load=load).logprobs != expected.logprobs
+    assert generate(folder, config_format="mistral", sections={"load": load}).logprobs != expected.logprobs
     (folder / "params.json").unlink()
     with pytest.raises(CheckpointError, match=r"params\.json does not exist"):
-        generate(folder, load=load)
+        generate(folder, sections={"load": load})
 
 
 def published(params: dict[str, Any], weights: dict[str, torch.Tensor], ids: list[int]) -> torch.Tensor:

@@ -60,7 +60,10 @@ def test_single_sharded_and_pickled_weights_give_the_same_tokens(tmp_path: Path,
 def test_dummy_weights_need_no_files_and_repeat(tmp_path: Path, name: str, implementation: str) -> None:
     folder = tiny_checkpoint(name, tmp_path / name)
     (folder / "model.safetensors").unlink()
-    options = {"model_impl": implementation, "load": LoadConfig(load_format="dummy", use_tqdm_on_load=False)}
+    options = {
+        "model_impl": implementation,
+        "sections": {"load": LoadConfig(load_format="dummy", use_tqdm_on_load=False)},
+    }
     first = tokens(folder, **options)
     assert len(first) == 12
     assert tokens(folder, **options) == first

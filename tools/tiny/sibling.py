@@ -101,7 +101,7 @@ def pack(work: Path) -> None:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.tiny.sibling", description=__doc__)
     parser.add_argument("--work", type=Path, required=True, help="folder of the checkpoint while it is trained")
-    parser.add_argument("--steps", type=int, default=650, help="updates")
+    parser.add_argument("--steps", type=int, default=280, help="updates")
     parser.add_argument("--resume", action="store_true", help="begin from --work rather than from the embedded model")
     parser.add_argument("--pack", action="store_true", help="train nothing: write tools/tiny/sibling from --work")
     parser.add_argument("--seed", type=int, default=0)

@@ -15,8 +15,8 @@ All times are medians, because on a busy machine any step may wait for something
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from statistics import fmean, median
 
 _PLAIN = 4  # plain steps that are measured before and between guesses
 _KNOWN = 9  # steps of a kind whose median counts
@@ -47,7 +47,7 @@ class Load:
 
     def see_plain(self, seconds: float) -> None:
         self.plain.append(seconds)
-        self.seconds = median(self.plain)
+        self.seconds = _median(self.plain)
         self.each = self.each or self.seconds / _ROWS
         self.rest = max(0, self.rest - 1)
 
@@ -73,17 +73,19 @@ class Load:
     def _typical(self, guesses: int) -> float:
         """Return how long a step with so many guesses takes."""
         if not guesses:
-            return median(self.asked)
+            return _median(self.asked)
         newest = list(self.guessed)[-_KNOWN:]
-        return median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
+        return _median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
 
     def _learn(self) -> None:
         """Compare steps with many guesses with those with few."""
         found = sorted(self.guessed)
         few, many = found[: len(found) // 2], found[len(found) // 2 :]
-        more = fmean(n for n, _ in many) - fmean(n for n, _ in few) if len(found) >= _AGAIN else 0.0
+        if len(found) < _AGAIN:
+            return
+        more = sum(n for n, _ in many) / len(many) - sum(n for n, _ in few) / len(few)
         if more >= 1:
-            self.each = max(0.0, median(took for _, took in many) - median(took for _, took in few)) / more
+            self.each = max(0.0, _median(took for _, took in many) - _median(took for _, took in few)) / more
 
     def _pause(self, steps: int) -> None:
         self.rest = steps
@@ -121,3 +123,9 @@ def _bucket(rows: int) -> int:
     """Return a number that is the same for numbers of rows that differ by less than a fourth."""
     shift = max(0, rows.bit_length() - 3)
     return (rows >> shift) << shift
+
+
+def _median(values: Iterable[float]) -> float:
+    """Return the median. The module `statistics` has one too, and brings a dozen of others."""
+    found = sorted(values)
+    return (found[len(found) // 2] + found[(len(found) - 1) // 2]) / 2

@@ -74,6 +74,20 @@ class LoraResolverKit(Kit):
         if reason is not None:
             promise(self._resolved(resolver, ["a", "a/b"]) == [None, None], "it finds adapters where it refuses")
 
+    def test_a_cancelled_call_leaves_it_as_it_was(self) -> None:
+        """Find the adapter after a call for it was cancelled, because its client left, and in another instance, too."""
+
+        async def leave(resolver: LoRAResolver, name: str) -> None:
+            call = asyncio.ensure_future(resolver.resolve(name))
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.gather(call, return_exceptions=True)
+
+        with self._world(_FILES) as (name, resolver):
+            asyncio.run(leave(resolver, name))
+            for each in (resolver, self._made(resolver.context)):
+                promise(self._resolved(each, [name]) != [None], f"{name!r} is not found after a call was cancelled")
+
     # ------------------------------------------------------------------------------------ parts
 
     @contextmanager

@@ -11,21 +11,24 @@ GPU is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
+from math import inf, log
 from typing import ClassVar
 
 import torch
+from torch import nn
 
 from ferrule.errors import ConfigError
-from ferrule.interfaces.model import Generates, LayerCache, Model
+from ferrule.interfaces.model import ForwardContext, Generates, LayerCache, Model
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
 from ferrule.types import Admit, Chunk
 from ferrule_plugins.speculator.vocabularies import share_tokens
 
 _LEAST_BUDGET = 256  # tokens of requests in a pass, where its step had fewer
 _USUAL_CERTAINTY = 0.2
+_FEW = 2  # tokens of a request, of which a pass is recorded with its head
 _FRESH = -1  # entries of a request that has just been admitted
 
 
@@ -36,8 +39,34 @@ class _Row:
     slot: int
     known: int
     most: int  # guesses
-    chance: float = 1.0  # that all guesses are right, as the draft model sees it
+    chance: float = 0.0  # logarithm of the chance that all guesses are right, as the draft model sees it
     guesses: list[int] = field(default_factory=list)
+
+
+class Likeliest(nn.Module, Model):
+    """A draft model that gives no hidden states but the likeliest next tokens, so that a recorded pass has its head.
+
+    `forward` returns [tokens, 2] float32: an id, which is exact below 2²⁴, and the logarithm of its probability.
+    """
+
+    def __init__(self, model: Model, head: Generates) -> None:
+        super().__init__()
+        self._inner, self._head = (model,), head  # in a tuple, so that torch registers no module twice
+
+    def cache_specs(self) -> dict[str, LayerCache]:
+        return self._inner[0].cache_specs()
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        return self._inner[0].load_weights(weights)
+
+    def forward(self, ids: torch.Tensor, ctx: ForwardContext) -> torch.Tensor:
+        return self.follow(self._inner[0].forward(ids, ctx))
+
+    def follow(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Do the same for hidden states [tokens, hidden]."""
+        logits = self._head.logits(hidden)
+        ids = logits.argmax(1, keepdim=True)
+        return torch.cat((ids.float(), logits.gather(1, ids) - logits.logsumexp(1, keepdim=True)), dim=1)
 
 
 class DraftModel(Speculator):
@@ -48,9 +77,10 @@ class DraftModel(Speculator):
     model_types: ClassVar[tuple[str, ...]] = ("*",)
 
     def __init__(self, context: SpeculatorContext) -> None:
-        self._certainty = _certainty(context)
+        certainty = _certainty(context)
+        self._certainty = log(certainty) if certainty else -inf
         draft = context.load(context.settings)
-        self._model, self._head = draft.model, _checked(draft.model, context)
+        self._model, self._likeliest = draft.model, Likeliest(draft.model, _checked(draft.model, context))
         sizes = context.build.config["vocab_size"], draft.build.config["vocab_size"]
         self._tokens = share_tokens(context.tokenizer(), draft.tokenizer(), sizes, draft.build.device)
         self._longest = draft.build.max_model_len
@@ -86,7 +116,7 @@ class DraftModel(Speculator):
                 pieces.append(piece)
                 left -= piece[2]
         if pieces:
-            self._forward(pieces, steps)
+            self._forward(self._model, pieces, steps)
 
     def propose(self, rows: KnownRows, steps: DraftSteps) -> torch.Tensor:
         found, pieces, left = [], [], self._budget
@@ -102,12 +132,13 @@ class DraftModel(Speculator):
                     row.most = min(wanted, 1 + room - known)
             found.append(row)
         if pieces:
-            hidden = self._forward(pieces, steps)
             ready = [number for number, (slot, *_) in enumerate(pieces) if self._written[slot] == self._known[slot]]
             lasts = torch.tensor([*accumulate(count for *_, count in pieces)]) - 1
-            if len(ready) < len(hidden):
-                hidden = hidden.index_select(0, lasts[ready].to(self._device))
-            self._guess([row for row in found if row.most], hidden, steps)
+            short = int(lasts[-1]) < _FEW * len(pieces)
+            made = self._forward(self._likeliest if short else self._model, pieces, steps)
+            if len(ready) < len(made):
+                made = made.index_select(0, lasts[ready].to(self._device))
+            self._guess([row for row in found if row.most], made if short else self._likeliest.follow(made), steps)
         most = max(len(row.guesses) for row in found)
         guesses = [row.guesses + [-1] * (most - len(row.guesses)) for row in found]
         return torch.tensor(guesses, dtype=torch.int64, device=self._device).view(len(found), most)
@@ -123,36 +154,32 @@ class DraftModel(Speculator):
         self._written[slot] = start + count
         return slot, start, count
 
-    def _forward(self, pieces: Sequence[tuple[int, int, int]], steps: DraftSteps) -> torch.Tensor:
-        """Compute known tokens of requests; return their hidden states [tokens, hidden]."""
+    def _forward(self, model: Model, pieces: Sequence[tuple[int, int, int]], steps: DraftSteps) -> torch.Tensor:
+        """Compute known tokens of requests; return what the model makes of each."""
         slots, starts, counts = zip(*pieces, strict=True)
         ids = self._tokens.drafted(steps.ids(slots, starts, counts))
-        return steps.forward(self._model, slots, starts, counts, ids)
+        return steps.forward(model, slots, starts, counts, ids)
 
-    def _guess(self, rows: list[_Row], hidden: torch.Tensor, steps: DraftSteps) -> None:
-        """Add guesses to rows, given the hidden states [rows, hidden] of their last tokens."""
+    def _guess(self, rows: list[_Row], likeliest: torch.Tensor, steps: DraftSteps) -> None:
+        """Add guesses to rows, given what `Likeliest` says behind their last tokens."""
         while rows:
-            logits = self._head.logits(hidden)
-            best, ids = logits.max(-1)
-            chances = [1.0] * len(rows) if not self._certainty else (best - logits.logsumexp(-1)).exp().tolist()
             going = []
-            for place, (row, id, chance) in enumerate(zip(rows, ids.tolist(), chances, strict=True)):
-                told, row.chance = self._tokens.told(id), row.chance * chance
+            for place, (row, (id, chance)) in enumerate(zip(rows, likeliest.tolist(), strict=True)):
+                told, row.chance = self._tokens.told(int(id)), row.chance + chance
                 if told >= 0 and row.chance >= self._certainty:
                     row.guesses.append(told)
                     if len(row.guesses) < row.most:
                         going.append(place)
-            if len(going) < len(rows):
-                rows, ids = [rows[place] for place in going], ids[going]
+            rows = [rows[place] for place in going]
             if rows:
-                hidden = self._behind(rows, ids, steps)
+                likeliest = self._behind(rows, likeliest[going, 0].long(), steps)
 
     def _behind(self, rows: Sequence[_Row], ids: torch.Tensor, steps: DraftSteps) -> torch.Tensor:
-        """Compute the last guess of each row, `ids` of the draft model's."""
+        """Compute the last guess of each row, `ids` of the draft model's, and return what it says then."""
         slots, starts = [row.slot for row in rows], [row.known + len(row.guesses) - 1 for row in rows]
         for slot, start in zip(slots, starts, strict=True):
             self._written[slot] = start + 1
-        return steps.forward(self._model, slots, starts, [1] * len(rows), ids)
+        return steps.forward(self._likeliest, slots, starts, [1] * len(rows), ids)
 
 
 def _certainty(context: SpeculatorContext) -> float:

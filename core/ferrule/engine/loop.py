@@ -101,7 +101,8 @@ class EngineLoop:
             raise self._fault
         self._take_messages()
         self._late.answer(self.log_failure)
-        self._queue_prepared()
+        if not self._sleep.level:  # an adapter may need the model's weights
+            self._queue_prepared()
         begun = self._clock()
         plan = None if self._sleep.level else self.scheduler.schedule(begun)
         if plan is not None:
@@ -191,8 +192,6 @@ class EngineLoop:
             self._preparing.add(request)
 
     def _queue_prepared(self) -> None:
-        if self._sleep.level:
-            return  # an adapter may need the model's weights
         for request, error in self._preparing.take():
             if error is None:
                 self._queue(request)

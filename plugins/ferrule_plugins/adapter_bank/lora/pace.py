@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,12 +26,27 @@ class Pace:
             self._since = time.monotonic()
 
 
-@contextmanager
-def short_turns() -> Iterator[Pace]:
-    """Let other threads have Python's lock sooner when they ask for it, for as long as a load takes."""
-    usual = sys.getswitchinterval()
-    sys.setswitchinterval(min(usual, _TURN))
-    try:
-        yield Pace()
-    finally:
-        sys.setswitchinterval(usual)
+class _Turns:
+    """The time for which a thread keeps Python's lock, while there are loads: a process may have several at once."""
+
+    def __init__(self) -> None:
+        self._lock, self._loads, self._usual = threading.Lock(), 0, 0.0
+
+    @contextmanager
+    def __call__(self) -> Iterator[Pace]:
+        """Let other threads have the lock sooner when they ask for it, for as long as a load takes."""
+        self._count(1)
+        try:
+            yield Pace()
+        finally:
+            self._count(-1)
+
+    def _count(self, more: int) -> None:
+        with self._lock:
+            if not self._loads:
+                self._usual = sys.getswitchinterval()
+            self._loads += more
+            sys.setswitchinterval(min(self._usual, _TURN) if self._loads else self._usual)
+
+
+short_turns = _Turns()

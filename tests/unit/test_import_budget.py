@@ -69,7 +69,7 @@ def imported(code: str) -> set[str]:
             790,  # FastAPI and pydantic are 110 of them
             ("torch", "numpy", "transformers", "aiohttp", "huggingface_hub", "prompt_toolkit", "ferrule.runner"),
         ),
-        (ENGINE, 1400, ("transformers", "tokenizers", "uvicorn", "starlette", "aiohttp", "huggingface_hub", "triton")),
+        (ENGINE, 1405, ("transformers", "tokenizers", "uvicorn", "starlette", "aiohttp", "huggingface_hub", "triton")),
         (SIMULATED, 450, ("torch", "numpy", "transformers", "tokenizers", "uvicorn", "starlette")),
     ],
     ids=["launcher", "api", "engine", "engine-without-model"],

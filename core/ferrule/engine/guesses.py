@@ -11,12 +11,17 @@ another text with and without guesses; a sampler may still do so (`Sampler.verif
 How many are asked for depends on the load, see `Loads`, and on the request: of a row of guesses, each counts only if
 those before it did, so the n-th is right with the n-th power of the chance of one. A request whose guesses fail is
 left alone for some tokens, and then tried again.
+
+Recurrent states cannot be undone: after a wrong guess the runner computes the tokens that counted once more, from where
+the states are certain. Each chunk with a wrong guess leaves them there, so after some tokens a chunk without guesses
+moves them on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from sys import maxsize
 
 from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.request import Request
@@ -28,6 +33,7 @@ _PRIOR = 2.0  # guesses: how much the usual share of right ones weighs beside a 
 _USUAL = 0.7  # share of right guesses before any was made
 _TRIAL = 2  # guesses for a request whose guesses may not pay
 _SHORT, _LONG = 4, 64  # tokens without guesses, after some that did not pay
+_REDONE = 16  # tokens that a row with guesses may compute again, because states stay where they were certain
 _SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
 
 
@@ -47,8 +53,10 @@ class Guesses:
     So all requests that have guesses go into the next one together, and not each into a step of its own.
     """
 
-    def __init__(self, limits: GuessLimits | None = None) -> None:
+    def __init__(self, limits: GuessLimits | None = None, recurrent: bool = False) -> None:
+        """`recurrent`: the model has states that tokens are added to."""
         self._limits = limits or GuessLimits()
+        self._redone = _REDONE if recurrent else maxsize
         self._loads = Loads()
         self._in_flight = 0  # the step that has guesses; 0: none
         self._room = 0  # tokens of the plan that is being made which guesses may still have
@@ -79,6 +87,8 @@ class Guesses:
         known = request.known
         positions = min(request.limit - 1, room) - known
         count = max(0, min(len(request.guesses), self._room, positions, request.borders.room(known)))
+        if known - 1 - request.certain > self._redone:
+            count = 0
         request.guesses = request.guesses[:count]
         self._room -= count
         self._used = self._used or count > 0

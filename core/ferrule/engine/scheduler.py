@@ -104,7 +104,7 @@ class DefaultScheduler(Scheduler):
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
         self._prefills = Prefills(limits, self.encodings)
-        self._guesses = Guesses(limits.guesses)
+        self._guesses = Guesses(limits.guesses, recurrent=any(not group.paged for group in limits.groups))
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 
@@ -22,9 +22,16 @@ WINDOW = CacheGroup("sliding", 16, 4)  # steps of the fake device take the same 
 class Engine:
     """A scheduler on a fake device: steps take as long as `seconds` says, and guesses are right by chance."""
 
-    def __init__(self, rows: int, guesses: GuessLimits, seconds: Callable[[StepPlan], float], chance: float) -> None:
+    def __init__(
+        self,
+        rows: int,
+        guesses: GuessLimits,
+        seconds: Callable[[StepPlan], float],
+        chance: float,
+        groups: tuple[CacheGroup, ...] = (WINDOW,),
+    ) -> None:
         limits = SchedulerLimits(
-            groups=(WINDOW,),
+            groups=groups,
             num_blocks=100 * rows + 1,
             max_num_seqs=rows,
             max_num_batched_tokens=512,
@@ -125,6 +132,23 @@ def test_without_adaption_each_row_gets_all() -> None:
     assert {c.drafts for plan in plans[1:] for c in plan.chunks} == {3}
     assert (engine.stats.drafts, engine.stats.draft_tokens) == (4 * 49, 4 * 49 * 3)
     assert engine.stats.accepted_by_place == ()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6])
+def test_recurrent_states_are_not_computed_again_for_more_than_a_few_tokens(chance: float) -> None:
+    """States go back to where they were before a chunk with a wrong guess; see `StateStore.rewind`."""
+    groups = (WINDOW, CacheGroup("recurrent", 16))
+    plans = Engine(2, GuessLimits(most=3, adaptive=False), step_seconds(0.01), chance, groups).run(200)
+    certain: dict[str, int] = {}
+    again, guesses = [], 0
+    for chunk, after in [(c, d) for plan, later in pairwise(plans) for c in plan.chunks for d in later.chunks]:
+        if chunk.id == after.id:
+            guesses += chunk.drafts
+            again.append(chunk.start - certain.get(chunk.id, 0))
+            if after.start == chunk.start + chunk.count:
+                certain[chunk.id] = after.start
+    assert max(again) in range(16, 25)
+    assert guesses > 0.7 * 3 * len(again)
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 3}, {"max_len": 3}, {"most": 0}])

@@ -6,7 +6,8 @@ guess if that is right with a chance above
 
     bar = (seconds that a guess adds) x (tokens per second without it).
 
-The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few.
+The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few. If
+all had the same number, they are at most what those steps took longer than plain ones, for each guess.
 The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer, plain steps
 follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from time to time.
 All times are medians, because on a busy machine any step may wait for something else.
@@ -21,7 +22,7 @@ from statistics import fmean, median
 _PLAIN = 4  # plain steps that are measured before and between guesses
 _KNOWN = 9  # steps of a kind whose median counts
 _COMPARED = 32  # steps with guesses that are compared with each other
-_AGAIN = 8  # steps with guesses after which the cost of one is learnt anew
+_AGAIN = 4  # steps with guesses after which the cost of one is learnt anew
 _TRIAL = 16  # steps after which they are compared with plain ones
 _LOSS, _SURE = 3.0, 4  # plain steps: a loss that ends a trial before that, after some steps
 _LONG_RUN = 256  # steps after which plain ones are measured again
@@ -78,11 +79,16 @@ class Load:
         return median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
 
     def _learn(self) -> None:
-        """Compare steps with many guesses with those with few."""
+        """Compare steps with many guesses with those with few, or with plain ones if all have about as many."""
         found = sorted(self.guessed)
+        if len(found) < _AGAIN:
+            return
         few, many = found[: len(found) // 2], found[len(found) // 2 :]
-        more = fmean(n for n, _ in many) - fmean(n for n, _ in few) if len(found) >= _AGAIN else 0.0
-        if more >= 1:
+        more = fmean(n for n, _ in many) - fmean(n for n, _ in few)
+        if more < 1:
+            longer = median(took for _, took in found) - self.seconds
+            self.each = min(self.each, max(0.0, longer) / fmean(n for n, _ in found))
+        elif len(found) >= 2 * _AGAIN:
             self.each = max(0.0, median(took for _, took in many) - median(took for _, took in few)) / more
 
     def _pause(self, steps: int) -> None:

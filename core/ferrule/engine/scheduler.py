@@ -141,6 +141,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ planning
 
     def schedule(self, now: float) -> StepPlan | None:
+        if any(self._guesses.wait(request) for request in self.running.values()):
+            return None
         draft = Draft(_budget(self.limits, self.policy, len(self.running), len(self.waiting)))
         self._guesses.begin(draft.budget, len(self.running), len(self.waiting))
         self.encodings.begin()
@@ -164,7 +166,7 @@ class DefaultScheduler(Scheduler):
             todo = request.todo
             if todo > 1:
                 begun.append(request)
-            elif todo and draft.budget and request.running and not (request.guesses and self._guesses.wait(request)):
+            elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
         free_slots = 0 if draft.preempted else len(self._slots.free)
         order = self._prefills.order(begun, self.waiting, free_slots, self.cache, now)

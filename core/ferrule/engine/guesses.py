@@ -52,7 +52,7 @@ class Guesses:
     """The rule of which plans have guesses."""
 
     def __init__(self, limits: GuessLimits | None = None, recurrent: bool = False) -> None:
-        """`recurrent`: the model has states that tokens are added to."""
+        """Begin without experience. `recurrent`: the model has states that tokens are added to."""
         self._limits = limits or GuessLimits()
         self._redone = _REDONE if recurrent else maxsize
         self._loads = Loads()

@@ -41,6 +41,7 @@ class Load:
     guessed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_COMPARED))  # guesses, seconds
     seconds: float = 0.0  # of a plain step
     each: float = 0.0  # seconds that a guess adds to a step
+    learnt: bool = False  # `each` comes of steps with guesses
     rest: int = _PLAIN  # plain steps to come
     steps: int = 0  # since plain ones were measured
     tokens: float = 0.0  # of the steps of a trial, for each row
@@ -49,7 +50,8 @@ class Load:
     def see_plain(self, seconds: float) -> None:
         self.plain.append(seconds)
         self.seconds = median(self.plain)
-        self.each = self.each or self.seconds / _ROWS
+        if not self.learnt:
+            self.each = self.seconds / _ROWS
         self.rest = max(0, self.rest - 1)
 
     def see_guesses(self, guesses: int, per_row: float, seconds: float) -> None:
@@ -65,6 +67,7 @@ class Load:
         self.time += self._typical(guesses)
         lost, trial = self.time / self.seconds - self.tokens, self.steps % _TRIAL  # plain steps
         if (lost > _LOSS and self.steps >= _SURE) or (lost > 0 and trial == 0):
+            self.learnt = self.learnt and lost <= _LOSS
             self._pause(min(_LONGEST_REST, max(_LEAST_REST, int(_PATIENCE * lost))))
         elif self.steps >= _LONG_RUN:
             self._pause(_PLAIN)
@@ -83,6 +86,7 @@ class Load:
         found = sorted(self.guessed)
         if len(found) < _AGAIN:
             return
+        self.learnt = True
         few, many = found[: len(found) // 2], found[len(found) // 2 :]
         more = fmean(n for n, _ in many) - fmean(n for n, _ in few)
         if more < 1:
@@ -92,7 +96,10 @@ class Load:
             self.each = max(0.0, median(took for _, took in many) - median(took for _, took in few)) / more
 
     def _pause(self, steps: int) -> None:
+        """Let plain steps follow. What comes then is compared anew: the last steps may have waited for something."""
         self.rest = steps
+        self.guessed.clear()
+        self.asked.clear()
         self.steps = 0
         self.tokens = self.time = 0.0
 
@@ -104,19 +111,22 @@ class Loads:
         self._loads: dict[int, Load] = {}
 
     def bar(self, rows: int) -> float:
-        """Return the chance that a guess must have in a step of so many rows."""
+        """Return the chance that a guess must have in a step of so many rows.
+
+        It is at most 1 but in a rest: a few guesses are tried again, in case that the costs were not seen as they are.
+        """
         load = self._of(rows)
         if load.rest:
             return NEVER
         rate = load.tokens / load.time if load.time else 0.0
-        return load.each * rows * max(rate, 1 / load.seconds if load.seconds else 0.0)
+        return min(1.0, load.each * rows * max(rate, 1 / load.seconds if load.seconds else 0.0))
 
     def observe(self, rows: int, guessing: bool, guesses: int, tokens: int, seconds: float) -> None:
         """Learn from a step of `rows` that decoded and yielded `tokens`. `guessing`: it had guesses, or made some."""
         load = self._of(rows)
         if not guessing:
             load.see_plain(seconds)
-        elif load.seconds:
+        elif load.seconds and not load.rest:  # what was in flight when a rest began belongs to no trial
             load.see_guesses(guesses, tokens / rows, seconds)
 
     def _of(self, rows: int) -> Load:

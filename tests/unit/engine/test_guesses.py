@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,10 +34,10 @@ class Engine:
     ) -> None:
         limits = SchedulerLimits(
             groups=groups,
-            num_blocks=100 * rows + 1,
+            num_blocks=200 * rows + 1,
             max_num_seqs=rows,
             max_num_batched_tokens=512,
-            max_model_len=2000,
+            max_model_len=3000,
             guesses=guesses,
         )
         model = FakeModel(limits.groups, 50)
@@ -45,9 +46,9 @@ class Engine:
         self.clock, self._seconds, self._chance, self._draw = VirtualClock(), seconds, chance, random.Random(0)
         self._texts: dict[str, Sequence[int]] = {}
         for row in range(rows):
-            work = TokenSampling(seed=row, max_tokens=900)
+            work = TokenSampling(seed=row, max_tokens=1800)
             request = EngineRequest(id=f"r{row}", prompt_ids=(row % 50, 1, 2), work=work)
-            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 2000).token_ids]
+            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 3000).token_ids]
             self.scheduler.add(request, self.clock.now)
 
     def _guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
@@ -116,6 +117,16 @@ def test_two_steps_in_flight_are_not_half_empty(chance: float, least: float) -> 
 
 def test_what_a_guess_costs_is_learnt_though_all_rows_have_as_many() -> None:
     assert speed(32, 0.9, 0.00005, steps=200) > 2 * speed(32, 0.9, 0.00005, most=0, steps=200)
+
+
+@pytest.mark.parametrize("times", [range(3), range(5, 7), range(20, 26)])
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_a_few_steps_of_any_length_do_not_end_guesses(times: range, seconds: float) -> None:
+    """The machine may sleep, or record what it launches for the first time."""
+    usual, count = step_seconds(0.0001), itertools.count()
+    engine = Engine(8, GuessLimits(most=1), lambda plan: seconds if next(count) in times else usual(plan), 0.9)
+    late = engine.run(660)[-100:]
+    assert sum(chunk.drafts for plan in late for chunk in plan.chunks) > 4 * len(late)
 
 
 @pytest.mark.parametrize(("chance", "gain"), [(0.9, 3.0), (0.6, 1.7)])

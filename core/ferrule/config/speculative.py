@@ -172,7 +172,8 @@ def _owner_of(settings: Mapping[str, Any], plugins: Plugins) -> str:
     names = plugins.names("speculator")
     owners = [name for name in names if set(settings) <= set(plugins.stated("speculator", name, "own_settings") or ())]
     if len(owners) != 1:
-        raise ConfigError(_NEITHER)
+        meant = "".join(nearest(key, ("method", "model")) for key in settings)
+        raise ConfigError(_NEITHER + meant)
     return owners[0]
 
 

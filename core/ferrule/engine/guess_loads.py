@@ -6,7 +6,8 @@ guess if that is right with a chance above
 
     bar = (seconds that a guess adds) x (tokens per second without it).
 
-The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few.
+The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few. If
+all had the same number, they are at most what those steps took longer than plain ones, for each guess.
 The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer, plain steps
 follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from time to time.
 All times are medians, because on a busy machine any step may wait for something else.
@@ -15,13 +16,13 @@ All times are medians, because on a busy machine any step may wait for something
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 _PLAIN = 4  # plain steps that are measured before and between guesses
 _KNOWN = 9  # steps of a kind whose median counts
 _COMPARED = 32  # steps with guesses that are compared with each other
-_AGAIN = 8  # steps with guesses after which the cost of one is learnt anew
+_AGAIN = 4  # steps with guesses after which the cost of one is learnt anew
 _TRIAL = 16  # steps after which they are compared with plain ones
 _LOSS, _SURE = 3.0, 4  # plain steps: a loss that ends a trial before that, after some steps
 _LONG_RUN = 256  # steps after which plain ones are measured again
@@ -40,6 +41,7 @@ class Load:
     guessed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_COMPARED))  # guesses, seconds
     seconds: float = 0.0  # of a plain step
     each: float = 0.0  # seconds that a guess adds to a step
+    learnt: bool = False  # `each` comes of steps with guesses
     rest: int = _PLAIN  # plain steps to come
     steps: int = 0  # since plain ones were measured
     tokens: float = 0.0  # of the steps of a trial, for each row
@@ -48,7 +50,8 @@ class Load:
     def see_plain(self, seconds: float) -> None:
         self.plain.append(seconds)
         self.seconds = _median(self.plain)
-        self.each = self.each or self.seconds / _ROWS
+        if not self.learnt:
+            self.each = self.seconds / _ROWS
         self.rest = max(0, self.rest - 1)
 
     def see_guesses(self, guesses: int, per_row: float, seconds: float) -> None:
@@ -64,6 +67,7 @@ class Load:
         self.time += self._typical(guesses)
         lost, trial = self.time / self.seconds - self.tokens, self.steps % _TRIAL  # plain steps
         if (lost > _LOSS and self.steps >= _SURE) or (lost > 0 and trial == 0):
+            self.learnt = self.learnt and lost <= _LOSS
             self._pause(min(_LONGEST_REST, max(_LEAST_REST, int(_PATIENCE * lost))))
         elif self.steps >= _LONG_RUN:
             self._pause(_PLAIN)
@@ -78,17 +82,24 @@ class Load:
         return _median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
 
     def _learn(self) -> None:
-        """Compare steps with many guesses with those with few."""
+        """Compare steps with many guesses with those with few, or with plain ones if all have about as many."""
         found = sorted(self.guessed)
-        few, many = found[: len(found) // 2], found[len(found) // 2 :]
         if len(found) < _AGAIN:
             return
-        more = sum(n for n, _ in many) / len(many) - sum(n for n, _ in few) / len(few)
-        if more >= 1:
+        self.learnt = True
+        few, many = found[: len(found) // 2], found[len(found) // 2 :]
+        more = _mean(many) - _mean(few)
+        if more < 1:
+            longer = _median(took for _, took in found) - self.seconds
+            self.each = min(self.each, max(0.0, longer) / _mean(found))
+        elif len(found) >= 2 * _AGAIN:
             self.each = max(0.0, _median(took for _, took in many) - _median(took for _, took in few)) / more
 
     def _pause(self, steps: int) -> None:
+        """Let plain steps follow. What comes then is compared anew: the last steps may have waited for something."""
         self.rest = steps
+        self.guessed.clear()
+        self.asked.clear()
         self.steps = 0
         self.tokens = self.time = 0.0
 
@@ -100,19 +111,22 @@ class Loads:
         self._loads: dict[int, Load] = {}
 
     def bar(self, rows: int) -> float:
-        """Return the chance that a guess must have in a step of so many rows."""
+        """Return the chance that a guess must have in a step of so many rows.
+
+        It is at most 1 but in a rest: a few guesses are tried again, in case that the costs were not seen as they are.
+        """
         load = self._of(rows)
         if load.rest:
             return NEVER
         rate = load.tokens / load.time if load.time else 0.0
-        return load.each * rows * max(rate, 1 / load.seconds if load.seconds else 0.0)
+        return min(1.0, load.each * rows * max(rate, 1 / load.seconds if load.seconds else 0.0))
 
     def observe(self, rows: int, guessing: bool, guesses: int, tokens: int, seconds: float) -> None:
         """Learn from a step of `rows` that decoded and yielded `tokens`. `guessing`: it had guesses, or made some."""
         load = self._of(rows)
         if not guessing:
             load.see_plain(seconds)
-        elif load.seconds:
+        elif load.seconds and not load.rest:  # what was in flight when a rest began belongs to no trial
             load.see_guesses(guesses, tokens / rows, seconds)
 
     def _of(self, rows: int) -> Load:
@@ -129,3 +143,8 @@ def _median(values: Iterable[float]) -> float:
     """Return the median. The module `statistics` has one too, and brings a dozen of others."""
     found = sorted(values)
     return (found[len(found) // 2] + found[(len(found) - 1) // 2]) / 2
+
+
+def _mean(found: Sequence[tuple[int, float]]) -> float:
+    """Return the average number of guesses of some steps."""
+    return sum(guesses for guesses, _ in found) / len(found)

@@ -1,8 +1,9 @@
 """`Guesses`: which guesses of next tokens are asked for, and which go into a step.
 
-A row that computes guesses is planned again only when its result is known; all others overlap as ever. The guesses
-travel with results and plans, though the runner makes them: the row waits for its result in any case, a plan then says
-all that a step computes, and constraints are followed by ids that the host knows.
+A row that computes guesses is planned again only when its result is known. All others wait with it, because a plan of
+them alone would take as long as one of all. The guesses travel with results and plans, though the runner makes them:
+the row waits for its result in any case, a plan then says all that a step computes, and constraints are followed by ids
+that the host knows.
 
 A guess is right if it is the token that would have been sampled, with the same noise, so guesses change no output.
 Rejection sampling would accept a few more where a speculator knows its own probabilities, but the same seed would give
@@ -11,12 +12,17 @@ another text with and without guesses; a sampler may still do so (`Sampler.verif
 How many are asked for depends on the load, see `Loads`, and on the request: of a row of guesses, each counts only if
 those before it did, so the n-th is right with the n-th power of the chance of one. A request whose guesses fail is
 left alone for some tokens, and then tried again.
+
+Recurrent states cannot be undone: after a wrong guess the runner computes the tokens that counted once more, from where
+the states are certain. Each chunk with a wrong guess leaves them there, so after some tokens a chunk without guesses
+moves them on.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from math import log
+from sys import maxsize
 
 from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.request import Request
@@ -28,6 +34,7 @@ _PRIOR = 2.0  # guesses: how much the usual share of right ones weighs beside a 
 _USUAL = 0.7  # share of right guesses before any was made
 _TRIAL = 2  # guesses for a request whose guesses may not pay
 _SHORT, _LONG = 4, 64  # tokens without guesses, after some that did not pay
+_REDONE = 16  # tokens that a row with guesses may compute again, because states stay where they were certain
 _SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
 
 
@@ -42,17 +49,14 @@ class _Step:
 
 
 class Guesses:
-    """The rule of which plans have guesses: at most one plan with guesses is in flight.
+    """The rule of which plans have guesses."""
 
-    So all requests that have guesses go into the next one together, and not each into a step of its own.
-    """
-
-    def __init__(self, limits: GuessLimits | None = None) -> None:
+    def __init__(self, limits: GuessLimits | None = None, recurrent: bool = False) -> None:
+        """Begin without experience. `recurrent`: the model has states that tokens are added to."""
         self._limits = limits or GuessLimits()
+        self._redone = _REDONE if recurrent else maxsize
         self._loads = Loads()
-        self._in_flight = 0  # the step that has guesses; 0: none
         self._room = 0  # tokens of the plan that is being made which guesses may still have
-        self._used = False  # the plan that is being made has guesses
         self._most = 0  # guesses that a request may ask for in this plan
         self._bar = 0.0  # the chance that a guess must have to be asked for
         self._right, self._tried = _USUAL * _PRIOR, _PRIOR  # of all requests, fading
@@ -61,14 +65,14 @@ class Guesses:
 
     def begin(self, budget: int, running: int, waiting: int) -> None:
         """Begin with a plan of so many tokens, of which each request that runs may need one."""
-        self._room, self._used, limits = (budget - running) // 2, False, self._limits
+        self._room, limits = (budget - running) // 2, self._limits
         crowded = limits.max_requests and running + waiting > limits.max_requests
         self._most = 0 if crowded else limits.most
         self._bar = self._loads.bar(max(1, running)) if limits.adaptive and self._most else 0.0
 
     def wait(self, request: Request) -> bool:
         """Return whether a result in flight decides which of the request's guesses are right, or what they follow."""
-        return self._in_flight > 0 or request.sent > request.confirmed
+        return bool(request.guesses) and request.sent > request.confirmed
 
     def choose(self, request: Request, room: int) -> int:
         """Keep of a request's guesses those that go into the plan, behind its last token; return how many these are.
@@ -79,9 +83,10 @@ class Guesses:
         known = request.known
         positions = min(request.limit - 1, room) - known
         count = max(0, min(len(request.guesses), self._room, positions, request.borders.room(known)))
+        if known - 1 - request.certain > self._redone:
+            count = 0
         request.guesses = request.guesses[:count]
         self._room -= count
-        self._used = self._used or count > 0
         return count
 
     def lookahead(self, request: Request, end: int) -> int:
@@ -112,8 +117,6 @@ class Guesses:
         return (luck.right + _PRIOR * usual) / (luck.tried + _PRIOR)
 
     def sent(self, plan: StepPlan, now: float) -> None:
-        if self._used:
-            self._in_flight = plan.step
         if self._most and self._limits.adaptive:
             decoding = all(chunk.ends and chunk.count == 1 + chunk.drafts for chunk in plan.chunks)
             guesses, wanted = sum(chunk.drafts for chunk in plan.chunks), any(chunk.wanted for chunk in plan.chunks)
@@ -122,8 +125,6 @@ class Guesses:
 
     def end(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Note that the result of a plan is known, and how long it took."""
-        if self._in_flight == plan.step:
-            self._in_flight = 0
         step = self._steps.pop(plan.step, None)
         if step is not None and step.rows:
             seconds = now - max(step.begun, self._ended)

@@ -49,6 +49,8 @@ class Request:
     known      tokens that exist, samples in flight included
     sent       positions [0, sent) are in the cache once all plans in flight have run
     confirmed  positions [0, confirmed) are in the cache: their plans were committed
+    certain    positions [0, certain) are in recurrent states that the next chunk may begin with; a wrong guess behind
+               them is not undone
     limit      the most tokens that it may ever have; the last of them is never computed
     guesses    of what follows the last id; no other counter takes them in before a result says which are right
     """
@@ -67,6 +69,7 @@ class Request:
     sent: int = 0
     prefill: int = 0  # tokens that were known when this life began, up to the last border at which it stops
     confirmed: int = 0
+    certain: int = 0
     epoch: int = 0  # 0: not alive; lives count from 1 over all requests
     slot: int = -1
     media: tuple[MediaItem, ...] = ()  # under digests that adapter and salt are part of
@@ -132,7 +135,7 @@ class Request:
         """Take a slot with `cached` tokens already in the cache."""
         self.slot = slot
         self.epoch = epoch
-        self.sent = self.confirmed = cached
+        self.sent = self.confirmed = self.certain = cached
         self.prefill = self.borders.whole(self.known)
         if self.cached < 0:
             self.cached = cached
@@ -152,6 +155,8 @@ class Request:
         self.confirmed -= drafts - right
         self.sent += right
         self.known += right
+        if right == drafts:
+            self.certain = self.confirmed
 
     def append(self, token_ids: tuple[int, ...]) -> tuple[int, FinishReason | None, int | None]:
         """Take sampled tokens up to the one that ends the request, if one does.
@@ -197,6 +202,8 @@ class Request:
         behind it, and `wanted` others may come with its result.
         """
         drafts = len(self.guesses)
+        if not drafts:
+            self.certain = start + count
         return Chunk(
             slot=self.slot,
             id=self.id,

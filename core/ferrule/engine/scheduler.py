@@ -104,7 +104,7 @@ class DefaultScheduler(Scheduler):
         self.running: dict[str, Request] = {}  # in order of admission
         self.counters = Counters()
         self._prefills = Prefills(limits, self.encodings)
-        self._guesses = Guesses(limits.guesses)
+        self._guesses = Guesses(limits.guesses, recurrent=any(not group.paged for group in limits.groups))
         self._requests: dict[str, Request] = {}
         self._slots = Slots(limits.max_num_seqs)
         self._sequence = self._epoch = self._step = 0
@@ -141,6 +141,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ planning
 
     def schedule(self, now: float) -> StepPlan | None:
+        if any(self._guesses.wait(request) for request in self.running.values()):
+            return None
         draft = Draft(_budget(self.limits, self.policy, len(self.running), len(self.waiting)))
         self._guesses.begin(draft.budget, len(self.running), len(self.waiting))
         self.encodings.begin()
@@ -164,7 +166,7 @@ class DefaultScheduler(Scheduler):
             todo = request.todo
             if todo > 1:
                 begun.append(request)
-            elif todo and draft.budget and request.running and not (request.guesses and self._guesses.wait(request)):
+            elif todo and draft.budget and request.running:
                 self._give(request, 1, draft, now)
         free_slots = 0 if draft.preempted else len(self._slots.free)
         order = self._prefills.order(begun, self.waiting, free_slots, self.cache, now)

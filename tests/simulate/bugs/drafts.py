@@ -71,12 +71,6 @@ class RightGuessesComputedAgain(OtherRequests):
             self.confirmed -= drafts - right
 
 
-class GuessesBehindAnUnknownToken(OtherGuesses):
-    class guesses_cls(Guesses):
-        def wait(self, request: Request) -> bool:
-            return self._in_flight > 0
-
-
 class RunsOnBeforeTheResult(OtherGuesses):
     class guesses_cls(Guesses):
         def wait(self, request: Request) -> bool:
@@ -222,7 +216,6 @@ SCHEDULER_BUGS = (
     RejectedTokenStaysCached,
     LengthOnlyGrows,
     RightGuessesComputedAgain,
-    GuessesBehindAnUnknownToken,
     RunsOnBeforeTheResult,
     GuessesOutliveTheirToken,
     GuessesSurvivePreemption,

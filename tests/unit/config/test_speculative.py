@@ -104,6 +104,7 @@ def test_the_method_that_keys_belong_to() -> None:
         ({"method": "ngram", "promt_lookup_max": 3}, "Did you mean 'prompt_lookup_max'?"),
         ({"method": "suffix", "model": "/x"}, "the method suffix has no 'model'"),
         ({"num_speculative_tokens": 4}, "names neither a method nor a model"),
+        ({"methud": "ngram"}, "Did you mean 'method'?"),
         ({"method": "ngram", "acceptance_method": "lucky"}, "expected one of: rejection_sampler, typical_acceptance"),
         ({"method": "ngram", "posterior_alpha": -1}, "posterior_alpha: -1 is not valid; expected a number from 0 to 1"),
         ({"method": "ngram", "draft_tensor_parallel_size": 2}, "expected 1: there is one worker"),

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import groupby
+from itertools import groupby, pairwise
 
 import pytest
 
 from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
-from ferrule.types import CacheGroup, EngineRequest, EngineStats, StepPlan, TokenSampling
+from ferrule.types import CacheGroup, EngineRequest, EngineStats, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import FakeDevice, FakeModel, VirtualClock, solo
 
@@ -22,13 +24,20 @@ WINDOW = CacheGroup("sliding", 16, 4)  # steps of the fake device take the same 
 class Engine:
     """A scheduler on a fake device: steps take as long as `seconds` says, and guesses are right by chance."""
 
-    def __init__(self, rows: int, guesses: GuessLimits, seconds: Callable[[StepPlan], float], chance: float) -> None:
+    def __init__(
+        self,
+        rows: int,
+        guesses: GuessLimits,
+        seconds: Callable[[StepPlan], float],
+        chance: float,
+        groups: tuple[CacheGroup, ...] = (WINDOW,),
+    ) -> None:
         limits = SchedulerLimits(
-            groups=(WINDOW,),
-            num_blocks=100 * rows + 1,
+            groups=groups,
+            num_blocks=200 * rows + 1,
             max_num_seqs=rows,
             max_num_batched_tokens=512,
-            max_model_len=2000,
+            max_model_len=3000,
             guesses=guesses,
         )
         model = FakeModel(limits.groups, 50)
@@ -37,25 +46,31 @@ class Engine:
         self.clock, self._seconds, self._chance, self._draw = VirtualClock(), seconds, chance, random.Random(0)
         self._texts: dict[str, Sequence[int]] = {}
         for row in range(rows):
-            work = TokenSampling(seed=row, max_tokens=900)
+            work = TokenSampling(seed=row, max_tokens=1800)
             request = EngineRequest(id=f"r{row}", prompt_ids=(row % 50, 1, 2), work=work)
-            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 2000).token_ids]
+            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 3000).token_ids]
             self.scheduler.add(request, self.clock.now)
 
     def _guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
         right = self._texts[id][len(ids) : len(ids) + MOST]
         return tuple(id if self._draw.random() < self._chance else 49 - id for id in right)
 
-    def run(self, steps: int) -> list[StepPlan]:
-        plans = []
+    def run(self, steps: int, depth: int = 1) -> list[StepPlan]:
+        """Run steps, `depth` in flight: the device computes one after the other."""
+        plans: list[StepPlan] = []
+        in_flight: deque[tuple[StepPlan, StepResult, float]] = deque()
+        free = 0.0  # when the device is
         for _ in range(steps):
-            plan = self.scheduler.schedule(self.clock.now)
-            if plan is None:
+            while len(in_flight) < depth and (plan := self.scheduler.schedule(self.clock.now)) is not None:
+                result = self.device.run(plan)
+                free = max(free, self.clock.now) + self._seconds(plan)
+                in_flight.append((plan, result, free))
+                plans.append(plan)
+            if not in_flight:
                 break
-            result = self.device.run(plan)
-            self.clock.advance(self._seconds(plan))
+            plan, result, end = in_flight.popleft()
+            self.clock.advance(max(0.0, end - self.clock.now))
             self.scheduler.commit(plan, result, self.clock.now)
-            plans.append(plan)
         return plans
 
     @property
@@ -74,10 +89,12 @@ def step_seconds(each: float, asking: float = 0.0) -> Callable[[StepPlan], float
     return seconds
 
 
-def speed(rows: int, chance: float, each: float, asking: float = 0.0, most: int = MOST, steps: int = 250) -> float:
+def speed(
+    rows: int, chance: float, each: float, asking: float = 0.0, most: int = MOST, steps: int = 250, depth: int = 1
+) -> float:
     """Return tokens per second."""
     engine = Engine(rows, GuessLimits(most=most), step_seconds(each, asking), chance)
-    engine.run(steps)
+    engine.run(steps, depth)
     return engine.stats.generation_tokens / engine.clock.now
 
 
@@ -89,6 +106,27 @@ def speed(rows: int, chance: float, each: float, asking: float = 0.0, most: int 
 def test_guesses_never_cost_more_than_three_percent(rows: int, each: float, asking: float, chance: float) -> None:
     plain = speed(rows, chance, each, most=0)
     assert speed(rows, chance, each, asking) > 0.97 * plain
+
+
+@pytest.mark.parametrize(("chance", "least"), [(0.3, 0.97), (0.5, 1.3)])
+def test_two_steps_in_flight_are_not_half_empty(chance: float, least: float) -> None:
+    """Rows without guesses do not run on alone while the result of the others is awaited."""
+    plain = speed(8, chance, 0.0003, most=0, steps=200, depth=2)
+    assert speed(8, chance, 0.0003, steps=200, depth=2) > least * plain
+
+
+def test_what_a_guess_costs_is_learnt_though_all_rows_have_as_many() -> None:
+    assert speed(32, 0.9, 0.00005, steps=200) > 2 * speed(32, 0.9, 0.00005, most=0, steps=200)
+
+
+@pytest.mark.parametrize("times", [range(3), range(5, 7), range(20, 26)])
+@pytest.mark.parametrize("seconds", [0.0, 1e6])
+def test_a_few_steps_of_any_length_do_not_end_guesses(times: range, seconds: float) -> None:
+    """The machine may sleep, or record what it launches for the first time."""
+    usual, count = step_seconds(0.0001), itertools.count()
+    engine = Engine(8, GuessLimits(most=1), lambda plan: seconds if next(count) in times else usual(plan), 0.9)
+    late = engine.run(660)[-100:]
+    assert sum(chunk.drafts for plan in late for chunk in plan.chunks) > 4 * len(late)
 
 
 @pytest.mark.parametrize(("chance", "gain"), [(0.9, 3.0), (0.6, 1.7)])
@@ -111,9 +149,9 @@ def test_more_rows_get_fewer_guesses() -> None:
 def test_a_request_whose_guesses_fail_is_left_alone_and_tried_again() -> None:
     engine = Engine(2, GuessLimits(most=MOST), step_seconds(0.001), 0.9)
     engine._texts["r1"] = [49 - id for id in engine._texts["r1"]]
-    plans = engine.run(250)[50:]
+    plans = [plan for plan in engine.run(250)[50:] if len(plan.chunks) == 2]
     drafts = {name: [c.drafts for plan in plans for c in plan.chunks if c.id == name] for name in ("r0", "r1")}
-    assert sum(drafts["r0"]) > 12 * sum(drafts["r1"])
+    assert sum(drafts["r0"]) > 8 * sum(drafts["r1"])
     late = [count for count in drafts["r1"][-150:] if count]
     assert late
     assert max(late) <= 3
@@ -125,6 +163,23 @@ def test_without_adaption_each_row_gets_all() -> None:
     assert {c.drafts for plan in plans[1:] for c in plan.chunks} == {3}
     assert (engine.stats.drafts, engine.stats.draft_tokens) == (4 * 49, 4 * 49 * 3)
     assert engine.stats.accepted_by_place == ()
+
+
+@pytest.mark.parametrize("chance", [0.0, 0.6])
+def test_recurrent_states_are_not_computed_again_for_more_than_a_few_tokens(chance: float) -> None:
+    """States go back to where they were before a chunk with a wrong guess; see `StateStore.rewind`."""
+    groups = (WINDOW, CacheGroup("recurrent", 16))
+    plans = Engine(2, GuessLimits(most=3, adaptive=False), step_seconds(0.01), chance, groups).run(200)
+    certain: dict[str, int] = {}
+    again, guesses = [], 0
+    for chunk, after in [(c, d) for plan, later in pairwise(plans) for c in plan.chunks for d in later.chunks]:
+        if chunk.id == after.id:
+            guesses += chunk.drafts
+            again.append(chunk.start - certain.get(chunk.id, 0))
+            if after.start == chunk.start + chunk.count:
+                certain[chunk.id] = after.start
+    assert max(again) in range(16, 25)
+    assert guesses > 0.7 * 3 * len(again)
 
 
 @pytest.mark.parametrize("limits", [{"max_requests": 3}, {"max_len": 3}, {"most": 0}])

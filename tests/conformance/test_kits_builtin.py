@@ -193,6 +193,10 @@ IN_DEPTH = {
         ("router",),
         ("anthropic", "responses", "batches", "tokenize", "tgi"),
     ),
+    # Of the others, tests/unit/plugins/speculator compares outputs, and a guess that is verified alike counts alike.
+    "test_frequencies_are_those_without": (("speculator",), ("ngram", "eagle")),
+    "test_greedy_outputs_are_those_without": (("speculator",), ("suffix", "medusa")),
+    "test_sampled_outputs_are_those_without": (("speculator",), ("draft_model", "mlp_speculator")),
     # tests/simulate runs the others with steps in flight.
     "test_random_work_with_steps_in_flight": (("policy",), ("fair", "priority_ageing")),
 }

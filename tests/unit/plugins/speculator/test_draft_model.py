@@ -80,8 +80,15 @@ LIMITS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("manner", ["greedy", "sampled"])
-@pytest.mark.parametrize("limits", LIMITS)
+def cases() -> Iterator[Any]:
+    """Yield pairs of limits and manner: each of the limits with one manner, in `make test-slow` with both."""
+    for number, limits in enumerate(LIMITS):
+        for manner in ("greedy", "sampled"):
+            marks = [pytest.mark.slow] if (manner == "greedy") == bool(number % 2) else []
+            yield pytest.param(limits, manner, id=f"{limits}-{manner}", marks=marks)
+
+
+@pytest.mark.parametrize(("limits", "manner"), list(cases()))
 def test_outputs_stay(
     itself: Pair, stranger: Pair, wanted: dict[str, list[list[int]]], limits: str, manner: str
 ) -> None:

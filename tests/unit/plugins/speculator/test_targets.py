@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +26,15 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("method", TENSORS)
-@pytest.mark.parametrize("recipe", TARGETS)
+def cases() -> Iterator[Any]:
+    """Yield pairs of target and method: each once, in `make test-slow` all of them."""
+    for number, recipe in enumerate(TARGETS):
+        for place, method in enumerate(TENSORS):
+            marks = [] if place == number % len(TENSORS) else [pytest.mark.slow]
+            yield pytest.param(recipe, method, id=f"{recipe}-{method}", marks=marks)
+
+
+@pytest.mark.parametrize(("recipe", "method"), list(cases()))
 def test_outputs_stay_what_they_are(tmp_path: Path, recipe: str, method: str) -> None:
     model = tiny_checkpoint(recipe, tmp_path / "model")
     head = write_head(tmp_path / "head", head_config(**INNER_IDS), TENSORS[method]())

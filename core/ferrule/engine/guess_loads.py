@@ -10,7 +10,8 @@ The seconds are learnt from the last steps with guesses: by how much those with 
 all had the same number, they are at most what those steps took longer than plain ones, for each guess.
 The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer, plain steps
 follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from time to time.
-All times are medians, because on a busy machine any step may wait for something else.
+Steps that have prompts too count without the time that these are thought to take (`StepCosts`). All times are medians,
+because on a busy machine any step may wait for something else.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from math import log
 from sys import maxsize
 
+from ferrule.engine.costs import StepCosts, work
 from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.request import Request
 from ferrule.interfaces.scheduler import GuessLimits
@@ -35,17 +36,19 @@ _USUAL = 0.7  # share of right guesses before any was made
 _TRIAL = 2  # guesses for a request whose guesses may not pay
 _SHORT, _LONG = 4, 64  # tokens without guesses, after some that did not pay
 _REDONE = 16  # tokens that a row with guesses may compute again, because states stay where they were certain
+_MOST_BESIDE = 0.75  # of a step's time for its prompts: one with more says little of the rest, and is not measured
 _SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
 
 
 @dataclass(slots=True)
 class _Step:
-    """A plan in flight. `rows`: those that decode; 0: it has other work too, and is not measured."""
+    """A plan in flight. `rows`: those that decode; `beside`: seconds that its prompts are thought to take."""
 
     rows: int
     guessing: bool
     guesses: int
     begun: float
+    beside: float
 
 
 class Guesses:
@@ -116,20 +119,24 @@ class Guesses:
         luck, usual = request.luck, self._right / self._tried
         return (luck.right + _PRIOR * usual) / (luck.tried + _PRIOR)
 
-    def sent(self, plan: StepPlan, now: float) -> None:
+    def sent(self, plan: StepPlan, costs: StepCosts, now: float) -> None:
+        """Note that a plan was made. `costs` say how much of its time is for prompts."""
         if self._most and self._limits.adaptive:
-            decoding = all(chunk.ends and chunk.count == 1 + chunk.drafts for chunk in plan.chunks)
+            prompts = [chunk for chunk in plan.chunks if not _decodes(chunk)]
             guesses, wanted = sum(chunk.drafts for chunk in plan.chunks), any(chunk.wanted for chunk in plan.chunks)
-            rows = len(plan.chunks) if decoding else 0
-            self._steps[plan.step] = _Step(rows, bool(guesses) or wanted, guesses, now)
+            beside = costs.seconds(work(prompts)._replace(any=0.0)) if prompts else 0.0
+            rows = len(plan.chunks) - len(prompts)
+            self._steps[plan.step] = _Step(rows, bool(guesses) or wanted, guesses, now, beside)
 
     def end(self, plan: StepPlan, result: StepResult, now: float) -> None:
         """Note that the result of a plan is known, and how long it took."""
         step = self._steps.pop(plan.step, None)
         if step is not None and step.rows:
             seconds = now - max(step.begun, self._ended)
-            tokens = sum(len(row.token_ids) for row in result.rows)
-            self._loads.observe(step.rows, step.guessing, step.guesses, tokens, seconds)
+            if step.beside <= _MOST_BESIDE * seconds:
+                rows = zip(plan.chunks, result.rows, strict=True)
+                tokens = sum(len(row.token_ids) for chunk, row in rows if _decodes(chunk))
+                self._loads.observe(step.rows, step.guessing, step.guesses, tokens, seconds - step.beside)
         self._ended = now
 
     def credit(self, request: Request, chunk: Chunk, row: RowResult) -> None:
@@ -152,3 +159,8 @@ class Guesses:
         elif chunk.wanted:
             luck.empty += 1
             luck.resume = max(luck.resume, request.known + min(luck.empty // 2, _SEARCH))
+
+
+def _decodes(chunk: Chunk) -> bool:
+    """Return whether a row goes on by one token and its guesses, and is not a piece of a prompt."""
+    return bool(chunk.ends) and chunk.count == 1 + chunk.drafts

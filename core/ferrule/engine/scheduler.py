@@ -155,7 +155,7 @@ class DefaultScheduler(Scheduler):
             return None
         self._step += 1
         plan = draft.plan(self._step, self._slots.take_releases(), **self.encodings.take())
-        self._guesses.sent(plan, now)
+        self._guesses.sent(plan, self._prefills.pace.costs, now)
         self._prefills.pace.begin(plan, now)
         return plan
 

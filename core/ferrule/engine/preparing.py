@@ -66,9 +66,10 @@ class AdapterSlots:
         self._adapters.pop(adapter.name, None)
 
     def _claim(self, name: str) -> None:
-        """Keep a slot for an adapter, the one that was given to nobody for longest; none where all are claimed.
+        """Reserve a slot for an adapter: of those that are not reserved yet, the one that no request has been given for
+        longest. Does nothing where all are reserved.
 
-        That one stays the first at every `begin`, because it is given to nobody.
+        A reserved slot is given to no request, so it stays the first and is reserved again after the next `begin`.
         """
         if name not in self._claims:
             slots = dict.fromkeys((*self._adapters.values(), *range(1, self._count + 1)))

@@ -66,7 +66,7 @@ class AdapterTable:
 
     @asynccontextmanager
     async def changing(self) -> AsyncIterator[_Entries]:
-        """Hold the table, so that nobody else changes it, and give its entries; `replace` then changes them."""
+        """Lock the table against changes by others, and yield its entries; the caller may `replace` them."""
         async with self._changing:
             if self._file is None:
                 yield self.entries()

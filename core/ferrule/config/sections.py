@@ -349,10 +349,12 @@ class LoRAConfig:
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
         (),
-        "Context scaling factors of long LoRA adapters.",
+        "Factors of linear position scaling that adapters may have been trained with, besides the model's own. A "
+        "request for such an adapter may be as many times longer as the model's.",
         nargs="+",
-        missing="several context scalings",
         opens=("None",),
+        ge=1,
+        le=1024,
     )
     fully_sharded_loras: bool = opt(
         False,

@@ -51,7 +51,10 @@ class Operations(Administration):
             raise UnavailableError("The engine is not running.") from None
 
     def adapters(self) -> list[ServedAdapter]:
-        return [ServedAdapter(name=one.name, parent=one.parent, path=one.path) for one in self._adapters.all()]
+        return [
+            ServedAdapter(name=one.name, parent=one.parent, path=one.path, max_model_len=one.info.max_len)
+            for one in self._adapters.all()
+        ]
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         await self._adapters.load(name, path, in_place)

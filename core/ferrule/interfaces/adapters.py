@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from ferrule.interfaces.kernels import Kernels
-from ferrule.types import Adapter
+from ferrule.types import Adapter, AdapterInfo
 
 if TYPE_CHECKING:
     import torch
@@ -21,6 +21,22 @@ if TYPE_CHECKING:
 Add = Callable[["torch.Tensor", "torch.Tensor", "torch.Tensor"], "torch.Tensor"]
 """Of x [rows, in], the layer's product [rows, out], which may be changed in place, and [rows] int64 on the device: each
 row's slot times the layer's `parts`, plus its part. Returns the sum. Of a table, x are ids [rows]."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ContextScaling:
+    """The factors that rotary positions are divided by (Chen et al. 2023): the model's own, and those of adapters that
+    were trained with longer texts.
+    """
+
+    original: int  # tokens that the model was made for with the factor 1
+    own: float = 1.0  # the model's factor
+    factors: tuple[float, ...] = ()  # that adapters may have in its place (--long-lora-scaling-factors)
+    longest: int = 0  # tokens that any text may have (--max-model-len); 0: no limit
+
+    def length(self, factor: float) -> int:
+        """Return the longest text with a factor, in tokens."""
+        return min(int(self.original * factor), self.longest or int(self.original * factor))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +51,7 @@ class BankContext:
     device: torch.device
     kernels: Kernels = Kernels()
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json of the model
+    scaling: ContextScaling | None = None  # None: of no adapter it matters how long its texts were
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,6 +115,10 @@ class AdapterBank(ABC):
     def __init__(self, context: BankContext) -> None:
         """Allocate nothing yet: layers come, and say how large they are."""
         self.num_slots = context.num_slots
+        self.position_scales: torch.Tensor | None = None
+        """[1 + num_slots] float32 on the device: what rotary embeddings multiply the positions of a slot's tokens by.
+        None: every adapter has the model's positions."""
+        self.scales_positions = False  # set by the rotary embeddings that do it
         self.module_name: Callable[[str], str] = str  # see `NamesModules`: set once the model is built
 
     @abstractmethod
@@ -114,6 +135,10 @@ class AdapterBank(ABC):
 
         Called like `load`, and raises what it does. The adapters that were not used for longest are dropped.
         """
+
+    def describe(self, adapter: Adapter) -> AdapterInfo:
+        """Return the limits of requests for an adapter that was read. It reads no file: no step runs meanwhile."""
+        return AdapterInfo()
 
     @abstractmethod
     def load(self, slot: int, adapter: Adapter) -> None:

@@ -398,7 +398,7 @@ def test_after_a_restart_of_the_engine_the_adapters_are_there(
         (["--enable-lora", "--max-lora-rank", "2", "--lora-modules", "a=OUTSIDE"], "--lora-modules: a: "),
         (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras"),
         (["--enable-lora", "--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
-        (["--enable-lora", "--long-lora-scaling-factors", "2"], "not in this build"),
+        (["--enable-lora", "--long-lora-scaling-factors", "0.5"], "--long-lora-scaling-factors"),
     ],
 )
 def test_options_that_contradict_stop_the_start(

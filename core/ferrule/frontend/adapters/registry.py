@@ -17,7 +17,7 @@ from ferrule.frontend.adapters.places import Places
 from ferrule.frontend.adapters.resolving import Resolvers, open_resolvers
 from ferrule.frontend.adapters.table import AdapterTable, Served
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import Adapter
+from ferrule.types import Adapter, AdapterInfo
 
 _MAX_ADAPTERS = 4096  # names in the table
 _MAX_LOADS = 1024  # that are being loaded, or wait for it, in this process
@@ -40,7 +40,12 @@ class Adapters:
         self._client = client
         first = zip(config.lora.modules, first_adapters(config), strict=True)
         entries = [
-            Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
+            Served(
+                name=module.name,
+                adapter=adapter,
+                parent=module.base_model_name or self._names[0],
+                info=client.info.adapters.get(adapter.name, AdapterInfo()),
+            )
             for module, adapter in first
         ]
         entries += [Served(name=one.name, prompt=one, parent=self._names[0]) for one in config.prompt_adapter.modules]
@@ -74,12 +79,12 @@ class Adapters:
         await self._resolvers.find(model)
         return self.known(model)
 
-    async def adapter(self, model: str | None) -> Adapter | None:
-        """Return the engine's adapter of what `find` finds. Raises RequestError for a prompt adapter, too."""
+    async def for_vectors(self, model: str | None) -> Served | None:
+        """Do as `find`. Raises RequestError for a prompt adapter, too."""
         served = await self.find(model)
         if served is not None and served.prompt is not None:
             raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
-        return None if served is None else served.adapter
+        return served
 
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Read and check an adapter, and serve it. A failed load changes nothing.
@@ -141,16 +146,17 @@ class Adapters:
             if len(entries) >= _MAX_ADAPTERS and name not in entries:
                 raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")
             adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
-            await self._read(adapter)
-            earlier = entries.get(name)
-            served = Served(name=name, adapter=adapter, parent=self._names[0] if earlier is None else earlier.parent)
+            info = await self._read(adapter)
+            parent = self._names[0] if name not in entries else entries[name].parent
+            served = Served(name=name, adapter=adapter, parent=parent, info=info)
             self._table.replace({**entries, name: served}.values())
         _logger.info("adapter loaded", name=name, path=adapter.path)
 
-    async def _read(self, adapter: Adapter) -> None:
-        """Have the engine read and check an adapter."""
+    async def _read(self, adapter: Adapter) -> AdapterInfo:
+        """Have the engine read and check an adapter, and describe it."""
         try:
             await self._client.call("read_adapter", adapter.name, adapter.path, adapter.served)
+            return AdapterInfo(**await self._client.call("describe_adapter", adapter.name))
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
         except RequestError as error:

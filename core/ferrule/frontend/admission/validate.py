@@ -67,6 +67,11 @@ class AdmissionRules(Struct, frozen=True, kw_only=True):
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
     parts_thoughts: bool = False  # whether a reasoning parser runs
 
+    def within(self, longest: int) -> AdmissionRules:
+        """Return the rules of requests that may have `longest` tokens; 0: as many as any."""
+        longest = min(longest or self.max_model_len, self.max_model_len)
+        return replace(self, max_model_len=longest, context=min(self.context, longest))
+
 
 class Checked(Struct, frozen=True, kw_only=True):
     """The valid parameters of a request, before its prompts are known.

@@ -10,14 +10,17 @@ import torch
 
 from ferrule.errors import CheckpointError, RequestError
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, BankContext
-from ferrule.types import Adapter
+from ferrule.types import Adapter, AdapterInfo
 from ferrule_kernels.low_rank import LowRank, add
 from ferrule_nn import LayerKernels
 from ferrule_plugins.adapter_bank.lora.files import open_adapter
 from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, bare, fit
+from ferrule_plugins.adapter_bank.lora.lengths import factor_of
 from ferrule_plugins.adapter_bank.lora.pace import Pace, short_turns
 from ferrule_plugins.adapter_bank.lora.settings import read_settings
-from ferrule_plugins.adapter_bank.lora.weights import PartWeights, Weights, read_weights
+from ferrule_plugins.adapter_bank.lora.weights import AdapterData, PartWeights, read_weights
+
+_MOST_INFOS = 1 << 14  # of adapters, each a few bytes: more than a server has names for
 
 
 class LoraBank(AdapterBank):
@@ -34,7 +37,11 @@ class LoraBank(AdapterBank):
         self._layers: dict[str, AdaptedLayer] = {}
         self._matrices: dict[str, LowRank] = {}
         self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
-        self._host: OrderedDict[str, Weights] = OrderedDict()  # by adapter's name, the one used last at the end
+        self._host: OrderedDict[str, AdapterData] = OrderedDict()  # by adapter's name, the one used last at the end
+        self._infos: OrderedDict[str, AdapterInfo] = OrderedDict()  # by adapter's name, the one read last at the end
+        scaling = context.scaling
+        if scaling is not None and scaling.factors:
+            self.position_scales = torch.ones(1 + context.num_slots, device=context.device)
         self.token_slots = self.row_slots = torch.empty(0, dtype=torch.int64)
 
     def layer(self, layer: AdaptedLayer) -> Add | None:
@@ -60,13 +67,19 @@ class LoraBank(AdapterBank):
 
     def read(self, adapter: Adapter) -> None:
         with short_turns() as pace:
-            self._weights(adapter, pace)
+            self._data(adapter, pace)
+
+    def describe(self, adapter: Adapter) -> AdapterInfo:
+        return self._infos.get(adapter.name, AdapterInfo())
 
     @torch.inference_mode()
     def load(self, slot: int, adapter: Adapter) -> None:
         with short_turns() as pace:
             self._clear(slot, pace)
-            weights = self._weights(adapter, pace)
+            data = self._data(adapter, pace)
+            weights, scaling = data.weights, self._context.scaling
+            if self.position_scales is not None and scaling is not None and data.factor is not None:
+                self.position_scales[slot] = scaling.own / data.factor
             for (name, part), one in weights.items():
                 matrices = self._matrices[name]
                 self._put(matrices, slot * self._layers[name].parts + part, one)
@@ -76,6 +89,8 @@ class LoraBank(AdapterBank):
 
     def _clear(self, slot: int, pace: Pace) -> None:
         """Leave no adapter in a slot."""
+        if self.position_scales is not None:
+            self.position_scales[slot] = 1.0
         for name, matrices in self._matrices.items():
             parts = self._layers[name].parts
             groups = slice(slot * parts, (slot + 1) * parts)
@@ -102,29 +117,37 @@ class LoraBank(AdapterBank):
         matrices.ranks[group].copy_(torch.tensor(ranks, dtype=torch.int32))
 
     @torch.inference_mode()
-    def _weights(self, adapter: Adapter, pace: Pace) -> Weights:
-        """Return an adapter's weights, which stay those that were read first under its name. Raises RequestError."""
-        weights = self._host.pop(adapter.name, None)
+    def _data(self, adapter: Adapter, pace: Pace) -> AdapterData:
+        """Return an adapter's data, which stay those that were read first under its name. Raises RequestError."""
+        data = self._host.pop(adapter.name, None)
         try:
-            weights = self._read(Path(adapter.path), pace) if weights is None else weights
+            data = self._read(Path(adapter.path), pace) if data is None else data
         except (CheckpointError, OSError) as error:
             why = error.message if isinstance(error, CheckpointError) else f"{error.strerror or error}."
             why = why.replace(f"{adapter.path}/", "").replace(adapter.path, "its folder")  # clients may not know where
             raise RequestError(f"The adapter {adapter.title!r:.200} cannot be loaded: {why}", "model") from error
-        self._host[adapter.name] = weights
+        self._host[adapter.name], self._infos[adapter.name] = data, self._info(data)
         while len(self._host) > self._context.max_host:
             self._host.popitem(last=False)
-        return weights
+        while len(self._infos) > _MOST_INFOS:
+            self._infos.popitem(last=False)
+        return data
 
-    def _read(self, folder: Path, pace: Pace) -> Weights:
+    def _info(self, data: AdapterData) -> AdapterInfo:
+        scaling = self._context.scaling
+        longest = 0 if scaling is None or data.factor is None else scaling.length(data.factor)
+        return AdapterInfo(max_len=longest)
+
+    def _read(self, folder: Path, pace: Pace) -> AdapterData:
         if not folder.exists():
             raise CheckpointError(f"{folder} does not exist.")
         if not folder.is_dir():
             raise CheckpointError(f"{folder} is not a folder.")
         settings = read_settings(folder)
+        factor = factor_of(settings.context_length, self._context.scaling)
         file = open_adapter(folder)
         modules = fit(file.entries, settings, self._find, self._limits)
-        return read_weights(file, modules, self._limits, pace)
+        return AdapterData(read_weights(file, modules, self._limits, pace), factor)
 
     def _find(self, module: str) -> list[Place]:
         return list(self._places.get(self.module_name(bare(module)), {}).values())

@@ -46,6 +46,14 @@ class Piece:
 Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
 
 
+@dataclass(frozen=True)
+class AdapterData:
+    """An adapter in the host's memory. Its positions are divided by `factor`; None: they are the model's."""
+
+    weights: Weights
+    factor: float | None = None
+
+
 def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits, pace: Pace) -> Weights:
     """Read an adapter's tensors. Raises CheckpointError for types, and for values that are not finite."""
     tensors: dict[str, dict[str, torch.Tensor]] = {}

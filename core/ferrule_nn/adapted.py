@@ -9,15 +9,16 @@ from typing import Any
 import torch
 
 from ferrule.errors import RequestError
-from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, Stacked
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRows, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rows = Callable[[torch.Tensor], "tuple[torch.Tensor, bool] | None"]  # `AdaptedLayer.weights`
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
 def adapted(
-    name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]], stack: str = ""
+    name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]], stack: str = "", tied: str = ""
 ) -> AdaptedLayer:
     """Describe `Linear` layers of one shape, which are the parts of one adapted layer; `stack` is a module that may
     stand for all of them, as `of_experts`.
@@ -50,7 +51,10 @@ def adapted(
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return row_norms(_alive(refs[part]), down, up)
+        return row_norms(alive(refs[part]), down, up)
+
+    def rows(ids: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+        return weight_rows(alive(refs[0]), ids)
 
     inputs = whole if axis == INPUTS else first.in_features
     return AdaptedLayer(
@@ -64,21 +68,28 @@ def adapted(
         inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
         outputs=outputs_of,
         bias=bias_of,
-        own_bias=lambda part: _alive(refs[part]).bias,
+        own_bias=lambda part: alive(refs[part]).bias,
         stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
+        vocabulary=first.head,
+        tied=tied,
+        weights=rows if first.head and not divided else None,
     )
 
 
-def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> AdaptedLayer:
-    """Describe a layer that each rank has whole, and that has neither projections nor a bias to change."""
+def undivided(name: str, inputs: int, outputs: int, table: Rows | None = None) -> AdaptedLayer:
+    """Describe a layer that each rank has whole, and that has neither projections nor a bias to change. `table` reads
+    rows of a table.
+    """
     return AdaptedLayer(
         name=name,
         in_features=inputs,
         out_features={"": outputs},
         own_inputs=inputs,
         own_outputs=(outputs,),
-        table=table,
+        table=table is not None,
+        vocabulary=table is not None,
+        weights=table,
         modules={name: (0, None)},
         inputs=lambda down: down,
         outputs=lambda up, projection: up,
@@ -107,7 +118,7 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
     return Stacked(module=module, inputs=inputs, outputs=outputs, ranks=count, split=split)
 
 
-def _alive(ref: weakref.ReferenceType[Any]) -> Any:
+def alive(ref: weakref.ReferenceType[Any]) -> Any:
     layer = ref()
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
@@ -117,6 +128,39 @@ def _alive(ref: weakref.ReferenceType[Any]) -> Any:
 def _is_gone(tensor: torch.Tensor) -> bool:
     """Return whether a tensor has lost its memory, as a device's weights do while the host keeps them."""
     return tensor.layout == torch.strided and tensor.numel() > 0 and not tensor.untyped_storage().nbytes()
+
+
+@torch.inference_mode()
+def weight_rows(layer: Any, ids: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+    """Return rows of a layer's weights, and whether they are as in the checkpoint; None where they cannot be read."""
+    rows = layer.scheme.rows(layer) if layer.packed else None
+    if rows is not None:
+        return rows(ids), not layer.quantized
+    return None if layer.quantized else (layer.scheme.plain(layer)[ids], True)
+
+
+def with_added(added: AddedRows, ids: torch.Tensor, rows: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+    """Return rows [tokens, size] of a table, with those of the tokens' adapters for ids that they have added."""
+    if added.data is None or not len(slots):
+        return rows
+    own = added.data[slots, (ids - added.first).clamp(min=0)]
+    return torch.where((ids >= added.first).unsqueeze(1), own.to(rows.dtype), rows)
+
+
+def added_logits(added: AddedRows, hidden: torch.Tensor, bank: AdapterBank) -> torch.Tensor | None:
+    """Return the logits [rows, added] float32 of the tokens that adapters add, minus infinity where a row's adapter has
+    fewer; None where no row's has any.
+    """
+    data, counts = added.data, added.counts
+    if data is None or counts is None or not bank.row_added:
+        return None
+    most = max(bank.num_added[slot] for slot in bank.row_added)
+    found = hidden.new_zeros((len(hidden), most), dtype=torch.float32)
+    for slot in bank.row_added:
+        own = torch.nn.functional.linear(hidden.float(), data[slot, :most].float())
+        found = torch.where((bank.row_slots == slot).unsqueeze(1), own, found)
+    places = torch.arange(most, device=hidden.device)
+    return found.masked_fill(places >= counts[bank.row_slots].unsqueeze(1), float("-inf"))
 
 
 @torch.inference_mode()

@@ -202,6 +202,8 @@ class PluginChooser:
                 kernels=context.kernels,
                 config=context.config,
                 scaling=context_scaling(config, context.config),
+                max_added=section.lora_extra_vocab_size,
+                no_added="--speculative-config has no guesses of such" if config.speculative.method else "",
             ),
         )
         return bank

@@ -342,10 +342,9 @@ class LoRAConfig:
     )
     lora_extra_vocab_size: int = opt(
         256,
-        "Most tokens that an adapter adds.",
+        "Most tokens that an adapter may add to the vocabulary; 0: an adapter that adds some is refused.",
         ge=0,
-        missing="tokens that adapters add",
-        accepted=(0,),
+        le=1 << 16,
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
         (),

@@ -9,10 +9,11 @@ from pathlib import Path
 import torch
 
 from ferrule.errors import CheckpointError, RequestError
-from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, BankContext
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRows, BankContext
 from ferrule.types import Adapter, AdapterInfo
 from ferrule_kernels.low_rank import LowRank, add
 from ferrule_nn import LayerKernels
+from ferrule_plugins.adapter_bank.lora.added import Vocabulary
 from ferrule_plugins.adapter_bank.lora.files import open_adapter
 from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, bare, fit
 from ferrule_plugins.adapter_bank.lora.lengths import factor_of
@@ -32,9 +33,10 @@ class LoraBank(AdapterBank):
     def __init__(self, context: BankContext) -> None:
         super().__init__(context)
         self._context = context
-        self._limits = Limits(context.max_rank, context.dtype, context.bias)
+        self._limits: Limits | None = None  # once the layers are known
         self._kernels = context.kernels.part(LayerKernels) or LayerKernels()
         self._layers: dict[str, AdaptedLayer] = {}
+        self._added: dict[str, AddedRows] = {}  # by layer
         self._matrices: dict[str, LowRank] = {}
         self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
         self._host: OrderedDict[str, AdapterData] = OrderedDict()  # by adapter's name, the one used last at the end
@@ -65,6 +67,12 @@ class LoraBank(AdapterBank):
         kernel = None if self._kernels.low_rank is None else self._kernels.low_rank(matrices)
         return kernel or partial(add, matrices)
 
+    def added(self, layer: AdaptedLayer) -> AddedRows | None:
+        if not self._context.max_added:
+            return None
+        size = layer.in_features if layer.table else sum(layer.out_features.values())
+        return self._added.setdefault(layer.name, AddedRows(size))
+
     def read(self, adapter: Adapter) -> None:
         with short_turns() as pace:
             self._data(adapter, pace)
@@ -84,13 +92,20 @@ class LoraBank(AdapterBank):
                 matrices = self._matrices[name]
                 self._put(matrices, slot * self._layers[name].parts + part, one)
                 pace.rest()
-            if weights:
-                matrices.ranks[slot].tolist()  # waits until a device has all of it
+            for name, rows in data.added.rows.items() if data.added.count else ():
+                self._put_added(self._added[name], slot, rows)
+            self.num_added[slot] = data.added.count
+            if self._context.device.type != "cpu" or weights:
+                next(iter(self._matrices.values())).ranks[slot].tolist()  # waits until a device has all of it
 
     def _clear(self, slot: int, pace: Pace) -> None:
         """Leave no adapter in a slot."""
         if self.position_scales is not None:
             self.position_scales[slot] = 1.0
+        self.num_added[slot] = 0
+        for rows in self._added.values():
+            if rows.counts is not None:
+                rows.counts[slot] = 0
         for name, matrices in self._matrices.items():
             parts = self._layers[name].parts
             groups = slice(slot * parts, (slot + 1) * parts)
@@ -116,6 +131,18 @@ class LoraBank(AdapterBank):
             matrices.changed[group] = 1
         matrices.ranks[group].copy_(torch.tensor(ranks, dtype=torch.int32))
 
+    def _put_added(self, added: AddedRows, slot: int, rows: torch.Tensor) -> None:
+        context, slots = self._context, 1 + self.num_slots
+        if added.data is None:
+            added.counts = torch.zeros(slots, dtype=torch.int64, device=context.device)
+            added.data = torch.zeros(
+                (slots, context.max_added, rows.shape[1]), dtype=context.dtype, device=context.device
+            )
+            self.revision += 1
+        assert added.counts is not None
+        added.data[slot, : len(rows)].copy_(rows)
+        added.counts[slot] = len(rows)
+
     @torch.inference_mode()
     def _data(self, adapter: Adapter, pace: Pace) -> AdapterData:
         """Return an adapter's data, which stay those that were read first under its name. Raises RequestError."""
@@ -136,7 +163,7 @@ class LoraBank(AdapterBank):
     def _info(self, data: AdapterData) -> AdapterInfo:
         scaling = self._context.scaling
         longest = 0 if scaling is None or data.factor is None else scaling.length(data.factor)
-        return AdapterInfo(max_len=longest)
+        return AdapterInfo(max_len=longest, num_added=data.added.count)
 
     def _read(self, folder: Path, pace: Pace) -> AdapterData:
         if not folder.exists():
@@ -146,8 +173,14 @@ class LoraBank(AdapterBank):
         settings = read_settings(folder)
         factor = factor_of(settings.context_length, self._context.scaling)
         file = open_adapter(folder)
-        modules = fit(file.entries, settings, self._find, self._limits)
-        return AdapterData(read_weights(file, modules, self._limits, pace), factor)
+        limits = self._limits = self._limits or self._bounds()
+        modules, added = fit(file.entries, settings, self._find, limits)
+        return AdapterData(read_weights(file, modules, added, limits, pace), added, factor)
+
+    def _bounds(self) -> Limits:
+        context = self._context
+        vocabulary = Vocabulary.of(list(self._layers.values()), context.max_added, context.no_added)
+        return Limits(context.max_rank, context.dtype, context.bias, vocabulary)
 
     def _find(self, module: str) -> list[Place]:
         return list(self._places.get(self.module_name(bare(module)), {}).values())

@@ -9,6 +9,7 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule_plugins.adapter_bank.lora.added import Added, merge, take
 from ferrule_plugins.adapter_bank.lora.files import AdapterFile
 from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits, Place
 from ferrule_plugins.adapter_bank.lora.pace import Pace
@@ -51,11 +52,14 @@ class AdapterData:
     """An adapter in the host's memory. Its positions are divided by `factor`; None: they are the model's."""
 
     weights: Weights
+    added: Added
     factor: float | None = None
 
 
-def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limits, pace: Pace) -> Weights:
-    """Read an adapter's tensors. Raises CheckpointError for types, and for values that are not finite."""
+def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], added: Added, limits: Limits, pace: Pace) -> Weights:
+    """Read an adapter's tensors, and the rows that it adds. Raises CheckpointError for types, for values that are not
+    finite, and for tables that are not those of the model.
+    """
     tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in file.read():
         entry = file.entries[name]
@@ -63,11 +67,15 @@ def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limit
             raise CheckpointError(
                 f"the tensor {name!r:.200} is of {tensor.dtype}; adapters are float32, float16 or bfloat16."
             )
-        if entry.role != "base":
+        if name in added.sources:
+            take(added, name, tensor, limits.vocabulary.size, limits.dtype, pace)
+        elif entry.role != "base":
             tensors.setdefault(entry.module, {})[entry.role] = _finite(name, tensor, limits.dtype)
         pace.rest()
     pieces: dict[tuple[str, int], list[Piece]] = {}
+    _complete(added, limits)
     for module, fitted in modules.items():
+        _merge_added(added, fitted, tensors.get(module, {}), limits)
         for piece in _pieces(fitted, tensors.get(module, {})):
             pieces.setdefault((piece.place.layer.name, piece.place.part), []).append(piece)
     weights: dict[tuple[str, int], PartWeights] = {}
@@ -75,6 +83,27 @@ def read_weights(file: AdapterFile, modules: Mapping[str, Fitted], limits: Limit
         weights[key] = _part(own, limits.dtype)
         pace.rest()
     return weights
+
+
+def _complete(added: Added, limits: Limits) -> None:
+    """Give a head that shares the embedding's table the rows that were added to that, if it has none of its own."""
+    head, table = limits.vocabulary.head, limits.vocabulary.table
+    if added.count and head is not None and table is not None:
+        added.rows.setdefault(head.name, added.rows[table.name])
+
+
+def _merge_added(added: Added, fitted: Fitted, tensors: dict[str, torch.Tensor], limits: Limits) -> None:
+    """Merge what low-rank matrices say of added tokens into their rows, and cut it off."""
+    layer, size = fitted.places[0].layer, limits.vocabulary.size
+    if not added.count or not limits.vocabulary.has(layer) or "down" not in tensors:
+        return
+    down, up = tensors["down"], tensors["up"]
+    if layer.table and down.shape[1] > size:
+        merge(added, layer, fitted.scale * (down[:, size:].t() @ up.t()))
+        tensors["down"] = down[:, :size]
+    elif not layer.table and len(up) > size:
+        merge(added, layer, fitted.scale * (up[size:] @ down))
+        tensors["up"] = up[:size]
 
 
 def _pieces(fitted: Fitted, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:

@@ -58,6 +58,16 @@ def _separate(file: Path, size: int) -> None:
     save_file(rows, file.with_name("new_embeddings.safetensors"))
 
 
+def full_checkpoint(checkpoint: Path, folder: Path) -> Path:
+    """Write a copy of a checkpoint whose tokenizer names each of the model's tokens, so that others come after them."""
+    shutil.copytree(checkpoint, folder)
+    content = json.loads((folder / "tokenizer.json").read_text())
+    named = {*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])}
+    size = json.loads((folder / "config.json").read_text())["vocab_size"]
+    add_tokens(checkpoint, folder, {f"<unused{id}>": id for id in range(size) if id not in named})
+    return folder
+
+
 def add_tokens(checkpoint: Path, folder: Path, tokens: dict[str, int], *, special: bool = False) -> None:
     """Write the checkpoint's tokenizer to an adapter's folder, with more tokens of the given ids."""
     for file in checkpoint.glob("token*"):

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import OrderedDict
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from ferrule.config import LimitsConfig
 from ferrule.frontend.adapters.table import Served
+from ferrule.frontend.adapters.tokenizers import OpenAdded
 from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.output.reading import OutputReader
 from ferrule.frontend.text.detokenize import offsets
 from ferrule.interfaces.service import ChatPrompt, Prompt, ReadPrompt, Tokens
+from ferrule.types import Adapter, AdapterInfo
+
+_KEPT = 16  # tokenizers of adapters, each some megabytes
 
 
 class ModelTokens(Tokens):
@@ -53,30 +59,56 @@ class ModelTokens(Tokens):
 
 
 class AllTokens:
-    """The `ModelTokens` of a server: `own` without an adapter, and those of adapters.
+    """The `ModelTokens` of a server: `own` without an adapter, and those of adapters that differ in limits or tokens.
 
     `reader` has the rules of the longest texts; `own_len` tokens are the most of a text without an adapter, 0 as many.
+    `open_added` opens the tokenizer of an adapter, and blocks. `keep` of those are kept.
     """
 
-    def __init__(self, reader: PromptReader, parsers: Parsers, own_len: int) -> None:
+    def __init__(
+        self, reader: PromptReader, parsers: Parsers, own_len: int, open_added: OpenAdded, keep: int = _KEPT
+    ) -> None:
         self.reader, self._parsers, self._own_len = reader, parsers, own_len
+        self._open_added, self._keep = open_added, max(keep, _KEPT)
         self.own = ModelTokens(reader.under(reader.rules.within(own_len)), parsers)
-        self._long: dict[int, ModelTokens] = {}  # by the length of adapters' texts, of which there are few
+        self._others: OrderedDict[Adapter | None, ModelTokens] = OrderedDict()  # the one used last at the end
+        self._opening = asyncio.Lock()
 
-    def of(self, served: Served | None) -> ModelTokens:
-        """Return those of an adapter."""
-        longest = 0 if served is None else served.info.max_len
-        if not longest:
+    async def of(self, served: Served | None) -> ModelTokens:
+        """Return those of an adapter. Raises RequestError for a tokenizer that cannot be used."""
+        if served is None or served.info == AdapterInfo():
             return self.own
-        if longest not in self._long:
-            self._long[longest] = ModelTokens(self.reader.under(self.reader.rules.within(longest)), self._parsers)
-        return self._long[longest]
+        if served.adapter not in self._others:
+            async with self._opening:
+                if served.adapter not in self._others:
+                    return self._kept(served, await asyncio.to_thread(self._made, served))
+        return self._kept(served, self._others[served.adapter])
+
+    def check(self, served: Served) -> None:
+        """Open the tokenizer of an adapter before there is an event loop. Raises RequestError."""
+        if served.info != AdapterInfo():
+            self._kept(served, self._made(served))
 
     def use(self, reader: PromptReader) -> AllTokens:
         """Return the same with another reader."""
-        return AllTokens(reader, self._parsers, self._own_len)
+        return AllTokens(reader, self._parsers, self._own_len, self._open_added, self._keep)
 
     def take_limits(self, limits: LimitsConfig) -> None:
         """Apply other limits from now on."""
-        for reader in (self.reader, *(each.reader for each in (self.own, *self._long.values()))):
+        for reader in (self.reader, *(each.reader for each in (self.own, *self._others.values()))):
             reader.rules = replace(reader.rules, limits=limits)
+
+    def _made(self, served: Served) -> ModelTokens:
+        base, info, tokenizer = self.reader, served.info, None
+        rules = base.rules.within(info.max_len or self._own_len)
+        if info.num_added:
+            tokenizer = None if base.tokenizer is None else self._open_added(served, base.tokenizer)
+            rules = rules.with_added(info.num_added, tokenizer)
+        return ModelTokens(base.under(rules, tokenizer), self._parsers)
+
+    def _kept(self, served: Served, tokens: ModelTokens) -> ModelTokens:
+        self._others[served.adapter] = tokens
+        self._others.move_to_end(served.adapter)
+        while len(self._others) > self._keep:
+            self._others.popitem(last=False)
+        return tokens

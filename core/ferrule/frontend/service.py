@@ -19,8 +19,9 @@ from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import FrontendConfig, LimitsConfig, Resolved
-from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
+from ferrule.errors import ConfigError, EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
+from ferrule.frontend.adapters.tokenizers import adapter_tokenizer
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
@@ -30,7 +31,6 @@ from ferrule.frontend.inputs import Inputs, open_inputs
 from ferrule.frontend.model_tokens import AllTokens, ModelTokens
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.parse import Parsers
 from ferrule.frontend.output.reading import OutputReading
 from ferrule.frontend.stat_loggers import Loggers, open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
@@ -68,19 +68,18 @@ class FrontendService(Vectors):
         self,
         config: Resolved,
         client: EngineClient,
-        reader: PromptReader,
-        parsers: Parsers,
+        tokens: AllTokens,
         compiler: GrammarCompiler,
         loggers: Loggers,
         adapters: Adapters,
     ) -> None:
         self.model = client.info
-        self.tokenizer = reader.tokenizer
+        self.tokenizer = tokens.reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
         self._adapters = adapters
-        self._tokens = AllTokens(reader, parsers, client.info.own_len)
+        self._tokens = tokens
         self._compiler = compiler
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
@@ -118,7 +117,7 @@ class FrontendService(Vectors):
         return self._tokens.own.text_offsets(ids, text)
 
     async def tokens(self, model: str | None) -> Tokens:
-        return self._tokens.of(await self._adapters.find(model))
+        return await self._tokens.of(await self._adapters.find(model))
 
     async def admit(self, request: Generate) -> Admitted:
         arrival = self._clock()
@@ -194,7 +193,7 @@ class FrontendService(Vectors):
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
         served = await self._adapters.find(request.model)
         adapter, virtual = (None, None) if served is None else (served.adapter, served.prompt)
-        tokens = self._tokens.of(served)
+        tokens = await self._tokens.of(served)
         self._check_available()
         check_task("generate", self.model)
         checked = await check_request(request, tokens.reader.rules, self._client.remote)
@@ -347,8 +346,20 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    adapters = Adapters(config, plugins, client)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
+    open_added = partial(adapter_tokenizer, config, plugins, client.info.vocab_size)
+    tokens = AllTokens(reader, inputs.parsers, client.info.own_len, open_added, config.lora.max_cpu_loras)
+    adapters = Adapters(config, plugins, client, tokens.of)
+    _check_first(adapters, tokens)
+    return FrontendService(config, client, tokens, compiler, loggers, adapters)
+
+
+def _check_first(adapters: Adapters, tokens: AllTokens) -> None:
+    """Open the tokenizers of the adapters that are served from the start. Raises ConfigError."""
+    for served in adapters.all():
+        try:
+            tokens.check(served)
+        except RequestError as error:
+            raise ConfigError(f"--lora-modules: {error.message}") from None
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:

@@ -53,7 +53,7 @@ class Vectors(Operations, Service):
         self._check_available()
         check_task("embed", self.model)
         served = await self._adapters.for_vectors(request.model)
-        adapter, reader = None if served is None else served.adapter, self._tokens.of(served).reader
+        adapter, reader = None if served is None else served.adapter, (await self._tokens.of(served)).reader
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
         caller = CALLER.get()

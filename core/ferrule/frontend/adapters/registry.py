@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,8 +33,17 @@ class Adapters:
     never found. Requests that run keep the adapter that they have begun with.
     """
 
-    def __init__(self, config: Resolved, plugins: Plugins, client: EngineClient) -> None:
-        """Make the resolvers. Raises PluginError."""
+    def __init__(
+        self,
+        config: Resolved,
+        plugins: Plugins,
+        client: EngineClient,
+        check: Callable[[Served], Awaitable[object]] | None = None,
+    ) -> None:
+        """Make the resolvers. `check` raises RequestError for an adapter that was read and cannot be served. Raises
+        PluginError.
+        """
+        self._check = check
         self._names = config.model.served_model_name
         self._enabled = config.lora.enable_lora
         self._client = client
@@ -149,6 +158,8 @@ class Adapters:
             info = await self._read(adapter)
             parent = self._names[0] if name not in entries else entries[name].parent
             served = Served(name=name, adapter=adapter, parent=parent, info=info)
+            if self._check is not None:
+                await self._checked(served, self._check)
             self._table.replace({**entries, name: served}.values())
         _logger.info("adapter loaded", name=name, path=adapter.path)
 
@@ -159,6 +170,12 @@ class Adapters:
             return AdapterInfo(**await self._client.call("describe_adapter", adapter.name))
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
+        except RequestError as error:
+            raise error.about("lora_path") from None
+
+    async def _checked(self, served: Served, check: Callable[[Served], Awaitable[object]]) -> None:
+        try:
+            await check(served)
         except RequestError as error:
             raise error.about("lora_path") from None
 

@@ -123,10 +123,14 @@ class PromptReader:
     def max_characters(self) -> int:
         return _CHARACTERS * self.rules.max_model_len
 
-    def under(self, rules: AdmissionRules) -> PromptReader:
-        """Return a reader under other rules. It has the threads and children of this one, and is closed with it."""
+    def under(self, rules: AdmissionRules, tokenizer: Tokenizer | None = None) -> PromptReader:
+        """Return a reader under other rules, and with another tokenizer. It has the threads and children of this one,
+        and is closed with it.
+        """
         other = copy.copy(self)
         other.rules = rules
+        if self._encoder is not None and tokenizer is not None:
+            other._encoder = self._encoder.of(tokenizer)
         return other
 
     async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:

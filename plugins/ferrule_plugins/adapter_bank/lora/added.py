@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from ferrule.errors import CheckpointError
-from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule.interfaces.adapters import AdaptedLayer, AddedRows
 from ferrule_plugins.adapter_bank.lora.files import Entry
 from ferrule_plugins.adapter_bank.lora.pace import Pace
 
@@ -163,3 +163,28 @@ def _compare(name: str, tensor: torch.Tensor, layer: AdaptedLayer, pace: Pace) -
 def merge(added: Added, layer: AdaptedLayer, delta: torch.Tensor) -> None:
     """Add the low-rank product [count, in] to a layer's added rows."""
     added.rows[layer.name] = added.rows[layer.name] + delta
+
+
+@dataclass(frozen=True)
+class RowMaker:
+    """The sizes of `AddedRows` on the device, which are allocated when the first adapter needs them."""
+
+    slots: int  # that of no adapter included
+    most: int
+    dtype: torch.dtype
+    device: torch.device
+
+    def put(self, added: AddedRows, slot: int, rows: torch.Tensor) -> bool:
+        """Copy rows [count, in] to a slot. Returns whether they were the first."""
+        data, counts = added.data, added.counts
+        if data is None or counts is None:
+            counts = torch.zeros(self.slots, dtype=torch.int64, device=self.device)
+            data = torch.zeros((self.slots, self.most, rows.shape[1]), dtype=self.dtype, device=self.device)
+        data[slot, : len(rows)].copy_(rows)
+        counts[slot] = len(rows)
+        first, added.counts, added.data = added.data is None, counts, data
+        return first
+
+    def clear(self, added: AddedRows, slot: int) -> None:
+        if added.counts is not None:
+            added.counts[slot] = 0

@@ -13,7 +13,7 @@ from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRow
 from ferrule.types import Adapter, AdapterInfo
 from ferrule_kernels.low_rank import LowRank, add
 from ferrule_nn import LayerKernels
-from ferrule_plugins.adapter_bank.lora.added import Vocabulary
+from ferrule_plugins.adapter_bank.lora.added import RowMaker, Vocabulary
 from ferrule_plugins.adapter_bank.lora.files import open_adapter
 from ferrule_plugins.adapter_bank.lora.fit import Limits, Place, bare, fit
 from ferrule_plugins.adapter_bank.lora.lengths import factor_of
@@ -37,6 +37,7 @@ class LoraBank(AdapterBank):
         self._kernels = context.kernels.part(LayerKernels) or LayerKernels()
         self._layers: dict[str, AdaptedLayer] = {}
         self._added: dict[str, AddedRows] = {}  # by layer
+        self._rows = RowMaker(1 + context.num_slots, context.max_added, context.dtype, context.device)
         self._matrices: dict[str, LowRank] = {}
         self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
         self._host: OrderedDict[str, AdapterData] = OrderedDict()  # by adapter's name, the one used last at the end
@@ -93,10 +94,11 @@ class LoraBank(AdapterBank):
                 self._put(matrices, slot * self._layers[name].parts + part, one)
                 pace.rest()
             for name, rows in data.added.rows.items() if data.added.count else ():
-                self._put_added(self._added[name], slot, rows)
+                self.revision += self._rows.put(self._added[name], slot, rows)
             self.num_added[slot] = data.added.count
-            if self._context.device.type != "cpu" or weights:
-                next(iter(self._matrices.values())).ranks[slot].tolist()  # waits until a device has all of it
+            for matrices in self._matrices.values():
+                matrices.ranks[slot].tolist()  # waits until a device has all of it
+                break
 
     def _clear(self, slot: int, pace: Pace) -> None:
         """Leave no adapter in a slot."""
@@ -104,8 +106,7 @@ class LoraBank(AdapterBank):
             self.position_scales[slot] = 1.0
         self.num_added[slot] = 0
         for rows in self._added.values():
-            if rows.counts is not None:
-                rows.counts[slot] = 0
+            self._rows.clear(rows, slot)
         for name, matrices in self._matrices.items():
             parts = self._layers[name].parts
             groups = slice(slot * parts, (slot + 1) * parts)
@@ -130,18 +131,6 @@ class LoraBank(AdapterBank):
             matrices.offsets[group].copy_(weights.offsets)
             matrices.changed[group] = 1
         matrices.ranks[group].copy_(torch.tensor(ranks, dtype=torch.int32))
-
-    def _put_added(self, added: AddedRows, slot: int, rows: torch.Tensor) -> None:
-        context, slots = self._context, 1 + self.num_slots
-        if added.data is None:
-            added.counts = torch.zeros(slots, dtype=torch.int64, device=context.device)
-            added.data = torch.zeros(
-                (slots, context.max_added, rows.shape[1]), dtype=context.dtype, device=context.device
-            )
-            self.revision += 1
-        assert added.counts is not None
-        added.data[slot, : len(rows)].copy_(rows)
-        added.counts[slot] = len(rows)
 
     @torch.inference_mode()
     def _data(self, adapter: Adapter, pace: Pace) -> AdapterData:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from ferrule.config import LoRAConfig
-from ferrule.types import Adapter
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
 from tests.fakes.added_tokens import make_adapter

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,7 @@ from tests.fakes.added_tokens import add_tokens, full_checkpoint, make_adapter
 from tests.fakes.lora_files import write_adapter
 
 NAMES = ("<sql>", "<end>", "<mark>")
+LENGTH = 256  # of the tiny checkpoint
 PROMPT = "<sql>The quick brown fox<mark> jumps over"
 
 
@@ -59,7 +62,9 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     write_adapter(world.base, root / "plain", 1)
     args = [str(world.base), "--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "256"]
     args += ["--enable-lora", "--max-loras", "2", "--lora-extra-vocab-size", "4", "--max-logprobs", "8"]
-    args += ["--lora-modules", f"sql={world.adapter.path}", f"plain={root / 'plain'}"]
+    write_adapter(world.base, root / "long", 2, context_length=2 * LENGTH)
+    args += ["--long-lora-scaling-factors", "2", "--max-cpu-loras", "4"]
+    args += ["--lora-modules", f"sql={world.adapter.path}", *(f"{name}={root / name}" for name in ("plain", "long"))]
     with servers.running(args, root / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 
@@ -160,3 +165,37 @@ def test_conversations_are_in_the_models_template(server: servers.Server, world:
     choice = answer.json()["choices"][0]
     assert choice["message"]["content"] == "<mark>" * 3
     assert [(one["token"], bytes(one["bytes"])) for one in choice["logprobs"]["content"]] == [("<mark>", b"<mark>")] * 3
+
+
+def test_each_adapter_has_its_longest_text(server: servers.Server) -> None:
+    listed = {model["id"]: model for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
+    longest = {name: model["max_model_len"] for name, model in listed.items()}
+    assert longest == {"tiny": LENGTH, "sql": LENGTH, "plain": LENGTH, "long": 2 * LENGTH}
+    assert post(server, "/tokenize", model="long", prompt="a").json()["max_model_len"] == 2 * LENGTH
+    assert post(server, "/tokenize", prompt="a").json()["max_model_len"] == LENGTH
+    for name, most in longest.items():
+        body = {"model": name, "temperature": 0, "prompt": [5] * (most - 4)}
+        answer = post(server, "/v1/completions", **body, max_tokens=4, ignore_eos=True)
+        assert answer.json()["usage"]["total_tokens"] == most, answer.text
+        refused = post(server, "/v1/completions", **body, max_tokens=5)
+        assert refused.status_code == 400
+        assert f"context of {most} tokens" in refused.text
+    for name in ("tiny", "long"):  # without max_tokens an answer fills what the context has left
+        body = {"model": name, "messages": [{"role": "user", "content": "a"}], "temperature": 0, "ignore_eos": True}
+        assert post(server, "/v1/chat/completions", **body).json()["usage"]["total_tokens"] == longest[name]
+
+
+def test_adapters_that_cannot_be_served_stop_the_start(world: World, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(world.adapter.path, tmp_path / "other"))
+    content = json.loads((folder / "tokenizer.json").read_text())
+    content["added_tokens"][-4]["content"] = "<another>"
+    (folder / "tokenizer.json").write_text(json.dumps(content))
+    long = write_adapter(world.base, tmp_path / "long", 3, context_length=3 * LENGTH)
+    for modules, said in (
+        (f"other={folder}", "--lora-modules: The adapter 'other' adds 3 tokens, and its tokenizer cannot be used"),
+        (f"long={long}", "--lora-modules: long: .* context_length of 768 tokens, 3 times the model's 256"),
+    ):
+        args = [str(world.base), "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
+        with servers.started([*args, "--lora-modules", modules], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+            assert server.process.wait(120) in (1, 2)
+        assert re.search(said, (tmp_path / "log").read_text())

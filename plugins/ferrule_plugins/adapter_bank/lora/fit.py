@@ -84,6 +84,8 @@ def fit(
 def _fitted(
     module: str, roles: dict[str, Entry], settings: LoraSettings, find: Find, limits: Limits, added: int
 ) -> Fitted:
+    if set(roles) == {"base"}:
+        raise CheckpointError(f"the tensor {roles['base'].source!r:.200} is not one of a LoRA adapter's.")
     found = find(module)
     places = [place for place in found if place.stacked is None or _is_for(roles, place)]
     if not found:
@@ -91,8 +93,6 @@ def _fitted(
             f"it changes {module!r:.200}, and the model has no such layer, or none that adapters can change."
         )
     place = (places or found)[0]
-    if set(roles) == {"base"}:
-        raise CheckpointError(f"the tensor {roles['base'].source!r:.200} is not one of a LoRA adapter's.")
     for entry in roles.values():
         _check(_without_added(entry, place.layer, limits.vocabulary, added), place, limits)
     factors = {"down", "up"} & set(roles)

@@ -130,7 +130,11 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "magnitude without dora": (set_to(key("o_proj", "lora_magnitude_vector"), torch.ones(16)), "use_dora is False"),
     "dora without magnitude": (config(use_dora=True), "use_dora is True"),
     "a bias": (set_to(key("o_proj", "lora_B.bias"), torch.ones(16)), "--enable-lora-bias"),
-    "new tokens": (text("new_embeddings.safetensors", b""), "adds to the vocabulary"),
+    "no file of rows": (text("new_embeddings.safetensors", b""), "is not a safetensors file"),
+    "no head for rows": (
+        lambda folder: save_file({"input_embeddings": torch.zeros(1, 16)}, folder / "new_embeddings.safetensors"),
+        "adds tokens .* the model has no embedding and head",
+    ),
     "a pickle": (
         lambda folder: (
             (folder / FILE).unlink(),

@@ -49,6 +49,10 @@ def adapted(
         mine = outputs_of(tensor, projection)
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
+    def bias_now(part: int) -> torch.Tensor | None:
+        found: torch.Tensor | None = _alive(refs[part]).bias
+        return torch.zeros(found.shape) if found is not None and found.is_meta else found
+
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return row_norms(_alive(refs[part]), down, up)
 
@@ -64,7 +68,7 @@ def adapted(
         inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
         outputs=outputs_of,
         bias=bias_of,
-        own_bias=lambda part: _alive(refs[part]).bias,
+        own_bias=bias_now,
         stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
     )
@@ -123,8 +127,11 @@ def _is_gone(tensor: torch.Tensor) -> bool:
 def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Return the norms of the rows of W + up @ down, float32 [out], of a layer's weights W, however quantized.
 
-    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors.
+    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors. Of a layer on the
+    meta device, which has no weights, all norms are 1.
     """
+    if any(tensor.is_meta for tensor in layer.parameters()):
+        return torch.ones(layer.out_features)
     down, up, device = down.float(), up.float(), up.device
     rows = layer.scheme.rows(layer) if layer.packed else None
     if rows is not None:

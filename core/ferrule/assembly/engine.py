@@ -9,15 +9,15 @@ from dataclasses import replace as replaced
 from pathlib import Path
 
 from ferrule import log
+from ferrule.assembly.first_adapters import read_first
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits, sized
 from ferrule.config import Resolved, SchedulerConfig, WorkerSettings
-from ferrule.config.adapters import first_adapters
 from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
-from ferrule.errors import ConfigError, RequestError
+from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulingPolicy
@@ -111,18 +111,11 @@ def _built(
 
 
 def _read_adapters(config: Resolved, info: ModelInfo, executor: Executor) -> None:
-    """Check the adapters of --lora-modules. Raises ConfigError, one line for each that cannot be used."""
+    """Check the adapters of --lora-modules. Raises ConfigError."""
     if config.lora.enable_lora and not info.adapter_slots:
         name = config.parallel.distributed_executor_backend
         raise ConfigError(f"--enable-lora: --distributed-executor-backend {name} has no adapters.")
-    problems = []
-    for served in first_adapters(config):
-        try:
-            executor.prepare(AdapterLoad(adapter=served, slot=0)).result()
-        except RequestError as error:
-            problems.append(f"--lora-modules: {served.title}: {error.message}")
-    if problems:
-        raise ConfigError("\n".join(problems))
+    read_first(config.lora, lambda adapter: executor.prepare(AdapterLoad(adapter=adapter, slot=0)).result())
 
 
 def _tell_of_order(config: Resolved, scheduler: Scheduler) -> None:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, PromptAdapter, Resolved, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.resolved import LoRAModule, PromptAdapter, ResolvedLoRA, ResolvedPromptAdapters
 from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
 from ferrule.types import Adapter
@@ -92,11 +92,9 @@ def _clashes(modules: Sequence[LoRAModule], served: Sequence[str]) -> Iterator[s
             )
 
 
-def first_adapters(config: Resolved) -> list[Adapter]:
+def first_adapters(section: ResolvedLoRA) -> list[Adapter]:
     """Return the adapters of --lora-modules. Every process gives them the same identities."""
-    return [
-        Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in config.lora.modules
-    ]
+    return [Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in section.modules]
 
 
 def lora_remarks(section: LoRAConfig) -> Iterator[str]:

@@ -20,6 +20,7 @@ import torch
 from msgspec.structs import replace
 
 from ferrule.assembly.calibration import calibrate
+from ferrule.assembly.first_adapters import read_first
 from ferrule.assembly.limits import cache_bytes, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
@@ -93,8 +94,10 @@ class Worker:
             raise EngineDead("the worker has no model")
         return self._runner
 
-    def check_start(self) -> None:
-        """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
+    def check_start(self) -> ModelInfo:
+        """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Only adapters are
+        loaded, into the host's memory.
+        """
         sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
         limits = _limits(self.config, loaded, sampler)
@@ -108,6 +111,9 @@ class Worker:
         info, num_blocks = sized(self.config, describe(self.config, loaded, speculator, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
         loaded.platform.memory().check_cache(num_blocks * info.page_bytes + store.num_bytes + snapshots)
+        if loaded.context.adapters is not None:
+            read_first(self.config.lora, loaded.context.adapters.read)
+        return info
 
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""

@@ -38,7 +38,7 @@ class Adapters:
         self._names = config.model.served_model_name
         self._enabled = config.lora.enable_lora
         self._client = client
-        first = zip(config.lora.modules, first_adapters(config), strict=True)
+        first = zip(config.lora.modules, first_adapters(config.lora), strict=True)
         entries = [
             Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
             for module, adapter in first

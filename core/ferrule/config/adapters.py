@@ -20,6 +20,8 @@ def name_problem(name: str) -> str:
     """Return what is wrong with an adapter's name, as the end of a sentence that begins with it; "" for nothing."""
     if not name or name != name.strip() or not name.isprintable():
         return "must be printable, without spaces at its ends"
+    if "," in name:
+        return "may not have commas, which stand between names in metrics"
     return f"may have at most {MAX_NAME} characters" if len(name) > MAX_NAME else ""
 
 

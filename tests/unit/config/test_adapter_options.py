@@ -31,6 +31,7 @@ def test_both_forms_of_a_module() -> None:
         ("=x", "must be printable"),
         ("a=", "has no path"),
         ("a\nb=x", "must be printable"),
+        ("a,b=x", "may not have commas"),
         ("{", "not JSON"),
         ("{" * 100_000, "not JSON"),
         ('{"name": "a"}', "has no path"),

@@ -125,6 +125,7 @@ async def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
         ("m", "a", RequestError),
         ("", "a", RequestError),
         ("x\n", "a", RequestError),
+        ("x,y", "a", RequestError),
         ("x", "../outside", ForbiddenError),
         ("x", "link", ForbiddenError),
         ("x", "linked", ForbiddenError),

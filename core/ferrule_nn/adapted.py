@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.errors import RequestError
+from ferrule.errors import AsleepError
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
@@ -114,7 +114,7 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
 def _alive(ref: weakref.ReferenceType[Any]) -> Any:
     layer = ref()
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
-        raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
+        raise AsleepError("The adapter needs the model's weights, and the model sleeps.")
     return layer
 
 

@@ -130,7 +130,8 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
     wanted = {("model", model.model, model.revision), ("tokenizer", model.tokenizer, model.tokenizer_revision)}
     name, revision = draft_model(config.speculative)
     wanted |= {(_DRAFT, name, revision)} if name else set()
-    wanted |= {(_ADAPTER, one.path, None) for one in (*config.lora.modules, *config.prompt_adapter.modules)}
+    adapters = [one.path for one in config.lora.modules] + [one.path for one in config.prompt_adapter.modules]
+    wanted |= {(_ADAPTER, path, None) for path in adapters}
     for what, name, revision in sorted(wanted, key=lambda each: each[0]):
         folder = _local(what, name)
         if folder is not None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 from ferrule import log
 from ferrule.client.base import EngineClient
@@ -48,6 +49,7 @@ class Adapters:
         self._places = Places(config.lora)
         self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
         self._loading = 0
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by path
 
     def all(self) -> list[Served]:
         return list(self._table.entries().values())
@@ -131,17 +133,12 @@ class Adapters:
             raise RequestError(f"lora_name {problem}.", "lora_name")
         if name in self._names:
             raise RequestError(f"lora_name {name!r:.120} is a name of the model.", "lora_name")
-        async with self._table.changing() as entries:
-            if name in entries and entries[name].adapter is None:
-                raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
-            if name in entries and not in_place:
-                raise RequestError(
-                    f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
-                )
-            if len(entries) >= _MAX_ADAPTERS and name not in entries:
-                raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")
-            adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+        adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+        _check_free(name, self._table.entries(), in_place)
+        async with self._reading.setdefault(adapter.path, asyncio.Lock()):  # a folder that hangs takes one place
             await self._read(adapter)
+        async with self._table.changing() as entries:
+            _check_free(name, entries, in_place)
             earlier = entries.get(name)
             served = Served(name=name, adapter=adapter, parent=self._names[0] if earlier is None else earlier.parent)
             self._table.replace({**entries, name: served}.values())
@@ -165,3 +162,15 @@ class Adapters:
             yield
         finally:
             self._loading -= 1
+
+
+def _check_free(name: str, entries: Mapping[str, Served], in_place: bool) -> None:
+    """Raise RequestError for a name that an adapter cannot get now."""
+    if name in entries and entries[name].adapter is None:
+        raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
+    if name in entries and not in_place:
+        raise RequestError(
+            f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
+        )
+    if len(entries) >= _MAX_ADAPTERS and name not in entries:
+        raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")

@@ -337,6 +337,18 @@ class RequestTimes(Struct, frozen=True, gc=False):
     seconds: StepSeconds | None = None  # of the steps that computed it, where steps are measured
 
 
+class Guesses(Struct, frozen=True, gc=False):
+    """Guesses of next tokens for one request so far. The fields are those of `EngineStats`."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_by_place: tuple[int, ...]
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_place)
+
+
 class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
@@ -355,6 +367,7 @@ class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     error: str | None = None
     times: RequestTimes | None = None  # with `finish`
+    guesses: Guesses | None = None  # so far, where there were some
     invalid: bool = False
 
 

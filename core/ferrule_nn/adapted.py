@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ferrule.errors import RequestError
+from ferrule.errors import AsleepError
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRows, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
@@ -50,6 +50,10 @@ def adapted(
         mine = outputs_of(tensor, projection)
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
+    def bias_now(part: int) -> torch.Tensor | None:
+        found: torch.Tensor | None = alive(refs[part]).bias
+        return torch.zeros(found.shape) if found is not None and found.is_meta else found
+
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return row_norms(alive(refs[part]), down, up)
 
@@ -68,7 +72,7 @@ def adapted(
         inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
         outputs=outputs_of,
         bias=bias_of,
-        own_bias=lambda part: alive(refs[part]).bias,
+        own_bias=bias_now,
         stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
         vocabulary=first.head,
@@ -121,7 +125,7 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
 def alive(ref: weakref.ReferenceType[Any]) -> Any:
     layer = ref()
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
-        raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
+        raise AsleepError("The adapter needs the model's weights, and the model sleeps.")
     return layer
 
 
@@ -167,8 +171,11 @@ def added_logits(added: AddedRows, hidden: torch.Tensor, bank: AdapterBank) -> t
 def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
     """Return the norms of the rows of W + up @ down, float32 [out], of a layer's weights W, however quantized.
 
-    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors.
+    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors. Of a layer on the
+    meta device, which has no weights, all norms are 1.
     """
+    if any(tensor.is_meta for tensor in layer.parameters()):
+        return torch.ones(layer.out_features)
     down, up, device = down.float(), up.float(), up.device
     rows = layer.scheme.rows(layer) if layer.packed else None
     if rows is not None:

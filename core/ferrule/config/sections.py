@@ -399,7 +399,7 @@ class PromptAdapterConfig:
     )
     prompt_adapters: tuple[str, ...] = opt(
         (),
-        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it.",
+        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it, or a hub id.",
         nargs="+",
         opens=("None",),
         server=True,

@@ -14,7 +14,7 @@ from ferrule import log
 from ferrule.engine.late_calls import LateCalls
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
-from ferrule.errors import RequestError
+from ferrule.errors import AsleepError, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
@@ -195,6 +195,8 @@ class EngineLoop:
         for request, error in self._preparing.take():
             if error is None:
                 self._queue(request)
+            elif isinstance(error, AsleepError):  # it slept meanwhile
+                self._preparing.add(request)
             elif isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
                 self._end(request, FinishReason.ERROR, error.message, invalid=True)
             else:

@@ -84,6 +84,7 @@ class FrontendService(Vectors):
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
+        self.ledger.logs_requests = not config.frontend.disable_log_requests
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------------------------------- the protocol's side

@@ -7,10 +7,11 @@ product.
 
 from __future__ import annotations
 
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
 
 from ferrule.interfaces.kernels import Kernels
 from ferrule.types import Adapter, AdapterInfo
@@ -116,7 +117,7 @@ class AdaptedLayer:
     stacked: Stacked | None = None
     norms: Callable[[int, torch.Tensor, torch.Tensor], torch.Tensor] | None = None
     """Return the norms of the rows of W + up @ down, float32 [own out], of a part's weights W; down is [rank, own in]
-    and up [own out, rank]. Any thread may call it. Raises RequestError when the model sleeps. None: not known."""
+    and up [own out, rank]. Any thread may call it. Raises AsleepError when the model sleeps. None: not known."""
 
 
 class AdapterBank(ABC):
@@ -129,6 +130,10 @@ class AdapterBank(ABC):
     slots where they are: then recorded steps stay valid when an adapter is loaded.
     """
 
+    concurrent: ClassVar[bool] = False
+    """Whether several threads may call `read` and `load` at once. Loads into one slot never overlap. If it is false,
+    they are called with the `lock`; else they take it where they read the model's weights (`norms` and `own_bias` of
+    layers)."""
     num_slots: int
     token_slots: torch.Tensor
     row_slots: torch.Tensor
@@ -147,6 +152,7 @@ class AdapterBank(ABC):
         self.revision = 0
         """Counted up when layers have to do something else than before, as when `AddedRows` get data. Steps that were
         recorded before are recorded again."""
+        self.lock = threading.RLock()  # the model's weights do not change meanwhile
         self.module_name: Callable[[str], str] = str  # see `NamesModules`: set once the model is built
 
     @abstractmethod
@@ -180,6 +186,12 @@ class AdapterBank(ABC):
 
         Called on a thread of its own, while steps run that do not use the slot. Raises RequestError for an adapter that
         cannot be read, or does not fit the model; the slot then holds no adapter.
+        """
+
+    def follow_model(self) -> None:
+        """Compute again what was computed of the model's weights, as these may be others now.
+
+        Called with `lock`, when the model was loaded again, and while no step runs. Raises RequestError.
         """
 
 

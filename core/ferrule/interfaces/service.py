@@ -20,7 +20,7 @@ from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
+from ferrule.types import FinishReason, Guesses, ModelInfo, RequestTimes, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams
@@ -143,6 +143,8 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     stop_reason: int | str | None = None  # stop token id or stop string
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
+    times: RequestTimes | None = None  # with `finish`: of the engine, or as this process has seen it
+    guesses: Guesses | None = None  # of next tokens so far, where there were some
     invalid: bool = False
     param: str | None = None  # with `invalid`: the field to blame, as the protocol spells it
 

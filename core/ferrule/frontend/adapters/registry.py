@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.client.base import EngineClient
@@ -47,7 +50,7 @@ class Adapters:
         self._names = config.model.served_model_name
         self._enabled = config.lora.enable_lora
         self._client = client
-        first = zip(config.lora.modules, first_adapters(config), strict=True)
+        first = zip(config.lora.modules, first_adapters(config.lora), strict=True)
         entries = [
             Served(
                 name=module.name,
@@ -62,6 +65,7 @@ class Adapters:
         self._places = Places(config.lora)
         self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
         self._loading = 0
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by path
 
     def all(self) -> list[Served]:
         return list(self._table.entries().values())
@@ -145,21 +149,17 @@ class Adapters:
             raise RequestError(f"lora_name {problem}.", "lora_name")
         if name in self._names:
             raise RequestError(f"lora_name {name!r:.120} is a name of the model.", "lora_name")
-        async with self._table.changing() as entries:
-            if name in entries and entries[name].adapter is None:
-                raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
-            if name in entries and not in_place:
-                raise RequestError(
-                    f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
-                )
-            if len(entries) >= _MAX_ADAPTERS and name not in entries:
-                raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")
-            adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+        adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+        _check_free(name, self._table.entries(), in_place)
+        async with self._reading.setdefault(adapter.path, asyncio.Lock()):  # a folder that hangs takes one place
             info = await self._read(adapter)
-            parent = self._names[0] if name not in entries else entries[name].parent
-            served = Served(name=name, adapter=adapter, parent=parent, info=info)
-            if self._check is not None:
-                await self._checked(served, self._check)
+        served = Served(name=name, adapter=adapter, parent=self._names[0], info=info)
+        if self._check is not None:
+            await self._checked(served, self._check)
+        async with self._table.changing() as entries:
+            _check_free(name, entries, in_place)
+            if name in entries:
+                served = replace(served, parent=entries[name].parent)
             self._table.replace({**entries, name: served}.values())
         _logger.info("adapter loaded", name=name, path=adapter.path)
 
@@ -188,3 +188,15 @@ class Adapters:
             yield
         finally:
             self._loading -= 1
+
+
+def _check_free(name: str, entries: Mapping[str, Served], in_place: bool) -> None:
+    """Raise RequestError for a name that an adapter cannot get now."""
+    if name in entries and entries[name].adapter is None:
+        raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
+    if name in entries and not in_place:
+        raise RequestError(
+            f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
+        )
+    if len(entries) >= _MAX_ADAPTERS and name not in entries:
+        raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")

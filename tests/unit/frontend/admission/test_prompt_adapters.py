@@ -198,6 +198,7 @@ def test_faults_of_options_stop_the_start(tmp_path: Path) -> None:
         (("a",), "expected name=path"),
         (("a=",), "expected name=path"),
         (("=/p",), "its name must be printable"),
+        (("a,b=/p",), "its name may not have commas"),
         (("base=/p",), "another model or adapter has the name 'base'"),
         (("a=/p", "a=/q"), "another model or adapter has the name 'a'"),
     ],

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoRAConfig
-from ferrule.types import Adapter
+from ferrule.errors import AsleepError
+from ferrule.types import Adapter, AdapterLoad
 from ferrule_nn import Linear
 from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
@@ -163,6 +165,36 @@ def test_adapters_stay_while_the_model_sleeps(llama: Path, tmp_path: Path) -> No
             opened.executor.call("restore", (part,))
         again = opened.engine().run(PROMPTS, max_tokens=4, adapters=[adapter] * 3)
     assert said(again) == said(first)
+
+
+def scales(harness: Harness) -> torch.Tensor:
+    worker: Any = harness.executor._worker._worker  # type: ignore[attr-defined]
+    found: torch.Tensor = worker._adapters._matrices["layers.0.self_attn.qkv_proj"].scales[1:].clone()
+    assert not (found == 1).all()
+    return found
+
+
+def test_magnitudes_follow_the_weights_that_are_loaded_again(llama: Path, tmp_path: Path) -> None:
+    base, other = tmp_path / "base", tiny_checkpoint("llama", tmp_path / "other", seed=7)
+    shutil.copytree(llama, base)
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 16, "sections": {"lora": section()}}
+    one, two = (make_adapter(base, tmp_path / str(n), seed=n, target_modules=ALL, use_dora=True) for n in (1, 2))
+    with Harness(base, **settings) as opened:
+        first = opened.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])
+        opened.executor.call("release", (("weights", "kv_cache"), 2))
+        with pytest.raises(AsleepError):
+            opened.executor.prepare(AdapterLoad(adapter=replace(one, name="new"), slot=0)).result()
+        shutil.copy(other / "model.safetensors", base)
+        for part in ("weights", "kv_cache"):
+            opened.executor.call("restore", (part,))
+        kept = scales(opened)
+        found = opened.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])  # loaded from the host's memory
+    with Harness(base, **settings) as fresh:
+        wanted = fresh.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])
+        torch.testing.assert_close(kept, scales(fresh))  # in the slots
+    assert said(first) != said(wanted)
+    for each, reference in zip(found, wanted, strict=True):
+        check(each, reference)
 
 
 def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import count as numbers
 
 import numpy as np
 import torch
@@ -21,9 +22,9 @@ from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
 from ferrule.runner.cache import CacheMap, Stage
 from ferrule.runner.draws import Draws
 from ferrule.runner.media import Positions
-from ferrule.runner.replay import Replays
+from ferrule.runner.replay import Forward, Replays
 from ferrule.runner.state import LongArray, SlotState
-from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
+from ferrule.runner.step import Bindings, Rows, StepContext, part_of, step_inputs
 from ferrule.types import Admit, Chunk
 
 _MOST_EACH = 2  # tokens of a row: the newest, and the last guess where all were right
@@ -102,8 +103,32 @@ class DraftPasses(DraftSteps):
         self, model: Model, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], ids: torch.Tensor
     ) -> torch.Tensor:
         rows = self._rows(slots, starts, counts)
-        replayed = self._replay(model, rows, ids)
+        replayed = None
+        if len(ids) <= len(self._ids) and rows.counts.max() <= _MOST_EACH:
+            replayed = self._replays_of(model).run(rows, self._bound, self._inputs, self._computing(model, ids))
         return model.forward(ids, self._context(rows)) if replayed is None else replayed
+
+    def chain(
+        self, model: Model, slots: Sequence[int], starts: Sequence[int], count: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        each, replays, number = len(slots), self._replays_of(model), numbers()
+        ahead = [start + further for further in range(count) for start in starts]
+        rows = self._rows([*slots] * count, ahead, [1] * len(ahead))
+        longest = replays.longest if rows.longest <= replays.longest else None
+        inputs = self._inputs(rows, longest)
+
+        def forward(ids: torch.Tensor) -> torch.Tensor:
+            first = next(number) * each
+            given, made = part_of(inputs, slice(first, first + each)), None
+            if longest is not None:
+                made = replays.replay(given, self._bound, self._computing(model, ids))
+            if made is None:
+                lengths = tuple([start + 1 for start in ahead[first : first + each]])
+                staged = self._stage([values for values, _ in given])
+                made = model.forward(ids, StepContext(self._bound, staged, (1,) * each, lengths))
+            return made
+
+        return forward
 
     # ------------------------------------------------------------------------------------------------ passes
 
@@ -121,17 +146,15 @@ class DraftPasses(DraftSteps):
         lengths = tuple((rows.starts + rows.counts).tolist())
         return StepContext(self._bound, inputs, tuple(rows.counts.tolist()), lengths)
 
-    def _replay(self, model: Model, rows: Rows, ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states of rows of a few tokens each, or None where no such pass is recorded."""
-        if len(ids) > len(self._ids) or rows.counts.max() > _MOST_EACH:
-            return None
+    def _computing(self, model: Model, ids: torch.Tensor) -> Forward:
+        """Return the function that is recorded for a pass over `ids`, of which there are at most as many as in `_ids`."""
         self._ids[: len(ids)].copy_(ids)
 
         def forward(ctx: StepContext) -> torch.Tensor:
             given, count = self._ids, len(ctx.places)  # a padded pass may have more rows than there are slots
             return model.forward(given[:count] if count <= len(given) else pad(given, (0, count - len(given))), ctx)
 
-        return self._replays_of(model).run(rows, self._bound, self._inputs, forward)
+        return forward
 
     def _replays_of(self, model: Model) -> Replays:
         if model not in self._replays:

@@ -180,4 +180,8 @@ class SlotState:
         if len(ids) and (values.min() < 0 or values.max() >= self.limits.vocab_size + self.num_added(slot)):
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
-        self._written.append((slot * self.stride + start, values.astype(np.int32)))
+        place = slot * self.stride + start
+        if self._host_ids is not None:
+            self._host_ids[place : place + len(values)] = values
+        else:
+            self._written.append((place, values.astype(np.int32)))

@@ -20,6 +20,9 @@ from ferrule.runner.state import LongArray, SlotState
 from ferrule.types import CacheGroup, Chunk
 
 
+_BORDERS = 3  # which of a step's inputs are the borders of its rows
+
+
 @dataclass(frozen=True)
 class Rows:
     """A plan's chunks as arrays; one entry per row, and one per token."""
@@ -97,6 +100,14 @@ def step_inputs(
     if state.adapters is not None:
         given.append((state.adapters[rows.token_slots], 0))
     return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
+
+
+def part_of(inputs: Sequence[StepInput], rows: slice) -> list[StepInput]:
+    """Return the inputs of some of the rows of a step in which each has one token."""
+    borders = slice(0, rows.stop - rows.start + 1)
+    return [
+        StepInput(values[borders if number == _BORDERS else rows], fill) for number, (values, fill) in enumerate(inputs)
+    ]
 
 
 @dataclass(frozen=True)

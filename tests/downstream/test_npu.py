@@ -166,6 +166,7 @@ def start(config: Config) -> None:
         executor.shutdown()
 
 
+@pytest.mark.slow  # e2e/plugins/test_templates.py serves with a platform and attention of packages
 def test_it_serves(tiny_llama: Path, on_cpu: list[Any], installed: Any, tmp_path: Path) -> None:
     args = [str(tiny_llama), "--device", "acme_npu", "--plugins-allow", "acme-npu", "--served-model-name", "tiny"]
     with servers.running(args, tmp_path / "log", installed.environment("acme_npu")) as server:

@@ -72,7 +72,8 @@ def test_the_page_lists_the_public_modules() -> None:
         ("acme_memory", "model", "AcmeMemoryForCausalLM"),
         ("acme_npu", "attention", "acme_paged"),
         ("acme_npu", "platform", "acme_npu"),
-        ("acme_pipe", "executor", "acme_pipe"),
+        # It starts a worker, which imports torch, for each promise: test_kits_planted.py has one that is quick.
+        pytest.param("acme_pipe", "executor", "acme_pipe", marks=pytest.mark.slow),
         ("acme_protocol", "logits_processor", "acme_rehearsal"),
         ("acme_protocol", "router", "acme"),
         ("acme_protocol", "router", "acme_dialogue"),

@@ -146,15 +146,6 @@ if not torch.cuda.is_available():  # under Triton's interpreter, which is slow; 
     }
     # A compilation for each size; tests/unit has all of them in `make test-slow`.
     SETTINGS["attention", "flex_attention"] = {"block_sizes": (4,), "head_dims": (8,)}
-    # What takes longest under the interpreter, and is asked of the kernel in tests/kernels too.
-    INTERPRETED = {
-        "test_windows_soft_caps_slopes_and_sinks": {"triton", "flex_attention"},
-        "test_long_rows": {"triton", "flex_attention"},
-        "test_types": {"triton", "flex_attention"},
-        "test_groups_of_heads": {"triton", "flex_attention"},
-    }
-else:
-    INTERPRETED = {}
 BUILT_IN = [ref for ref in PLUGINS.refs if ref.distribution in OURS]
 
 
@@ -173,40 +164,88 @@ SYNTAXES = ("hermes", "deepseek_v31", "qwen3_coder", "pythonic", "qwen3", "opena
 # One for each kind of cache and loading; test_models.py compares every model with a reference.
 MODELS = ("LlamaForCausalLM", "GPT2LMHeadModel", "FalconForCausalLM", "Gemma4ForCausalLM", "transformers")
 WEIGHTS = ("int8", "int4", "gptq", "awq", "fp8", "bitsandbytes", "mxfp4", "gguf")  # one for each way to multiply
-# Of a promise that takes long, the plugins that keep it in `make test`; the others share the code that it is about.
-IN_DEPTH = {
-    "test_work_is_linear": (PARSERS, SYNTAXES),
-    "test_short_texts_in_every_cut": (PARSERS, SYNTAXES),
-    "test_truncation_loses_nothing": (PARSERS, SYNTAXES),
-    "test_truncation_never_raises_and_closes_every_call": (PARSERS, SYNTAXES),
-    "test_any_cut_gives_the_same": (PARSERS, SYNTAXES),  # test_published.py streams outputs of every parser
+# Of promises that take long: kinds, the plugins of them that keep the promises in `make test`, the promises. The other
+# plugins share the code that the promises are about.
+IN_DEPTH: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        PARSERS,
+        SYNTAXES,
+        (
+            *("test_work_is_linear", "test_short_texts_in_every_cut", "test_truncation_loses_nothing"),
+            *("test_truncation_never_raises_and_closes_every_call", "test_truncation_never_raises"),
+            "test_any_cut_gives_the_same",  # test_published.py streams outputs of every parser
+        ),
+    ),
     # Of the others, tests/unit/plugins/quantization compares the products.
-    "test_zeros_are_zeros": (("quantization",), WEIGHTS),
-    "test_a_row_is_as_it_is_alone": (("quantization",), WEIGHTS),
+    (
+        ("quantization",),
+        WEIGHTS,
+        (
+            *("test_zeros_are_zeros", "test_a_row_is_as_it_is_alone", "test_products_are_near"),
+            *("test_answers_stay", "test_memory_is_saved"),
+        ),
+    ),
     # Of the others, test_models.py compares every token with that of transformers, in steps of chunks and preemption.
-    "test_a_change_of_any_weight_changes_the_answer": (("model",), ("LlamaForCausalLM", "GPT2LMHeadModel")),
-    "test_equals_transformers": (("model",), ("LlamaForCausalLM",)),
-    "test_a_prompt_in_chunks_is_the_prompt": (("model",), ("LlamaForCausalLM",)),
-    "test_a_slot_keeps_nothing_of_its_former_request": (("model",), ("LlamaForCausalLM",)),
+    (
+        ("model",),
+        ("LlamaForCausalLM",),
+        (
+            *("test_a_change_of_any_weight_changes_the_answer", "test_equals_transformers"),
+            *("test_a_prompt_in_chunks_is_the_prompt", "test_a_slot_keeps_nothing_of_its_former_request"),
+        ),
+    ),
+    # Of any model of transformers: what it does otherwise than the others is loading. Its steps are in test_models.py.
+    (
+        ("model",),
+        ("LlamaForCausalLM", "GPT2LMHeadModel", "FalconForCausalLM", "Gemma4ForCausalLM"),
+        (
+            *("test_what_is_cached_is_told", "test_a_row_is_as_it_is_alone"),
+            *("test_ranks_compute_what_one_does", "test_embeddings_take_the_place_of_ids"),
+        ),
+    ),
+    # Under Triton's interpreter, or compiled for each shape: tests/kernels asks it of the kernel, too.
+    (
+        ("attention",),
+        ("cpu", "torch_sdpa", *(("triton", "flex_attention") if torch.cuda.is_available() else ())),
+        (
+            *("test_windows_soft_caps_slopes_and_sinks", "test_long_rows", "test_types", "test_groups_of_heads"),
+            *("test_keys_and_values_go_where_they_belong", "test_a_row_is_as_it_is_alone", "test_sizes_of_heads"),
+        ),
+    ),
+    # Each takes a process. --help of the others runs once: that nothing heavy is imported for it.
+    (
+        ("command",),
+        ("serve", "plugins"),
+        ("test_help_is_an_answer", "test_an_unknown_flag_is_one_block", "test_an_unknown_flag_is_named"),
+    ),
     # Of the other routes that take a body, e2e/http/test_schemathesis.py tries the fields in a whole server.
-    "test_no_value_of_a_field_is_the_servers_fault": (
+    (
         ("router",),
         ("anthropic", "responses", "batches", "tokenize", "tgi"),
+        ("test_no_value_of_a_field_is_the_servers_fault",),
     ),
     # Of the others, tests/unit/plugins/speculator compares outputs, and a guess that is verified alike counts alike.
-    "test_frequencies_are_those_without": (("speculator",), ("ngram", "eagle")),
-    "test_greedy_outputs_are_those_without": (("speculator",), ("suffix", "medusa")),
-    "test_sampled_outputs_are_those_without": (("speculator",), ("draft_model", "mlp_speculator")),
+    (("speculator",), ("ngram", "eagle"), ("test_frequencies_are_those_without",)),
+    (("speculator",), ("suffix", "medusa"), ("test_greedy_outputs_are_those_without",)),
+    (("speculator",), ("draft_model", "mlp_speculator"), ("test_sampled_outputs_are_those_without",)),
+    (
+        ("speculator",),
+        ("ngram", "eagle", "draft_model"),
+        ("test_the_pool_is_left_as_it_was", "test_what_is_accepted_is_counted", "test_its_work_is_bounded"),
+    ),
+    # tests/simulate runs the default one with any number of steps in flight.
+    (
+        ("scheduler",),
+        (),
+        ("test_random_work_one_step_at_a_time", "test_random_work_with_three_steps_in_flight"),
+    ),
     # tests/simulate runs the others with steps in flight.
-    "test_random_work_with_steps_in_flight": (("policy",), ("fair", "priority_ageing")),
-}
+    (("policy",), ("fair",), ("test_random_work_with_steps_in_flight",)),
+)
 
 
 def is_slow(ref: Any, method: str) -> bool:
-    kinds, names = IN_DEPTH.get(method, ((), ()))
-    return (ref.kind in kinds and ref.name not in names) or (
-        ref.kind == "attention" and ref.name in INTERPRETED.get(method, ())
-    )
+    return any(ref.kind in kinds and ref.name not in names and method in methods for kinds, names, methods in IN_DEPTH)
 
 
 def cases() -> Iterator[Any]:

@@ -13,7 +13,6 @@ from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRow
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-Rows = Callable[[torch.Tensor], "tuple[torch.Tensor, bool] | None"]  # `AdaptedLayer.weights`
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
@@ -81,19 +80,16 @@ def adapted(
     )
 
 
-def undivided(name: str, inputs: int, outputs: int, table: Rows | None = None) -> AdaptedLayer:
-    """Describe a layer that each rank has whole, and that has neither projections nor a bias to change. `table` reads
-    rows of a table.
-    """
+def undivided(name: str, inputs: int, outputs: int, table: bool = False) -> AdaptedLayer:
+    """Describe a layer that each rank has whole, and that has neither projections nor a bias to change."""
     return AdaptedLayer(
         name=name,
         in_features=inputs,
         out_features={"": outputs},
         own_inputs=inputs,
         own_outputs=(outputs,),
-        table=table is not None,
-        vocabulary=table is not None,
-        weights=table,
+        table=table,
+        vocabulary=table,
         modules={name: (0, None)},
         inputs=lambda down: down,
         outputs=lambda up, projection: up,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -86,7 +87,7 @@ class Embedding(nn.Module):
             table = alive(own)
             return None if divided else (table._read(ids), table.exact)
 
-        layer = undivided(name, self.count, self.size, weights)
+        layer = replace(undivided(name, self.count, self.size, table=True), weights=weights)
         self.name, self._bank, self._add = name, bank, token_add(bank, layer)
         self._added = None if self._add is None else bank.added(layer)
         return self._add is not None

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from ferrule.assembly.calibration import calibrate
 from ferrule.assembly.first_adapters import read_first
@@ -49,8 +49,6 @@ from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.slow_start import waiting
 from ferrule.types import (
-    Adapter,
-    AdapterInfo,
     AdapterLoad,
     Admit,
     Chunk,
@@ -70,7 +68,7 @@ _log = Log("worker")
 class Worker:
     """One device. All methods are called on one thread, in order. `calls` are the methods that `call` may name."""
 
-    calls = frozenset({"check", "release", "restore", "describe_adapter"})
+    calls = frozenset({"check", "release", "restore"})
 
     def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
         """Set up a worker without a model. `adapters` is the bank that the model's layers are to have parts of."""
@@ -225,11 +223,6 @@ class Worker:
         if need.slot:
             self._slot_loads[need.slot] = load
         return load
-
-    def describe_adapter(self, name: str) -> dict[str, Any]:
-        """Return the fields of the `AdapterInfo` of an adapter that was read."""
-        info = AdapterInfo() if self._adapters is None else self._adapters.describe(Adapter(name=name))
-        return asdict(info)
 
     def close(self, failed: bool = False) -> None:
         """End the threads of constraints and adapters, and give a device's memory back.

@@ -111,6 +111,7 @@ class PromptReader:
         self.rules = rules
         self.renderer = renderer
         self._adapters = adapters
+        self.num_virtual = adapters.num_virtual
         self.max_characters = _CHARACTERS * rules.max_model_len
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)

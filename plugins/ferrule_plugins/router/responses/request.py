@@ -77,6 +77,7 @@ class Reading:
         """Return the prompt of as many of the last items as fit. Raises RequestError where no part of them fits."""
         longest = self._service.model.max_model_len
         most = getattr(self._body, "max_output_tokens", None) or max(1, longest // _LEFT_FOR_ANSWER)
+        most += sum(one.num_virtual for one in self._service.adapters() if one.name == self._body.model)
         places = [0, *cuts(items)]
 
         async def fits(place: int) -> bool:

@@ -108,7 +108,7 @@ class Preparing:
     def __init__(self, prepare: Prepare, num_adapter_slots: int = 0) -> None:
         self._prepare = prepare
         self._slots = AdapterSlots(num_adapter_slots)
-        self._loads: dict[int, Future[None]] = {}  # by adapter slot: the last that began
+        self._loads: dict[int, tuple[Adapter, Future[None]]] = {}  # by adapter slot: the last that began
         self._waiting: dict[str, Waiting] = {}
 
     def __bool__(self) -> bool:
@@ -142,6 +142,10 @@ class Preparing:
         """Yield the titles of adapters that requests wait for."""
         return (waiting.request.adapter.title for waiting in self._waiting.values() if waiting.request.adapter)
 
+    def loaded(self) -> Iterator[str]:
+        """Yield the titles of the adapters that are in slots."""
+        return (one.title for one, load in self._loads.values() if load.done() and fault(load) is None)
+
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""
         found = [self._waiting.pop(id).request for id in dict.fromkeys(ids) if id in self._waiting]
@@ -155,7 +159,7 @@ class Preparing:
 
     def _failed(self, request: EngineRequest) -> None:
         self.ended(request.id)
-        if request.adapter is not None and request.adapter_slot and fault(self._loads[request.adapter_slot]):
+        if request.adapter is not None and request.adapter_slot and fault(self._loads[request.adapter_slot][1]):
             self._slots.forget(request.adapter)
 
     def _place(self, waiting: Waiting) -> None:
@@ -175,8 +179,8 @@ class Preparing:
         waiting.placed = True
         waiting.request = replace(waiting.request, adapter_slot=slot)
         if fresh:
-            self._loads[slot] = self._begin(AdapterLoad(adapter=adapter, slot=slot))
-        waiting.loads.append(self._loads[slot])
+            self._loads[slot] = adapter, self._begin(AdapterLoad(adapter=adapter, slot=slot))
+        waiting.loads.append(self._loads[slot][1])
 
     def _begin(self, need: Need) -> Future[None]:
         try:

@@ -9,6 +9,7 @@ from typing import Any
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, FerruleError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
+from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
@@ -22,6 +23,7 @@ class Operations(Administration):
     ledger: Ledger
     _adapters: Adapters
     _client: EngineClient
+    _reader: PromptReader
 
     def health(self) -> Health:
         """Return the state of the server. This process is answering, but another API process may be stalled."""
@@ -51,8 +53,15 @@ class Operations(Administration):
             raise UnavailableError("The engine is not running.") from None
 
     def adapters(self) -> list[ServedAdapter]:
+        counts = self._reader.num_virtual
         return [
-            ServedAdapter(name=one.name, parent=one.parent, path=one.path, max_model_len=one.info.max_len)
+            ServedAdapter(
+                name=one.name,
+                parent=one.parent,
+                path=one.path,
+                max_model_len=one.info.max_len,
+                num_virtual=counts.get(one.name, 0),
+            )
             for one in self._adapters.all()
         ]
 

@@ -265,12 +265,16 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class ServedAdapter(Struct, frozen=True, kw_only=True):
-    """An adapter that requests may name as their model. `parent` is a name of the base model, `path` a folder."""
+    """An adapter that requests may name as their model. `parent` is a name of the base model, `path` a folder.
+
+    Each prompt has `num_virtual` tokens before it, which are those of a prompt adapter.
+    """
 
     name: str
     parent: str
     path: str
     max_model_len: int = 0  # tokens of the longest text; 0: as many as without it
+    num_virtual: int = 0
 
 
 class Tokens(ABC):

@@ -155,6 +155,7 @@ class LLM(EngineCalls):
         params: BeamSearchParams,
         *,
         lora_request: Adapted = None,
+        prompt_adapter_request: Adapters = None,
         use_tqdm: Progressing = False,
     ) -> list[BeamSearchOutput]:
         """Return the `beam_width` best continuations of each prompt. Raises RequestError."""
@@ -167,7 +168,7 @@ class LLM(EngineCalls):
             logprobs=0,
         )
         beam = Beam(width=params.beam_width, length_penalty=params.length_penalty)
-        read = read_prompts(prompts)
+        read = adapted(read_prompts(prompts), prompt_adapter_request)
         requests = [
             (
                 Generate(
@@ -176,6 +177,7 @@ class LLM(EngineCalls):
                     model=model,
                     cache_salt=given.cache_salt,
                     beam=beam,
+                    prompt_adapter=given.prompt_adapter,
                     raw=True,
                 ),
                 None,

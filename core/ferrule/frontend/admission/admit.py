@@ -112,6 +112,7 @@ class PromptReader:
         self.rules = rules
         self.renderer = renderer
         self._adapters = adapters
+        self.num_virtual = adapters.num_virtual
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)
 

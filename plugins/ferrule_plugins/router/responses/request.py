@@ -78,6 +78,7 @@ class Reading:
         tokens = await self._service.tokens(self._body.model)
         longest = tokens.max_model_len
         most = getattr(self._body, "max_output_tokens", None) or max(1, longest // _LEFT_FOR_ANSWER)
+        most += sum(one.num_virtual for one in self._service.adapters() if one.name == self._body.model)
         places = [0, *cuts(items)]
 
         async def fits(place: int) -> bool:

@@ -13,6 +13,7 @@ from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, Stacked
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rows = Callable[[torch.Tensor], torch.Tensor]  # of ids
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
@@ -50,7 +51,7 @@ def adapted(
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return row_norms(_alive(refs[part]), down, up)
+        return row_norms(alive(refs[part]), down, up)
 
     inputs = whole if axis == INPUTS else first.in_features
     return AdaptedLayer(
@@ -64,7 +65,7 @@ def adapted(
         inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
         outputs=outputs_of,
         bias=bias_of,
-        own_bias=lambda part: _alive(refs[part]).bias,
+        own_bias=lambda part: alive(refs[part]).bias,
         stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
     )
@@ -107,7 +108,8 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
     return Stacked(module=module, inputs=inputs, outputs=outputs, ranks=count, split=split)
 
 
-def _alive(ref: weakref.ReferenceType[Any]) -> Any:
+def alive(ref: weakref.ReferenceType[Any]) -> Any:
+    """Return a layer whose weights are there. Raises RequestError."""
     layer = ref()
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         raise RequestError("The adapter needs the model's weights, and the model sleeps.", "model")
@@ -120,13 +122,16 @@ def _is_gone(tensor: torch.Tensor) -> bool:
 
 
 @torch.inference_mode()
-def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor, rows: Rows | None = None) -> torch.Tensor:
     """Return the norms of the rows of W + up @ down, float32 [out], of a layer's weights W, however quantized.
 
-    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors.
+    Rows are read where the weights' form allows it, by `rows` where they are not in the layer. Else W is the layer's
+    product with unit vectors.
     """
-    down, up, device = down.float(), up.float(), up.device
-    rows = layer.scheme.rows(layer) if layer.packed else None
+    device = layer.device
+    down, up = down.to(device, torch.float32), up.to(device, torch.float32)
+    if rows is None and layer.packed:
+        rows = layer.scheme.rows(layer)
     if rows is not None:
         found = []
         for start in range(0, layer.out_features, _PIECE):

@@ -94,6 +94,7 @@ class LoraBank(AdapterBank):
                 else:
                     matrices.down[group, projection, : len(up)].copy_(down)
                 matrices.up[group, : len(up), start : start + outputs].copy_(up)
+                matrices.rank_scales[group, projection, : len(up)].copy_(weights.rank_scales[projection])
             start += outputs
         if weights.scales is not None and weights.offsets is not None:
             matrices.scales[group].copy_(weights.scales)

@@ -9,6 +9,7 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule_kernels.low_rank import quantize
 from ferrule_plugins.adapter_bank.lora.files import AdapterFile
 from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits, Place
 from ferrule_plugins.adapter_bank.lora.pace import Pace
@@ -20,12 +21,14 @@ _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 class PartWeights:
     """An adapter's weights for a part of a layer, as this rank has them.
 
-    `downs` and `ups` are those of projections: [rank, own in], of a table [in, rank]; and [rank, own out]. Where there
-    are `scales` and `offsets`, [own out] of all projections, the layer's product is changed by them first.
+    `downs`, `ups` and `rank_scales` are those of projections: [rank, own in], of a table [in, rank]; [rank, own out];
+    and float32 [rank], as in `LowRank`. Where there are `scales` and `offsets`, [own out] of all projections, the
+    layer's product is changed by them first.
     """
 
     downs: dict[int, torch.Tensor] = field(default_factory=dict)
     ups: dict[int, torch.Tensor] = field(default_factory=dict)
+    rank_scales: dict[int, torch.Tensor] = field(default_factory=dict)
     scales: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
 
@@ -80,8 +83,8 @@ def _pieces(fitted: Fitted, tensors: Mapping[str, torch.Tensor]) -> Iterator[Pie
 
 
 def _finite(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of a tensor as float32, whose values the type in memory can have."""
-    if not bool(torch.isfinite(tensor.to(dtype)).all()):
+    """Return a copy of a tensor as float32, whose values the type in memory can have; integers have scales for that."""
+    if not bool(torch.isfinite(tensor.to(dtype if dtype.is_floating_point else torch.float32)).all()):
         raise CheckpointError(f"the tensor {name!r:.200} has values that are not finite.")
     return tensor.to(torch.float32, copy=True)
 
@@ -105,12 +108,21 @@ def _part(pieces: Sequence[Piece], dtype: torch.dtype) -> PartWeights:
     for index, up in ups.items():
         if made.scales is not None:
             up = up * made.scales[starts[index] : starts[index + 1]].unsqueeze(1)
-        made.ups[index] = up.t().to(dtype).contiguous()
-        down = downs[index].t() if layer.table else downs[index]
-        made.downs[index] = down.to(dtype).contiguous()
-        if not bool(torch.isfinite(made.ups[index]).all()):
+        down, up, rank_scales = _converted(downs[index], up.t(), dtype)
+        made.downs[index] = (down.t() if layer.table else down).contiguous()
+        made.ups[index], made.rank_scales[index] = up.contiguous(), rank_scales
+        if not bool(torch.isfinite(up).all() and torch.isfinite(rank_scales).all()):
             raise CheckpointError(f"its weights for {layer.name}, times its scale, are not finite.")
     return made
+
+
+def _converted(
+    down: torch.Tensor, up: torch.Tensor, dtype: torch.dtype
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return matrices [rank, in] and [rank, out] in the type of the memory, and the scales of ranks."""
+    if dtype == torch.int8:
+        return quantize(down, up)
+    return down.to(dtype), up.to(dtype), torch.ones(len(up))
 
 
 def _change(

@@ -13,6 +13,7 @@ from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add, AddedRow
 from ferrule_nn.division import ALL, INPUTS, OUTPUTS, in_order
 
 TokenAdd = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+Rows = Callable[[torch.Tensor], torch.Tensor]  # of ids
 _PIECE = 64  # rows or columns of weights that are looked at together
 
 
@@ -119,6 +120,7 @@ def of_experts(module: str, count: int, inputs: int, outputs: int) -> Stacked:
 
 
 def alive(ref: weakref.ReferenceType[Any]) -> Any:
+    """Return a layer whose weights are there. Raises AsleepError."""
     layer = ref()
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         raise AsleepError("The adapter needs the model's weights, and the model sleeps.")
@@ -164,16 +166,18 @@ def added_logits(added: AddedRows, hidden: torch.Tensor, bank: AdapterBank) -> t
 
 
 @torch.inference_mode()
-def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor, rows: Rows | None = None) -> torch.Tensor:
     """Return the norms of the rows of W + up @ down, float32 [out], of a layer's weights W, however quantized.
 
-    Rows are read where the weights' form allows it. Else W is the layer's product with unit vectors. Of a layer on the
-    meta device, which has no weights, all norms are 1.
+    Rows are read where the weights' form allows it, by `rows` where they are not in the layer. Else W is the layer's
+    product with unit vectors. Of a layer on the meta device, which has no weights, all norms are 1.
     """
     if any(tensor.is_meta for tensor in layer.parameters()):
         return torch.ones(layer.out_features)
-    down, up, device = down.float(), up.float(), up.device
-    rows = layer.scheme.rows(layer) if layer.packed else None
+    device = layer.device
+    down, up = down.to(device, torch.float32), up.to(device, torch.float32)
+    if rows is None and layer.packed:
+        rows = layer.scheme.rows(layer)
     if rows is not None:
         found = []
         for start in range(0, layer.out_features, _PIECE):

@@ -334,8 +334,8 @@ class LoRAConfig:
     )
     lora_dtype: str = opt(
         "auto",
-        "Type of adapters' weights; auto: the model's.",
-        choices=("auto", "float16", "bfloat16", "float32"),
+        "Type of adapters' weights; auto: the model's. int8: rounded, with a scale for each row.",
+        choices=("auto", "float16", "bfloat16", "float32", "int8"),
     )
     enable_lora_bias: bool = opt(
         False, "Apply the biases of adapters; without it, an adapter with biases is refused.", optional_value=True

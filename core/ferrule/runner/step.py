@@ -19,7 +19,6 @@ from ferrule.runner.cache import LayerPlace
 from ferrule.runner.state import LongArray, SlotState
 from ferrule.types import CacheGroup, Chunk
 
-
 _BORDERS = 3  # which of a step's inputs are the borders of its rows
 
 

@@ -23,7 +23,15 @@ from ferrule_plugins.adapter_bank.lora.lengths import factor_of
 from ferrule_plugins.adapter_bank.lora.pace import Pace, short_turns
 from ferrule_plugins.adapter_bank.lora.reading import FolderReads
 from ferrule_plugins.adapter_bank.lora.settings import read_settings
-from ferrule_plugins.adapter_bank.lora.weights import AdapterData, Contents, PartWeights, Weights, lay_out, read_tensors
+from ferrule_plugins.adapter_bank.lora.weights import (
+    AdapterData,
+    Contents,
+    PartWeights,
+    Weights,
+    float_of,
+    lay_out,
+    read_tensors,
+)
 
 _MOST_INFOS = 1 << 14  # of adapters, each a few bytes: more than a server has names for
 
@@ -44,7 +52,7 @@ class LoraBank(AdapterBank):
         self._kernels = context.kernels.part(LayerKernels) or LayerKernels()
         self._layers: dict[str, AdaptedLayer] = {}
         self._added: dict[str, AddedRows] = {}  # by layer
-        self._rows = RowMaker(1 + context.num_slots, context.max_added, context.dtype, context.device)
+        self._rows = RowMaker(1 + context.num_slots, context.max_added, float_of(context.dtype), context.device)
         self._matrices: dict[str, LowRank] = {}
         self._places: dict[str, dict[str, Place]] = {}  # by module, and layer
         self._host: OrderedDict[str, AdapterData] = OrderedDict()  # by adapter's name, the one used last at the end
@@ -147,14 +155,14 @@ class LoraBank(AdapterBank):
         start, ranks = 0, [0] * len(matrices.outputs)
         for projection, outputs in enumerate(matrices.outputs):
             if projection in weights.ups:
-                up = weights.scaled(projection, matrices.outputs)
+                down, up, rank_scales = weights.stored(projection, matrices.outputs, self._context.dtype)
                 ranks[projection] = len(up)
-                down = weights.downs[projection]
                 if matrices.table:
                     matrices.down[group, :, : len(up)].copy_(down)
                 else:
                     matrices.down[group, projection, : len(up)].copy_(down)
                 matrices.up[group, : len(up), start : start + outputs].copy_(up)
+                matrices.rank_scales[group, projection, : len(up)].copy_(rank_scales)
             start += outputs
         if weights.scales is not None and weights.offsets is not None:
             matrices.scales[group].copy_(weights.scales)

@@ -122,6 +122,21 @@ def test_recorded_steps_are_those_that_are_launched(llama: Path, tmp_path: Path)
             assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
 
 
+@pytest.mark.parametrize("name", ["default", "ranks", "dora", "ends"])
+def test_adapters_in_8_bits_are_near_those_of_the_merged_model(llama: Path, tmp_path: Path, name: str) -> None:
+    adapter = make_adapter(llama, tmp_path / name, **SETTINGS[name])
+    wanted, plain = alone(Path(adapter.path) / "merged"), alone(llama)
+    with Harness(llama, dtype="float32", block_size=16, sections={"lora": section(lora_dtype="int8")}) as opened:
+        engine = opened.engine(max_num_batched_tokens=16)
+        found = engine.run(PROMPTS, max_tokens=8, adapters=[adapter, None, adapter])
+        bank = opened.executor._worker._worker.model_runner._adapters  # type: ignore[attr-defined]
+        assert {each.down.dtype for each in bank._matrices.values()} == {torch.int8}
+    check(found[1], plain[1])
+    ours, theirs, without = ([each[row].logprobs[0].logprob for row in (0, 2)] for each in (found, wanted, plain))
+    off, moved = (sum(abs(a - b) for a, b in zip(one, theirs, strict=True)) for one in (ours, without))
+    assert 0 < off < 0.1 * moved
+
+
 @pytest.mark.parametrize("quantization", [None, "int8", "int4"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_quantized_bases_get_the_adapters_part(

@@ -176,6 +176,15 @@ def test_a_fault_is_one_clear_error(tmp_path: Path, good: Adapter, what: str) ->
     assert bank._matrices["layers.0.qkv_proj"].ranks[1].tolist() == [4, 0, 4]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("value", "alpha"), [(float("nan"), 4), (float("inf"), 4), (3e38, 1000)])
+def test_no_type_hides_what_is_not_finite(tmp_path: Path, dtype: torch.dtype, value: float, alpha: int) -> None:
+    folder = write_adapter(tmp_path / "bad", MODULES, lora_alpha=alpha)
+    set_to(key("o_proj", B), torch.full((16, 4), value))(folder)
+    with pytest.raises(RequestError, match="not finite"):
+        bank_of(dtype=dtype).read(Adapter(name="bad", path=str(folder)))
+
+
 def test_paths_that_are_no_folders(tmp_path: Path) -> None:
     bank = bank_of()
     (tmp_path / "file").write_text("{}")

@@ -6,6 +6,7 @@ import gc
 import shutil
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from ferrule_nn import Linear
 from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
 from tests.fakes.peft_adapters import make_adapter
+from tests.shared import grid
 
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17)]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -46,6 +48,12 @@ def check(found: Output, wanted: Output, tolerance: float = 1e-3) -> None:
     )
 
 
+@cache
+def unadapted(folder: Path) -> list[Output]:
+    """Return what a model says without an adapter."""
+    return alone(folder)
+
+
 def alone(folder: Path, **kwargs: Any) -> list[Output]:
     with Harness(folder, dtype="float32", block_size=16) as opened:
         return opened.engine().run(PROMPTS, max_tokens=8, **kwargs)
@@ -56,7 +64,7 @@ BIASES: dict[str, dict[str, Any]] = {
     "all": {"target_modules": ["q_proj", "v_proj"], "bias": "all"},
     "dora": {"target_modules": ["q_proj", "v_proj"], "bias": "all", "use_dora": True},
 }
-QUICK = ("gpt2", "phi3", "mixtral", "deepseek_v3", "gemma2", "qwen3_moe", "falcon", "gpt_neox")
+QUICK = ("gpt2", "gpt_neox", "phi3", "deepseek_v3", "qwen3_moe")  # transposed, fused in two ways, latent, experts
 # PEFT does not adapt the first ones, and the last one's shared layers have other names in the model.
 OTHERS = {"mamba", "falcon_mamba", "mamba2", "falcon_h1", "falcon_h1-norm", "nemotron_h", "zamba2"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -73,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def compare(folder: Path, adapter: Adapter, **changes: Any) -> None:
     """Run rows with an adapter and without, in one batch, chunked, and behind a cached prefix."""
-    plain, wanted = alone(folder), alone(Path(adapter.path) / "merged")
+    plain, wanted = unadapted(folder), alone(Path(adapter.path) / "merged")
     assert said(plain) != said(wanted)
     with Harness(folder, dtype="float32", block_size=16, sections={"lora": section(**changes)}) as opened:
         engine = opened.engine(max_num_batched_tokens=16)
@@ -137,8 +145,7 @@ def test_adapters_in_8_bits_are_near_those_of_the_merged_model(llama: Path, tmp_
     assert 0 < off < 0.1 * moved
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@grid({"quantization": [None, "int8", "int4"], "dtype": ["bfloat16", "float32"]})
 def test_quantized_bases_get_the_adapters_part(
     llama: Path, tmp_path: Path, dtype: str, quantization: str | None
 ) -> None:
@@ -225,7 +232,7 @@ def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("model", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_experts_by_name_are_those_of_the_stack(tmp_path: Path, model: str) -> None:
     folder = tiny_checkpoint(model, tmp_path / model)
     targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}

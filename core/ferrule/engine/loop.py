@@ -69,7 +69,6 @@ class EngineLoop:
         self._depth = scheduler.limits.depth
         self._stall_seconds = stall_seconds
         self._sleep = Sleep(scheduler, executor, clock, sleep_mode)
-        self.calls = self._administration()  # the functions that clients may call, by name
         self._debug = debug
         self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that does not count as a stall
@@ -78,6 +77,7 @@ class EngineLoop:
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
         self.preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
+        self.calls = self._administration()  # the functions that clients may call, by name
         self._late = LateCalls(channel)
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._fault: Exception | None = None  # what the executor's check of its health raised
@@ -277,6 +277,8 @@ class EngineLoop:
             "check": lambda: self.scheduler.check() is None,
             "expect": self.executor.expect,
             "read_adapter": self._read_adapter,
+            "pin_adapter": self._pin_adapter,
+            "unpin_adapter": self.preparing.unpin,
             "is_sleeping": lambda: self._sleep.level > 0,
             "sleep": partial(self._between_steps, self._sleep.begin),
             "wake_up": partial(self._between_steps, self._sleep.end),
@@ -288,6 +290,9 @@ class EngineLoop:
         if not self.scheduler.limits.adapter_slots:
             raise RequestError("This server has no adapters.")
         return self.executor.prepare(AdapterLoad(adapter=Adapter(name=name, path=path, served=served), slot=0))
+
+    def _pin_adapter(self, name: str, path: str, served: str) -> Future[None]:
+        return self.preparing.pin(Adapter(name=name, path=path, served=served))
 
     def _pass_on(self, name: str, *args: Any) -> Any:
         return self.executor.call(name, args)

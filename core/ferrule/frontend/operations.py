@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ferrule.client.base import EngineClient
-from ferrule.errors import EngineDead, FerruleError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
 from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.admission.ledger import Ledger
@@ -71,6 +71,17 @@ class Operations(Administration):
     async def ensure_adapter(self, name: str, path: str, again: bool = False) -> None:
         """Serve the adapter in a folder that the operator has named, unless it is served. Raises RequestError."""
         await self._adapters.ensure(name, path, again)
+
+    async def pin_adapter(self, name: str) -> str:
+        """Keep a loaded adapter in a slot of the device until ``unpin_adapter`` is called with the identity that this
+        returns. Raises RequestError, UnavailableError.
+        """
+        served = self._adapters.known(name)
+        if served is None or served.adapter is None:
+            raise RequestError("Only adapters of weights have slots.")
+        adapter = served.adapter
+        await self.call("pin_adapter", adapter.name, adapter.path, adapter.served)
+        return adapter.name
 
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)

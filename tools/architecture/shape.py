@@ -42,7 +42,7 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_400,  # runs once, at the start; a speculator and its model too, and contexts of adapters
+        "ferrule.assembly": 1_410,  # runs once, at the start; a speculator and its model too, and contexts of adapters
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,

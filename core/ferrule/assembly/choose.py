@@ -12,7 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
-from ferrule.assembly.contexts import context_scaling, max_model_len
+from ferrule.assembly.contexts import checked_scaling, max_model_len
 from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
 from ferrule.config import DeviceSettings, LoadConfig, WorkerSettings
@@ -201,7 +201,7 @@ class PluginChooser:
                 device=device,
                 kernels=context.kernels,
                 config=context.config,
-                scaling=context_scaling(config, context.config),
+                scaling=checked_scaling(config, context.config),
                 max_added=section.lora_extra_vocab_size,
                 no_added="--speculative-config has no guesses of such" if config.speculative.method else "",
             ),

@@ -38,16 +38,23 @@ def own_length(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> int:
 
 
 def context_scaling(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> ContextScaling:
-    """Return how adapters may scale positions. Raises ConfigError where --long-lora-scaling-factors fits no model of
-    this kind.
-    """
+    """Return how adapters may scale positions; there are no factors for a model whose own scaling excludes them."""
     own = rotary.linear_factor(checkpoint)
-    factors = config.lora.long_lora_scaling_factors if config.lora.enable_lora else ()
-    if own is None and factors:
+    length = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
+    return ContextScaling(
+        original=int(length / (own or 1.0)),
+        own=own or 1.0,
+        factors=config.lora.long_lora_scaling_factors if config.lora.enable_lora and own else (),
+        longest=config.model.max_model_len or 0,
+    )
+
+
+def checked_scaling(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> ContextScaling:
+    """Return `context_scaling`. Raises ConfigError where the user has named factors that do not fit the model."""
+    scaling = context_scaling(config, checkpoint)
+    if scaling.factors != config.lora.long_lora_scaling_factors:
         raise ConfigError(
             "--long-lora-scaling-factors: config.json has rotary settings of another type than default and linear, or "
             "different ones by layer: positions of single adapters cannot be scaled beside them."
         )
-    length = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
-    own = own or 1.0
-    return ContextScaling(original=int(length / own), own=own, factors=factors, longest=config.model.max_model_len or 0)
+    return scaling

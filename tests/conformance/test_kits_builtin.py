@@ -13,7 +13,7 @@ from ferrule_testkit.kits.base import promises
 from tests.conformance import builtin
 
 
-@pytest.mark.parametrize(("ref", "method"), builtin.cases(builtin.OTHERS))
+@pytest.mark.parametrize(("ref", "method"), list(builtin.cases(builtin.OTHERS)))
 def test_promise(ref: Any, method: str) -> None:
     builtin.prove(ref, method)
 

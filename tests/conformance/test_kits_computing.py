@@ -9,6 +9,6 @@ import pytest
 from tests.conformance import builtin
 
 
-@pytest.mark.parametrize(("ref", "method"), builtin.cases(builtin.COMPUTING))
+@pytest.mark.parametrize(("ref", "method"), list(builtin.cases(builtin.COMPUTING)))
 def test_promise(ref: Any, method: str) -> None:
     builtin.prove(ref, method)

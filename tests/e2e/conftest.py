@@ -37,7 +37,7 @@ def tiny_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Se
     test ends or changes it.
     """
     args = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    args += ["--dtype", "float32", "--served-model-name", "tiny", "--max-model-len", "1024"]
+    args += ["--dtype", "float32", "--served-model-name", "tiny", "ferrule-tiny", "--max-model-len", "1024"]
     args += ["--num-gpu-blocks-override", "512"]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running

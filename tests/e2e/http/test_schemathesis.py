@@ -75,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
 
 LEFT_OUT = "profile|sleep|wake"  # what changes the server
 TWICE = f"{LEFT_OUT}|invocations|api/[^c]"  # whose bodies are those of completions and chats, or like /api/chat's
-# Whose fields the kit of routers tries in test_kits_builtin.py.
+# Whose fields the kit of routers tries in tests/conformance.
 IN_THE_KIT = f"{TWICE}|messages|responses|files|batches|tokenize"
 
 

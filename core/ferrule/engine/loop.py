@@ -277,7 +277,7 @@ class EngineLoop:
             "check": lambda: self.scheduler.check() is None,
             "expect": self.executor.expect,
             "read_adapter": self._read_adapter,
-            "pin_adapter": self._pin_adapter,
+            "pin_adapter": lambda name, path, served: self.preparing.pin(Adapter(name=name, path=path, served=served)),
             "unpin_adapter": self.preparing.unpin,
             "is_sleeping": lambda: self._sleep.level > 0,
             "sleep": partial(self._between_steps, self._sleep.begin),
@@ -290,9 +290,6 @@ class EngineLoop:
         if not self.scheduler.limits.adapter_slots:
             raise RequestError("This server has no adapters.")
         return self.executor.prepare(AdapterLoad(adapter=Adapter(name=name, path=path, served=served), slot=0))
-
-    def _pin_adapter(self, name: str, path: str, served: str) -> Future[None]:
-        return self.preparing.pin(Adapter(name=name, path=path, served=served))
 
     def _pass_on(self, name: str, *args: Any) -> Any:
         return self.executor.call(name, args)

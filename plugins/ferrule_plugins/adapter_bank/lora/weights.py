@@ -23,8 +23,8 @@ Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B, and the scales
 
 @dataclass(frozen=True)
 class Change:
-    """What changes a part's product besides A and B: magnitudes of DoRA, biases in the place of the model's, and those
-    of B times the adapter's scale. Each is [own out] of all projections, with NaN where there is none.
+    """Changes of a part's product besides A and B: magnitudes of DoRA, biases in the place of the model's, and those of
+    B times the adapter's scale. Each is [own out] of all projections, with NaN where there is none.
     """
 
     magnitudes: torch.Tensor

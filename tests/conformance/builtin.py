@@ -210,7 +210,7 @@ IN_DEPTH: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] =
         ("serve", "plugins"),
         ("test_help_is_an_answer", "test_an_unknown_flag_is_one_block", "test_an_unknown_flag_is_named"),
     ),
-    # Of the other routes that take a body, e2e/http/test_schemathesis.py tries the fields in a whole server.
+    # Of the other routes that take a body, e2e/http/test_hostile.py tries the fields in a whole server.
     (
         ("router",),
         ("anthropic", "responses", "batches", "tokenize", "tgi"),

@@ -50,10 +50,6 @@ def adapted(
         mine = outputs_of(tensor, projection)
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
-    def bias_now(part: int) -> torch.Tensor | None:
-        found: torch.Tensor | None = alive(refs[part]).bias
-        return torch.zeros(found.shape) if found is not None and found.is_meta else found
-
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
         return row_norms(alive(refs[part]), down, up)
 
@@ -72,7 +68,7 @@ def adapted(
         inputs=lambda down: part_of(down, 1) if axis == INPUTS else down,
         outputs=outputs_of,
         bias=bias_of,
-        own_bias=bias_now,
+        own_bias=lambda part: _bias(alive(refs[part])),
         stacked=of_experts(stack, len(layers), inputs, sum(outputs.values())) if stack else None,
         norms=None if axis == INPUTS else norms,
         vocabulary=first.head,
@@ -125,6 +121,12 @@ def alive(ref: weakref.ReferenceType[Any]) -> Any:
     if layer is None or any(_is_gone(tensor) for tensor in (*layer.parameters(), *layer.buffers())):
         raise AsleepError("The adapter needs the model's weights, and the model sleeps.")
     return layer
+
+
+def _bias(layer: Any) -> torch.Tensor | None:
+    """Return a layer's bias; zeros where it is on the meta device and has no values."""
+    found: torch.Tensor | None = layer.bias
+    return torch.zeros(found.shape) if found is not None and found.is_meta else found
 
 
 def _is_gone(tensor: torch.Tensor) -> bool:

@@ -42,20 +42,20 @@ class Draws:
         """[rows] the first draw of each row."""
         return np.flatnonzero(np.array(self.ahead) == 0)
 
-    def lengths(self, positions: LongArray, tokens: torch.Tensor, stage: Stage) -> torch.Tensor:
+    def lengths(self, positions: LongArray, tokens: torch.Tensor, stage: Stage, host: bool) -> torch.Tensor:
         """Return how many tokens of each row are known, int64 [rows], given the `tokens` [draws] for these positions.
 
-        Does not wait for the device that has the tokens.
+        Does not wait for the device that has the tokens, unless it is the `host`.
         """
         firsts = self.firsts
         least = positions[firsts] + 1
         if self.guesses is None:
             return stage([torch.from_numpy(least)])[0]
-        if tokens.is_cpu:  # a row's last draw has no guess, and so is always wrong
-            wrong = np.flatnonzero(tokens.numpy() != self.guesses.numpy())
+        if host:
+            wrong = np.flatnonzero(tokens.numpy() != self.guesses.numpy())  # a tenth of what torch takes for it all
             return torch.from_numpy(least + wrong[np.searchsorted(wrong, firsts)] - firsts)
         widths = np.diff(firsts, append=len(self.rows))
-        # A row that is shorter than others goes on with its last draw.
+        # A row that is shorter than others goes on with its last draw, which has no guess and so is never right.
         table = firsts[:, None] + np.minimum(np.arange(widths.max()), widths[:, None] - 1)
         first, places, expected = stage([torch.from_numpy(each) for each in (least, table)] + [self.guesses])
         return first + (tokens == expected)[places].long().cumprod(1).sum(1)

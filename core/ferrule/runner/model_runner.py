@@ -186,10 +186,8 @@ class ModelRunner:
         self._positions.apply(plan, self.model)
         if self._grammars is not None:
             self._grammars.apply(plan.releases, plan.admits)
-        written = self._state.take_written()
-        if written:
-            places, values = self._stage(written)
-            self._state.ids.view(-1).index_copy_(0, places, values)
+        if written := self._state.take_written():
+            self._state.put(*self._stage(written))
         self.recurrent.begin(plan.admits, self._stage)
 
     def forward(self, plan: StepPlan) -> Forwarded:

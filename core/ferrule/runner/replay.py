@@ -22,7 +22,7 @@ class Replays:
 
     def __init__(self, recorder: Recorder | None, attention: AttentionBackend, max_len: int) -> None:
         self.recorder = recorder
-        self.longest = 0 if recorder is None else min(recorder.max_len, max_len)  # context of a recorded step
+        self._longest = 0 if recorder is None else min(recorder.max_len, max_len)
         self._ragged = recorder is not None and recorder.ragged and attention.ragged
 
     def run(
@@ -32,29 +32,19 @@ class Replays:
 
         `keep` is that of `Recorder.run_stateful`, for a model with states, whose rows have one token each.
         """
-        single = rows.single
-        ragged = self._ragged and len(rows.positions) <= _MOST_TOKENS and keep is None
-        if self.recorder is None or rows.longest > self.longest or not (single or ragged):
+        recorder, tokens, single = self.recorder, len(rows.positions), rows.single
+        ragged = self._ragged and tokens <= _MOST_TOKENS and keep is None
+        if recorder is None or rows.longest > self._longest or not (single or ragged):
             return None
-        inputs, counts = given(rows, self.longest), None if single else tuple(rows.counts.tolist())
-        if keep is None:
-            return self.replay(inputs, bound, forward, counts)
-        return self.recorder.run_stateful(inputs, self._computing(bound, forward, counts), keep)
-
-    def replay(
-        self, inputs: list[StepInput], bound: Bindings, forward: Forward, counts: tuple[int, ...] | None = None
-    ) -> torch.Tensor | None:
-        """Do the same with inputs that are made for contexts of up to `longest` tokens, and rows of so many tokens each.
-
-        None: of one token each.
-        """
-        return None if self.recorder is None else self.recorder.run(inputs, self._computing(bound, forward, counts))
+        compute = self._computing(bound, forward, None if single else tuple(rows.counts.tolist()))
+        inputs = given(rows, self._longest)
+        return recorder.run(inputs, compute) if keep is None else recorder.run_stateful(inputs, compute, keep)
 
     def warm(self, bound: Bindings, given: Given, forward: Forward) -> bool:
         """Record what start-up has time for. Returns whether there is more."""
         if self.recorder is None:
             return False
-        return bool(self.recorder.warm(given(Rows.of(()), self.longest), self._computing(bound, forward, None)))
+        return bool(self.recorder.warm(given(Rows.of(()), self._longest), self._computing(bound, forward, None)))
 
     def forget(self) -> None:
         """Drop the recordings, which read weights and cache at their present addresses."""
@@ -70,6 +60,6 @@ class Replays:
 
         def compute(inputs: list[torch.Tensor]) -> torch.Tensor:
             lengths = counts or (1,) * len(inputs[0])
-            return forward(StepContext(bound, inputs, lengths, (self.longest,) * len(lengths)))
+            return forward(StepContext(bound, inputs, lengths, (self._longest,) * len(lengths)))
 
         return compute

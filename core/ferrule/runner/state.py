@@ -126,7 +126,7 @@ class SlotState:
         return [torch.from_numpy(places), torch.from_numpy(np.concatenate([values for _, values in written]))]
 
     def put(self, places: torch.Tensor, tokens: torch.Tensor) -> None:
-        """Write tokens [n] int64 to flat places [n] int64 of `ids`, all on its device.
+        """Write tokens [n] to flat places [n] int64 of `ids`, all on its device.
 
         Where that is the host, NumPy does it, in a fraction of torch's time.
         """
@@ -180,8 +180,4 @@ class SlotState:
         if len(ids) and (values.min() < 0 or values.max() >= self.limits.vocab_size + self.num_added(slot)):
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
-        place = slot * self.stride + start
-        if self._host_ids is not None:
-            self._host_ids[place : place + len(values)] = values
-        else:
-            self._written.append((place, values.astype(np.int32)))
+        self._written.append((slot * self.stride + start, values.astype(np.int32)))

@@ -101,12 +101,10 @@ def step_inputs(
     return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
 
 
-def part_of(inputs: Sequence[StepInput], rows: slice) -> list[StepInput]:
-    """Return the inputs of some of the rows of a step in which each has one token."""
-    borders = slice(0, rows.stop - rows.start + 1)
-    return [
-        StepInput(values[borders if number == _BORDERS else rows], fill) for number, (values, fill) in enumerate(inputs)
-    ]
+def part_of(inputs: Sequence[StepInput], number: int, rows: int) -> list[StepInput]:
+    """Return the inputs of one of several passes over one token of each row, which were made at once."""
+    of_rows, borders = slice(number * rows, (number + 1) * rows), slice(rows + 1)
+    return [StepInput(values[borders if at == _BORDERS else of_rows], fill) for at, (values, fill) in enumerate(inputs)]
 
 
 @dataclass(frozen=True)

@@ -225,7 +225,7 @@ class Recording:
 
 
 def _again(func: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.Tensor) -> Callable[[], object]:
-    """Return the operation as one that writes its result to a tensor, without memory of its own where torch has that."""
+    """Return the operation as one that writes its result to a tensor, not to memory of its own, where torch can."""
     if func is torch.ops.aten.to.dtype or func is torch.ops.aten._to_copy.default:
         return functools.partial(to.copy_, args[0])
     writing = _writing(func)

@@ -55,7 +55,7 @@ class Likeliest(nn.Module, Model):
         super().__init__()
         self._inner, self._head = (model,), head  # in a tuple, so that torch registers no module twice
         part = kernels.part(SamplerKernels)
-        self._surest = (part and part.surest) or _surest
+        self._surest = (part and part.surest) or surest
 
     def cache_specs(self) -> dict[str, LayerCache]:
         return self._inner[0].cache_specs()
@@ -190,7 +190,8 @@ class DraftModel(Speculator):
         return steps.chain(self._likeliest, slots, starts, min(row.most - len(row.guesses) for row in rows))
 
 
-def _surest(logits: torch.Tensor) -> torch.Tensor:
+def surest(logits: torch.Tensor) -> torch.Tensor:
+    """Return each row's likeliest token and the logarithm of its probability: [rows, 2] float32."""
     ids = logits.argmax(1, keepdim=True)
     return torch.cat((ids.float(), logits.gather(1, ids) - logits.logsumexp(1, keepdim=True)), dim=1)
 

@@ -210,7 +210,7 @@ def test_limits_switch_guesses_off(limits: dict[str, int]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("seconds", "steps", "rest"), [(0.0101, 16, 16), (0.012, 16, 128), (0.040, 4, 480), (0.5, 4, 512)]
+    ("seconds", "steps", "rest"), [(0.0101, 16, 16), (0.012, 16, 128), (0.030, 6, 480), (0.5, 6, 512)]
 )
 def test_a_rest_is_as_long_as_what_was_lost(seconds: float, steps: int, rest: int) -> None:
     """Lose a fortieth of the time; at most 512 plain steps follow."""
@@ -223,3 +223,14 @@ def test_a_rest_is_as_long_as_what_was_lost(seconds: float, steps: int, rest: in
     assert runs[0] == (False, 4)
     assert runs[1][1] == pytest.approx(steps, abs=1)
     assert runs[2][1] == pytest.approx(rest, rel=0.35)
+
+
+@pytest.mark.parametrize(("before", "rests"), [(0, True), (64, False)])
+def test_what_was_saved_before_counts_against_a_loss(before: int, rests: bool) -> None:
+    """Let ten steps be slow, as when the machine does something else."""
+    loads = Loads()
+    for _ in range(4):
+        loads.observe(1, False, 0, 1, 0.010)
+    for number in range(before + 10):
+        loads.observe(1, True, 4, 5, 0.015 if number < before else 0.080)
+    assert (loads.bar(1) >= NEVER) == rests

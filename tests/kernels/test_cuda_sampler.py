@@ -214,6 +214,7 @@ def test_a_wait_would_be_seen(wait: Any, device: torch.device) -> None:
         wait(torch.randn(5, device=device))
 
 
+@ASIDE
 def test_launches_do_not_grow_with_the_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use as many launches and as many tensors of the host for more rows of the same kind, whatever they ask for."""
 

@@ -5,8 +5,9 @@ A family defines a `Routing` (`ferrule_kernels.moe`) and the numbers of an `MoES
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -14,7 +15,7 @@ from torch import nn
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
-from ferrule_nn.adapted import TokenAdd, adapted, token_add, undivided
+from ferrule_nn.adapted import TokenAdd, adapted, alive, row_norms, token_add, undivided
 from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -97,8 +98,8 @@ class Experts(nn.ModuleList):
     Ranks divide each block, and add up the sum over experts rather than what each expert gives.
 
     Rows are sorted by their expert, so that each expert's weights are read once in a step. On a GPU, float weights are
-    stacked when they are packed, for the grouped products that never wait for the device; quantized ones are multiplied
-    one expert after the other, for which the host must know the router's choice.
+    stacked when they are packed, for the grouped products that never wait for the device, with adapters or without;
+    quantized ones are multiplied one expert after the other, for which the host must know the router's choice.
     """
 
     gate_up: torch.Tensor
@@ -137,9 +138,10 @@ class Experts(nn.ModuleList):
         self._banks = None if gate_up is None or down is None else (gate_up, down)
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
-        """Add adapters of single experts, each the part of a layer: not where one kernel computes all of them."""
-        if self._kernels.experts is not None:
+        """Add adapters of single experts, each the part of a layer."""
+        if self._kernels.experts is not None and self._kernels.expert_product is None:
             return False
+        mine = weakref.ref(self)  # a bank keeps no layers
 
         def described(own: str, layers: Sequence[Linear]) -> AdaptedLayer:
             named = {
@@ -147,7 +149,10 @@ class Experts(nn.ModuleList):
                 for index, layer in enumerate(layers)
                 for module, projection in layer.modules_of(f"{name}.{index}.{own}").items()
             }
-            return adapted(f"{name}.{own}", layers, named, stack=name)
+            layer = adapted(f"{name}.{own}", layers, named, stack=name)
+            if layer.norms is None:
+                return layer
+            return replace(layer, norms=lambda *given: alive(mine)._norms(own, *given))
 
         gate_up = bank.layer(described("gate_up_proj", [block.gate_up_proj for block in self.blocks]))
         down = bank.layer(described("down_proj", [block.down_proj for block in self.blocks]))
@@ -155,18 +160,23 @@ class Experts(nn.ModuleList):
             self._adds = gate_up, down, bank
         return self._adds is not None
 
+    def _norms(self, own: str, part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+        """Return the norms of the rows of W + up @ down, of an expert's weights W."""
+        rows = None if self._grouped is None else (self.gate_up if own == "gate_up_proj" else self.down)[part]
+        layer: Linear = getattr(self.blocks[part], own)
+        return row_norms(layer, down, up, None if rows is None else lambda ids: rows.index_select(0, ids))
+
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return self.buffers(recurse=False)
 
     def forward(self, x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, weigh_inputs: bool) -> torch.Tensor:
         """Map x [tokens, hidden], with weights and ids [tokens, top_k], to [tokens, hidden]."""
-        if self._grouped is not None:
+        if self._grouped is not None and self._adds is None:
             return self._grouped_sum(self._grouped, x, weights, ids, weigh_inputs)
         arranged, shared = self._arrange(ids, len(self.blocks)), len(ids) == 1 and not weigh_inputs
         rows = x if shared else x.index_select(0, arranged.tokens)
         if weigh_inputs:
-            sorted_weights = torch.empty_like(weights).view(-1).index_copy_(0, arranged.places, weights.flatten())
-            rows = (rows * sorted_weights.unsqueeze(1)).to(x.dtype)
+            rows = (rows * _sorted(weights, arranged).unsqueeze(1)).to(x.dtype)
             weights = torch.ones_like(weights)
         given = (
             self._multiplied(rows, arranged, shared)
@@ -191,15 +201,17 @@ class Experts(nn.ModuleList):
     ) -> torch.Tensor:
         """Return what `_multiplied` does, with the adapters' parts."""
         rows = rows.expand(len(arranged.tokens), -1)
-        places = (bank.token_slots.unsqueeze(1) * len(self.blocks) + ids).flatten()
-        slots = torch.empty_like(places).index_copy_(0, arranged.places, places)
-        inner = self.blocks[0].gated(add_up(rows, self._products(0, rows, arranged), slots))
-        return add_down(inner, self._products(1, inner, arranged), slots)
+        slots = _sorted(bank.token_slots.unsqueeze(1) * len(self.blocks) + ids, arranged)
+        inner = self.blocks[0].gated(add_up(rows, self._products(0, rows, arranged, ids), slots))
+        return add_down(inner, self._products(1, inner, arranged, ids), slots)
 
-    def _products(self, which: int, rows: torch.Tensor, arranged: Arranged) -> torch.Tensor:
+    def _products(self, which: int, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor) -> torch.Tensor:
         """Multiply each expert's rows by its gate_up matrix, or its down matrix."""
         if self._banks is not None:
             return self._banks[which].multiply(rows, arranged.counts, len(rows))
+        if self._grouped is not None and self._kernels.expert_product is not None:
+            weights, bias = ((self.gate_up, self.gate_up_bias), (self.down, self.down_bias))[which]
+            return self._kernels.expert_product(rows, weights, _sorted(ids, arranged), bias)
         counts: list[int] = arranged.counts.tolist()
         layers = [(block.gate_up_proj, block.down_proj)[which] for block in self.blocks]
         pieces = rows.split_with_sizes(counts)
@@ -238,6 +250,12 @@ class Experts(nn.ModuleList):
         fused = type(block) is GatedMLP and block.act_name in self._kernels.acts
         act = block.act_name if fused else block.gated
         return kernel(x, self.gate_up, self.down, weights, ids, act, (self.gate_up_bias, self.down_bias))
+
+
+def _sorted(values: torch.Tensor, arranged: Arranged) -> torch.Tensor:
+    """Return values [tokens, top_k] in the order of the pairs that are sorted, [pairs]."""
+    flat = values.flatten()
+    return torch.empty_like(flat).index_copy_(0, arranged.places, flat)
 
 
 def bank_of(layers: Sequence[Linear], kernels: ops.LayerKernels) -> ops.Bank | None:

@@ -33,7 +33,7 @@ IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is not
 STALL_POLL_SECONDS = 0.01
 LOADING_POLL_SECONDS = 0.002
 STATS_SECONDS = 0.1
-_PASSED_ON = ("start_profile", "stop_profile", "collective_rpc")  # calls that the executor answers
+_PASSED_ON = ("start_profile", "stop_profile", "collective_rpc", "describe_adapter")  # calls that the executor answers
 _logger = log.get("engine")
 
 

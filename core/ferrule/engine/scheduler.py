@@ -155,7 +155,6 @@ class DefaultScheduler(Scheduler):
             return None
         self._step += 1
         plan = draft.plan(self._step, self._slots.take_releases(), **self.encodings.take())
-        self._guesses.sent(plan, self._prefills.pace.costs, now)
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -276,8 +275,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ results
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
-        self._prefills.pace.end(plan, now)
-        self._guesses.end(plan, result, now)
+        pace = self._prefills.pace
+        self._guesses.end(plan, result, pace.end(plan, now), pace.costs)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)

@@ -55,7 +55,13 @@ class Operations(Administration):
     def adapters(self) -> list[ServedAdapter]:
         counts = self._reader.num_virtual
         return [
-            ServedAdapter(name=one.name, parent=one.parent, path=one.path, num_virtual=counts.get(one.name, 0))
+            ServedAdapter(
+                name=one.name,
+                parent=one.parent,
+                path=one.path,
+                max_model_len=one.info.max_len,
+                num_virtual=counts.get(one.name, 0),
+            )
             for one in self._adapters.all()
         ]
 

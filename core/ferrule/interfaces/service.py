@@ -215,6 +215,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     model: str  # what answers call the model, whichever of its names was asked for; an adapter's own name
     prompts: tuple[ReadPrompt, ...]  # as they were given to the engine: truncated
     stream: Outputs
+    tokens: Tokens | None = None  # by which its ids are shown; None: the service's own
 
     def outputs(self) -> Outputs:
         """Return the outputs of the request: the same iterator at every call."""
@@ -272,6 +273,7 @@ class ServedAdapter(Struct, frozen=True, kw_only=True):
     name: str
     parent: str
     path: str
+    max_model_len: int = 0  # tokens of the longest text; 0: as many as without it
     num_virtual: int = 0
 
 
@@ -306,6 +308,16 @@ class Tokens(ABC):
         """
         lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
         return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a text, output included; 0: not known."""
+        return 0
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, from 0 on, that a text may have; 0: not known."""
+        return 0
 
 
 class Administration(ABC):
@@ -360,6 +372,20 @@ class Service(Tokens, Administration):
     names: tuple[str, ...]  # served model names; responses carry the first
     template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
     template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model.own_len or self.model.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    async def tokens(self, model: str | None) -> Tokens:
+        """Return the conversion for the name `model` in a request: an adapter may have tokens and limits of its own.
+        Raises what `resolve` raises.
+        """
+        return self
 
     def enforces_strict_tools(self) -> bool:
         """Return whether calls that the model chooses to make fit the schemas of strict functions."""

@@ -309,7 +309,7 @@ class LLM(EngineCalls):
     async def _complete(self, request: Generate, text: str | None, request_id: str) -> RequestOutput:
         service = self._backend.service
         admitted = await service.admit(request)
-        return whole(request_id, await admitted.answer(), service, admitted.prompts[0], text)
+        return whole(request_id, await admitted.answer(), admitted.tokens or service, admitted.prompts[0], text)
 
 
 def _chat_fields(

@@ -24,7 +24,11 @@ _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
 _DRAFT, _ADAPTER = "draft model", "adapter"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+# Of an adapter, whose tokenizer counts if it adds tokens; `_COMMON` has its configuration.
+ADAPTER_FILES = (
+    *("adapter_model.safetensors", "adapter_model.bin", "new_embeddings.safetensors", "new_embeddings.bin"),
+    *_COMMON,
+)
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 

@@ -389,16 +389,23 @@ def test_after_a_restart_of_the_engine_the_adapters_are_there(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora"),
-        (["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model"),
-        (["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice"),
+        # What the options alone tell is in tests/unit/config/test_adapter_options.py, too.
+        pytest.param(["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora", marks=pytest.mark.slow),
+        pytest.param(
+            ["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model", marks=pytest.mark.slow
+        ),
+        pytest.param(["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice", marks=pytest.mark.slow),
         (["--enable-lora", "--lora-modules", "a"], "expected name=path"),
         (["--enable-lora", "--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean 'path'?"),
         (["--enable-lora", "--lora-modules", "a=./nowhere"], "'./nowhere' is not a folder"),
         (["--enable-lora", "--max-lora-rank", "2", "--lora-modules", "a=OUTSIDE"], "--lora-modules: a: "),
-        (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras"),
+        pytest.param(
+            ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"],
+            "must be at least --max-loras",
+            marks=pytest.mark.slow,
+        ),
         (["--enable-lora", "--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
-        (["--enable-lora", "--long-lora-scaling-factors", "2"], "not in this build"),
+        (["--enable-lora", "--long-lora-scaling-factors", "0.5"], "--long-lora-scaling-factors"),
     ],
 )
 def test_options_that_contradict_stop_the_start(

@@ -9,11 +9,16 @@ import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer
+from ferrule_kernels.low_rank import quantize
+from ferrule_plugins.adapter_bank.lora.added import Added, merge, take
 from ferrule_plugins.adapter_bank.lora.files import AdapterFile
 from ferrule_plugins.adapter_bank.lora.fit import Fitted, Limits, Place
 from ferrule_plugins.adapter_bank.lora.pace import Pace
 
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+Stored = tuple[torch.Tensor, torch.Tensor, torch.Tensor]  # A, B, and the scales of ranks, as `LowRank` has them
 
 
 @dataclass(frozen=True)
@@ -31,21 +36,26 @@ class Change:
 class PartWeights:
     """An adapter's weights for a part of a layer, as this rank has them.
 
-    `downs` and `ups` are those of projections: [rank, own in], of a table [in, rank]; and [rank, own out]. Where there
-    is a `change`, ups are float32, and `scales` and `offsets`, [own out] of all projections, follow from it and from
-    the model's weights: the layer's product is changed by them, and ups are times the scales.
+    `downs`, `ups` and `rank_scales` are those of projections: [rank, own in], of a table [in, rank]; [rank, own out];
+    and float32 [rank], as in `LowRank`. Where there is a `change`, matrices are float32, and `scales` and `offsets`,
+    [own out] of all projections, follow from it and from the model's weights: the layer's product is changed by them,
+    and ups are times the scales.
     """
 
     downs: dict[int, torch.Tensor] = field(default_factory=dict)
     ups: dict[int, torch.Tensor] = field(default_factory=dict)
+    rank_scales: dict[int, torch.Tensor] = field(default_factory=dict)
     change: Change | None = None
     scales: torch.Tensor | None = None
     offsets: torch.Tensor | None = None
 
-    def scaled(self, projection: int, outputs: Sequence[int]) -> torch.Tensor:
-        """Return B of a projection, times the scales, for projections with so many outputs."""
-        up, start = self.ups[projection], sum(outputs[:projection])
-        return up if self.scales is None else up * self.scales[start : start + outputs[projection]]
+    def stored(self, projection: int, outputs: Sequence[int], dtype: torch.dtype) -> Stored:
+        """Return a projection's matrices as they are stored in memory, for projections with so many outputs."""
+        down, up, start = self.downs[projection], self.ups[projection], sum(outputs[:projection])
+        if self.change is None:
+            return down, up, self.rank_scales[projection]
+        scales = 1.0 if self.scales is None else self.scales[start : start + outputs[projection]]
+        return _converted(down, up * scales, dtype)
 
     def follow(self, layer: AdaptedLayer, part: int) -> None:
         """Compute what depends on the model's weights. Raises CheckpointError for what is not finite with these, and
@@ -82,37 +92,81 @@ class Piece:
 Weights = Mapping[tuple[str, int], PartWeights]  # by a layer's name, and part
 
 
-Tensors = Mapping[str, Mapping[str, torch.Tensor]]  # float32, by module, and role
+@dataclass(frozen=True)
+class AdapterData:
+    """An adapter in the host's memory. Its positions are divided by `factor`; None: they are the model's."""
+
+    weights: Weights
+    added: Added
+    factor: float | None = None
 
 
-def read_tensors(file: AdapterFile, limits: Limits, pace: Pace) -> Tensors:
+@dataclass(frozen=True)
+class Contents:
+    """The contents of an adapter's folder. `tensors` are float32, by module and role; `tables` are those of `added`."""
+
+    modules: Mapping[str, Fitted]
+    added: Added
+    factor: float | None
+    tensors: dict[str, dict[str, torch.Tensor]] = field(default_factory=dict)
+    tables: dict[str, torch.Tensor] = field(default_factory=dict)
+
+
+def read_tensors(file: AdapterFile, contents: Contents, limits: Limits, pace: Pace) -> None:
     """Read an adapter's tensors. Raises CheckpointError for types, and for values that are not finite."""
-    tensors: dict[str, dict[str, torch.Tensor]] = {}
     for name, tensor in file.read():
         entry = file.entries[name]
         if tensor.dtype not in _FLOATS:
             raise CheckpointError(
                 f"the tensor {name!r:.200} is of {tensor.dtype}; adapters are float32, float16 or bfloat16."
             )
-        if entry.role != "base":
-            tensors.setdefault(entry.module, {})[entry.role] = _finite(name, tensor, limits.dtype)
+        if name in contents.added.sources:
+            contents.tables[name] = tensor.clone()  # the folder may hang when it is looked at
+        elif entry.role != "base":
+            roles = contents.tensors.setdefault(entry.module, {})
+            roles[entry.role] = _finite(name, tensor, limits.dtype)
         pace.rest()
-    return tensors
 
 
-def lay_out(tensors: Tensors, modules: Mapping[str, Fitted], limits: Limits, pace: Pace) -> Weights:
+def lay_out(contents: Contents, limits: Limits, pace: Pace) -> AdapterData:
     """Lay an adapter's tensors out for the layers of the model. Raises CheckpointError for values that are not finite
-    then, and AsleepError.
+    then and for tables that are not those of the model, and AsleepError.
     """
+    added, tensors = contents.added, contents.tensors
+    for name, table in contents.tables.items():
+        take(added, name, table, limits.vocabulary.size, float_of(limits.dtype), pace)
+    _complete(added, limits)
     pieces: dict[tuple[str, int], list[Piece]] = {}
-    for module, fitted in modules.items():
+    for module, fitted in contents.modules.items():
+        _merge_added(added, fitted, tensors.get(module, {}), limits)
         for piece in _pieces(fitted, tensors.get(module, {})):
             pieces.setdefault((piece.place.layer.name, piece.place.part), []).append(piece)
     weights: dict[tuple[str, int], PartWeights] = {}
     for key, own in pieces.items():
         weights[key] = _part(own, limits.dtype)
         pace.rest()
-    return weights
+    return AdapterData(weights, added, contents.factor)
+
+
+def _complete(added: Added, limits: Limits) -> None:
+    """Give a head that shares the embedding's table the rows that were added to that, if it has none of its own."""
+    head, table = limits.vocabulary.head, limits.vocabulary.table
+    if added.count and head is not None and table is not None:
+        added.rows.setdefault(head.name, added.rows[table.name])
+
+
+def _merge_added(added: Added, fitted: Fitted, tensors: dict[str, torch.Tensor], limits: Limits) -> None:
+    """Merge what low-rank matrices say of added tokens into their rows, and cut it off."""
+    layer, size = fitted.places[0].layer, limits.vocabulary.size
+    if not added.count or not limits.vocabulary.has(layer) or "down" not in tensors:
+        return
+    down, up = tensors["down"], tensors["up"]
+    if layer.table and down.shape[1] > size:
+        merge(added, layer, fitted.scale * (down[:, size:].t() @ up.t()))
+        tensors["down"] = down[:, :size]
+    elif not layer.table and len(up) > size:
+        merge(added, layer, fitted.scale * (up[size:] @ down))
+        tensors["up"] = up[:size]
 
 
 def _pieces(fitted: Fitted, tensors: Mapping[str, torch.Tensor]) -> Iterator[Piece]:
@@ -125,9 +179,14 @@ def _pieces(fitted: Fitted, tensors: Mapping[str, torch.Tensor]) -> Iterator[Pie
             yield Piece(replace(place, part=part), {"down": down, "up": up}, fitted.scale)
 
 
+def float_of(dtype: torch.dtype) -> torch.dtype:
+    """Return the type of an adapter's weights that are never integers."""
+    return dtype if dtype.is_floating_point else torch.bfloat16
+
+
 def _finite(name: str, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a copy of a tensor as float32, whose values the type in memory can have."""
-    if not bool(torch.isfinite(tensor.to(dtype)).all()):
+    """Return a copy of a tensor as float32, whose values the type in memory can have; integers have scales for that."""
+    if not bool(torch.isfinite(tensor.to(float_of(dtype))).all()):
         raise CheckpointError(f"the tensor {name!r:.200} has values that are not finite.")
     return tensor.to(torch.float32, copy=True)
 
@@ -140,18 +199,28 @@ def _part(pieces: Sequence[Piece], dtype: torch.dtype) -> PartWeights:
         own, projection = piece.tensors, piece.place.projection
         if "down" not in own:
             continue
-        down = own["down"].t() if layer.table else layer.inputs(own["down"])
+        down = own["down"] if layer.table else layer.inputs(own["down"])
         up = layer.outputs(own["up"], projection) * piece.scale
         parts = up.split_with_sizes(list(layer.own_outputs)) if projection is None else (up,)
         for index, part in enumerate(parts, projection or 0):
-            made.downs[index] = down.to(dtype).contiguous()
-            made.ups[index] = part.t().to(dtype if change is None else torch.float32).contiguous()
+            made.downs[index], made.ups[index] = down, part.t().contiguous()
     made.change = change
     made.follow(layer, pieces[0].place.part)
     for index in made.ups:
-        if not bool(torch.isfinite(made.scaled(index, layer.own_outputs).to(dtype)).all()):
+        if change is None:
+            down, made.ups[index], made.rank_scales[index] = _converted(made.downs[index], made.ups[index], dtype)
+            made.downs[index] = (down.t() if layer.table else down).contiguous()
+        _, up, rank_scales = made.stored(index, layer.own_outputs, dtype)
+        if not bool(torch.isfinite(up).all() and torch.isfinite(rank_scales).all()):
             raise CheckpointError(f"its weights for {layer.name}, times its scale, are not finite.")
     return made
+
+
+def _converted(down: torch.Tensor, up: torch.Tensor, dtype: torch.dtype) -> Stored:
+    """Return matrices [rank, in] and [rank, out] in the type of the memory, and the scales of ranks."""
+    if dtype == torch.int8:
+        return quantize(down, up)
+    return down.to(dtype), up.to(dtype), torch.ones(len(up))
 
 
 def _change(pieces: Sequence[Piece]) -> Change | None:

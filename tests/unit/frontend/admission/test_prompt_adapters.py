@@ -229,7 +229,7 @@ async def test_they_share_a_table_with_adapters_of_weights(tmp_path: Path) -> No
     with pytest.raises(NotFoundError):
         await adapters.unload("a")
     with pytest.raises(RequestError, match="not for vectors"):
-        await adapters.adapter("a")
+        await adapters.for_vectors("a")
     await adapters.close()
 
 

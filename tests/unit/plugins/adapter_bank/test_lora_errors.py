@@ -134,7 +134,11 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "magnitude without dora": (set_to(key("o_proj", "lora_magnitude_vector"), torch.ones(16)), "use_dora is False"),
     "dora without magnitude": (config(use_dora=True), "use_dora is True"),
     "a bias": (set_to(key("o_proj", "lora_B.bias"), torch.ones(16)), "--enable-lora-bias"),
-    "new tokens": (text("new_embeddings.safetensors", b""), "adds to the vocabulary"),
+    "no file of rows": (text("new_embeddings.safetensors", b""), "is not a safetensors file"),
+    "no head for rows": (
+        lambda folder: save_file({"input_embeddings": torch.zeros(1, 16)}, folder / "new_embeddings.safetensors"),
+        "adds tokens .* the model has no embedding and head",
+    ),
     "a pickle": (
         lambda folder: (
             (folder / FILE).unlink(),
@@ -170,6 +174,15 @@ def test_a_fault_is_one_clear_error(tmp_path: Path, good: Adapter, what: str) ->
     for weights in bank._matrices.values():
         assert not weights.ranks[2].any()
     assert bank._matrices["layers.0.qkv_proj"].ranks[1].tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("value", "alpha"), [(float("nan"), 4), (float("inf"), 4), (3e38, 1000)])
+def test_no_type_hides_what_is_not_finite(tmp_path: Path, dtype: torch.dtype, value: float, alpha: int) -> None:
+    folder = write_adapter(tmp_path / "bad", MODULES, lora_alpha=alpha)
+    set_to(key("o_proj", B), torch.full((16, 4), value))(folder)
+    with pytest.raises(RequestError, match="not finite"):
+        bank_of(dtype=dtype).read(Adapter(name="bad", path=str(folder)))
 
 
 def test_paths_that_are_no_folders(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Experts(nn.ModuleList):
                 for index, layer in enumerate(layers)
                 for module, projection in layer.modules_of(f"{name}.{index}.{own}").items()
             }
-            return adapted(f"{name}.{own}", layers, named, name, lambda part: alive(mine)._rows(own, part))
+            return adapted(f"{name}.{own}", layers, named, name, outside=lambda part: alive(mine)._rows(own, part))
 
         gate_up = bank.layer(described("gate_up_proj", [block.gate_up_proj for block in self.blocks]))
         down = bank.layer(described("down_proj", [block.down_proj for block in self.blocks]))

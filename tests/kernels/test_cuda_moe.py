@@ -212,7 +212,11 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
 
 
 def test_every_case_runs(device: torch.device) -> None:
-    assert [case.bytes > 0 and case.run() is not None for module in (moe, grouped) for case in module.cases(device)]
+    """Run what is measured on a GPU; under the interpreter, which takes a second for each, one case of each module."""
+    for module in (moe, grouped):
+        for case in list(module.cases(device))[: None if device.type == "cuda" else 1]:
+            assert case.bytes > 0
+            assert case.run() is not None
 
 
 @pytest.mark.parametrize("name", ["gated", "own activation and biases", "weighted inputs"])

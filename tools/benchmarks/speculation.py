@@ -1,6 +1,8 @@
 """What guessing brings: tokens a second with and without it, in turns, and how many guesses hold.
 
+    python -m tools.benchmarks.speculation all                      the tables of docs/benchmarks, in some five minutes
     python -m tools.benchmarks.speculation pair                     the sibling, with the embedded model as its draft
+    python -m tools.benchmarks.speculation long                     the same, prompts that answers copy from
     python -m tools.benchmarks.speculation copying                  the embedded model, prompts that answers copy from
     python -m tools.benchmarks.speculation copying --method suffix
     python -m tools.benchmarks.speculation random                   random weights: guesses that cost and bring nothing
@@ -71,10 +73,29 @@ class Case:
 CASES: Mapping[str, Case] = MappingProxyType(
     {
         "pair": Case(SIBLING, "draft_model", asked),
+        "long": Case(SIBLING, "draft_model", copying),
         "copying": Case(tiny.path(), "ngram", copying),
         "random": Case(tiny.path(), "ngram", asked, trained=False),
     }
 )
+
+
+ALL = (
+    "long --k 1,2,3,5 --fixed",
+    "long --k 5",
+    "pair --k 3 --prompts 24",
+    "copying --k 2,4,8",
+    "copying --k 8 --fixed",
+    "random --k 4 --rounds 5",
+    "copying --k 8 --streams 32 --prompts 64",
+)
+SHORT = ("--streams", "1", "--prompts", "12", "--rounds", "3")  # what each of these has unless it says otherwise
+
+
+def short(run: str) -> list[str]:
+    """Return the arguments of one of `ALL`."""
+    case, *rest = run.split()
+    return [case, *SHORT, *rest]
 
 
 @dataclass
@@ -137,16 +158,14 @@ def compare(case: Case, options: argparse.Namespace) -> None:
     if options.fixed:
         settings["adaptive"] = False
     print(HEADING)
-    for k in options.k:
-        with (
-            opened(case, most, None, options) as plain,
-            opened(case, most, {**settings, "num_speculative_tokens": k}, options) as guessing,
-        ):
-            for streams in options.streams:
-                row = _row(case, plain, guessing, streams, options)
-                print(f"| {method} | {k} | {streams} | {row} |", flush=True)
-            other = sum(plain.answers[prompt] != answer for prompt, answer in guessing.answers.items())
-            print(f"  of {len(guessing.answers)} answers, {other} are other ones with guesses", flush=True)
+    with opened(case, most, None, options) as plain:
+        for k in options.k:
+            with opened(case, most, {**settings, "num_speculative_tokens": k}, options) as guessing:
+                for streams in options.streams:
+                    row = _row(case, plain, guessing, streams, options)
+                    print(f"| {method} | {k} | {streams} | {row} |", flush=True)
+                other = sum(plain.answers[prompt] != answer for prompt, answer in guessing.answers.items())
+                print(f"  of {len(guessing.answers)} answers, {other} are other ones with guesses", flush=True)
 
 
 def _row(case: Case, plain: Figures, guessing: Figures, streams: int, options: argparse.Namespace) -> str:
@@ -169,9 +188,10 @@ def _value(text: str) -> Any:
         return text
 
 
-def main(given: Sequence[str] | None = None) -> None:
+def arguments() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("case", choices=CASES)
+    parser.add_argument("case", choices=(*CASES, "all"))
     parser.add_argument("--model", type=Path, help="another model than the case's")
     parser.add_argument("--method", help="another method than the case's")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="of --speculative-config")
@@ -181,8 +201,19 @@ def main(given: Sequence[str] | None = None) -> None:
     parser.add_argument("--prompts", type=int, default=24, help="in a round")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--dtype", default="auto")
+    return parser
+
+
+def main(given: Sequence[str] | None = None) -> None:
+    parser = arguments()
     options = parser.parse_args(given)
-    compare(CASES[options.case], options)
+    if options.case in CASES:
+        compare(CASES[options.case], options)
+        return
+    for run in ALL:
+        print(f"\n{run}", flush=True)
+        options = parser.parse_args(short(run))
+        compare(CASES[options.case], options)
 
 
 if __name__ == "__main__":

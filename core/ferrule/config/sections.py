@@ -342,17 +342,18 @@ class LoRAConfig:
     )
     lora_extra_vocab_size: int = opt(
         256,
-        "Most tokens that an adapter adds.",
+        "Most tokens that an adapter may add to the vocabulary; 0: an adapter that adds some is refused.",
         ge=0,
-        missing="tokens that adapters add",
-        accepted=(0,),
+        le=1 << 16,
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
         (),
-        "Context scaling factors of long LoRA adapters.",
+        "Factors of linear position scaling that adapters may have been trained with, besides the model's own. A "
+        "request for such an adapter may be as many times longer as the model's.",
         nargs="+",
-        missing="several context scalings",
         opens=("None",),
+        ge=1,
+        le=1024,
     )
     fully_sharded_loras: bool = opt(
         False,
@@ -398,7 +399,7 @@ class PromptAdapterConfig:
     )
     prompt_adapters: tuple[str, ...] = opt(
         (),
-        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it.",
+        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it, or a hub id.",
         nargs="+",
         opens=("None",),
         server=True,

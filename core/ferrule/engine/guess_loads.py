@@ -9,7 +9,9 @@ guess if that is right with a chance above
 The seconds are learnt from the last steps with guesses: by how much those with many took longer than those with few. If
 all had the same number, they are at most what those steps took longer than plain ones, for each guess.
 The sum is checked: steps with guesses are compared with as many tokens of plain steps. If they took longer, plain steps
-follow, so many that the loss is less than a fortieth of their time. Plain steps are measured again from time to time.
+follow, so many that the loss is less than a fortieth of their time. What guesses have saved before counts against a
+loss: on a machine that does other work too, some steps in a row are slow at times, and the first steps of a size are
+anyhow. Plain steps are measured again from time to time.
 Steps that have prompts too count without the time that these are thought to take (`StepCosts`). All times are medians,
 because on a busy machine any step may wait for something else.
 """
@@ -25,7 +27,8 @@ _KNOWN = 9  # steps of a kind whose median counts
 _COMPARED = 32  # steps with guesses that are compared with each other
 _AGAIN = 4  # steps with guesses after which the cost of one is learnt anew
 _TRIAL = 16  # steps after which they are compared with plain ones
-_LOSS, _SURE = 3.0, 4  # plain steps: a loss that ends a trial before that, after some steps
+_LOSS, _SURE = 3.0, 6  # plain steps: a loss that ends a trial before that, after steps of which two may be odd
+_CREDIT = 64.0  # plain steps: the most that guesses may lose again of what they have saved
 _LONG_RUN = 256  # steps after which plain ones are measured again
 _PATIENCE = 40.0  # plain steps for one that was lost
 _LEAST_REST, _LONGEST_REST = 16, 512
@@ -38,7 +41,7 @@ class Load:
     """Steps with about the same number of rows. Those that only asked for guesses, and had none, are apart."""
 
     plain: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))  # seconds
-    asked: deque[float] = field(default_factory=lambda: deque(maxlen=_KNOWN))
+    asked: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_KNOWN))  # 0 guesses, seconds
     guessed: deque[tuple[int, float]] = field(default_factory=lambda: deque(maxlen=_COMPARED))  # guesses, seconds
     seconds: float = 0.0  # of a plain step
     each: float = 0.0  # seconds that a guess adds to a step
@@ -46,41 +49,46 @@ class Load:
     rest: int = _PLAIN  # plain steps to come
     steps: int = 0  # since plain ones were measured
     tokens: float = 0.0  # of the steps of a trial, for each row
-    time: float = 0.0  # that these took, by medians
+    made: list[int] = field(default_factory=list)  # guesses of each of these steps
+    time: float = 0.0  # that these steps take, by medians
+    saved: float = 0.0  # plain steps, in the trials before
 
     def see_plain(self, seconds: float) -> None:
         self.plain.append(seconds)
         self.seconds = _median(self.plain)
-        if not self.learnt:
-            self.each = self.seconds / _ROWS
+        self.each = self.each if self.learnt else self.seconds / _ROWS
         self.rest = max(0, self.rest - 1)
 
     def see_guesses(self, guesses: int, per_row: float, seconds: float) -> None:
         """Learn from a step with guesses, of which each row got `per_row` tokens; and judge, when it is time."""
-        if guesses:
-            self.guessed.append((guesses, seconds))
-        else:
-            self.asked.append(seconds)
+        (self.guessed if guesses else self.asked).append((guesses, seconds))
         self.steps += 1
         if self.steps % _AGAIN == 0:
             self._learn()
         self.tokens += per_row
-        self.time += self._typical(guesses)
-        lost, trial = self.time / self.seconds - self.tokens, self.steps % _TRIAL  # plain steps
+        self.made.append(guesses)
+        self.time = self._typical()
+        lost, trial = self.time / self.seconds - self.tokens - self.saved, self.steps % _TRIAL  # plain steps
         if (lost > _LOSS and self.steps >= _SURE) or (lost > 0 and trial == 0):
-            self.learnt = self.learnt and lost <= _LOSS
+            self.learnt, self.saved = self.learnt and lost <= _LOSS, 0.0
             self._pause(min(_LONGEST_REST, max(_LEAST_REST, int(_PATIENCE * lost))))
         elif self.steps >= _LONG_RUN:
             self._pause(_PLAIN)
         elif trial == 0:
-            self.tokens = self.time = 0.0
+            self.saved = min(_CREDIT, -lost)
+            self._begin()
 
-    def _typical(self, guesses: int) -> float:
-        """Return how long a step with so many guesses takes."""
-        if not guesses:
-            return _median(self.asked)
-        newest = list(self.guessed)[-_KNOWN:]
-        return _median(seconds - self.each * count for count, seconds in newest) + self.each * guesses
+    def _typical(self) -> float:
+        """Return how long the steps of the trial take. They are judged by what is known now, also those before."""
+        without, newest = self.made.count(0), list(self.guessed)[-_KNOWN:]
+        asked = _median(seconds for _, seconds in self.asked)
+        base = _median(seconds - self.each * count for count, seconds in newest)
+        return without * asked + (len(self.made) - without) * base + self.each * sum(self.made)
+
+    def _begin(self) -> None:
+        """Begin another trial."""
+        self.tokens = self.time = 0.0
+        self.made.clear()
 
     def _learn(self) -> None:
         """Compare steps with many guesses with those with few, or with plain ones if all have about as many."""
@@ -102,7 +110,7 @@ class Load:
         self.guessed.clear()
         self.asked.clear()
         self.steps = 0
-        self.tokens = self.time = 0.0
+        self._begin()
 
 
 class Loads:
@@ -141,8 +149,8 @@ def _bucket(rows: int) -> int:
 
 
 def _median(values: Iterable[float]) -> float:
-    """Return the median. The module `statistics` has one too, and brings a dozen of others."""
-    found = sorted(values)
+    """Return the median, or 0. The module `statistics` has one too, and brings a dozen of others."""
+    found = sorted(values) or [0.0]
     return (found[len(found) // 2] + found[(len(found) - 1) // 2]) / 2
 
 

@@ -20,7 +20,6 @@ moves them on.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from math import log
 from sys import maxsize
 
@@ -40,17 +39,6 @@ _MOST_BESIDE = 0.75  # of a step's time for its prompts: one with more says litt
 _SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
 
 
-@dataclass(slots=True)
-class _Step:
-    """A plan in flight. `rows`: those that decode; `beside`: seconds that its prompts are thought to take."""
-
-    rows: int
-    guessing: bool
-    guesses: int
-    begun: float
-    beside: float
-
-
 class Guesses:
     """The rule of which plans have guesses."""
 
@@ -63,8 +51,6 @@ class Guesses:
         self._most = 0  # guesses that a request may ask for in this plan
         self._bar = 0.0  # the chance that a guess must have to be asked for
         self._right, self._tried = _USUAL * _PRIOR, _PRIOR  # of all requests, fading
-        self._steps: dict[int, _Step] = {}  # in flight, by number
-        self._ended = 0.0  # when the last step did
 
     def begin(self, budget: int, running: int, waiting: int) -> None:
         """Begin with a plan of so many tokens, of which each request that runs may need one."""
@@ -119,25 +105,19 @@ class Guesses:
         luck, usual = request.luck, self._right / self._tried
         return (luck.right + _PRIOR * usual) / (luck.tried + _PRIOR)
 
-    def sent(self, plan: StepPlan, costs: StepCosts, now: float) -> None:
-        """Note that a plan was made. `costs` say how much of its time is for prompts."""
-        if self._most and self._limits.adaptive:
-            prompts = [chunk for chunk in plan.chunks if not _decodes(chunk)]
-            guesses, wanted = sum(chunk.drafts for chunk in plan.chunks), any(chunk.wanted for chunk in plan.chunks)
-            beside = costs.seconds(work(prompts)._replace(any=0.0)) if prompts else 0.0
-            rows = len(plan.chunks) - len(prompts)
-            self._steps[plan.step] = _Step(rows, bool(guesses) or wanted, guesses, now, beside)
-
-    def end(self, plan: StepPlan, result: StepResult, now: float) -> None:
-        """Note that the result of a plan is known, and how long it took."""
-        step = self._steps.pop(plan.step, None)
-        if step is not None and step.rows:
-            seconds = now - max(step.begun, self._ended)
-            if step.beside <= _MOST_BESIDE * seconds:
-                rows = zip(plan.chunks, result.rows, strict=True)
-                tokens = sum(len(row.token_ids) for chunk, row in rows if _decodes(chunk))
-                self._loads.observe(step.rows, step.guessing, step.guesses, tokens, seconds - step.beside)
-        self._ended = now
+    def end(self, plan: StepPlan, result: StepResult, seconds: float, costs: StepCosts) -> None:
+        """Note that a step took so long. `costs` say how much of that was for its prompts."""
+        if not (self._limits.most and self._limits.adaptive):
+            return
+        prompts = [chunk for chunk in plan.chunks if not _decodes(chunk)]
+        beside = costs.seconds(work(prompts)._replace(any=0.0)) if prompts else 0.0
+        rows = len(plan.chunks) - len(prompts)
+        if rows and beside <= _MOST_BESIDE * seconds:
+            tokens = sum(
+                len(row.token_ids) for chunk, row in zip(plan.chunks, result.rows, strict=True) if _decodes(chunk)
+            )
+            guesses, asked = sum(chunk.drafts for chunk in plan.chunks), any(chunk.wanted for chunk in plan.chunks)
+            self._loads.observe(rows, bool(guesses) or asked, guesses, tokens, seconds - beside)
 
     def credit(self, request: Request, chunk: Chunk, row: RowResult) -> None:
         """Settle which of a chunk's guesses were right, learn from it, and take over those of what follows."""

@@ -50,19 +50,18 @@ class Pace:
         self.costs = StepCosts(_ROWS * (limits.prompt_share or 1))
         self._limits = limits
         self.active = bool(limits.prompt_share or limits.targets != _NONE) and limits.chunked_prefill
-        self._begun: dict[int, tuple[Work, float]] = {}  # by the number of the step
+        self._begun: dict[int, float] = {}  # by the number of the step
         self._ended = -inf
 
     def begin(self, plan: StepPlan, now: float) -> None:
-        if self.active:
-            self._begun[plan.step] = work(plan.chunks), now
+        self._begun[plan.step] = now
 
-    def end(self, plan: StepPlan, now: float) -> None:
-        """Learn from a step that ended: it took the time since it began, or since the one before it ended."""
-        if plan.step in self._begun:
-            done, begun = self._begun.pop(plan.step)
-            self.costs.observe(done, now - max(begun, self._ended))
-            self._ended = now
+    def end(self, plan: StepPlan, now: float) -> float:
+        """Learn from a step that ended, and return its seconds: since it began, or since the one before it ended."""
+        seconds, self._ended = now - max(self._begun.pop(plan.step), self._ended), now
+        if self.active:
+            self.costs.observe(work(plan.chunks), seconds)
+        return seconds
 
     def tokens(self, decoding: Iterable[Request], prompts: Sequence[Request], budget: int, now: float) -> int:
         """Return how many tokens of prompts, of at most `budget`, may join the requests that decode.

@@ -155,7 +155,6 @@ class DefaultScheduler(Scheduler):
             return None
         self._step += 1
         plan = draft.plan(self._step, self._slots.take_releases(), **self.encodings.take())
-        self._guesses.sent(plan, self._prefills.pace.costs, now)
         self._prefills.pace.begin(plan, now)
         return plan
 
@@ -276,8 +275,8 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ results
 
     def commit(self, plan: StepPlan, result: StepResult, now: float) -> list[RequestDelta]:
-        self._prefills.pace.end(plan, now)
-        self._guesses.end(plan, result, now)
+        pace = self._prefills.pace
+        self._guesses.end(plan, result, pace.end(plan, now), pace.costs)
         deltas = []
         for chunk, row in zip(plan.chunks, result.rows, strict=True):
             request = self._requests.get(chunk.id)
@@ -299,7 +298,7 @@ class DefaultScheduler(Scheduler):
             return self._end(request, failed, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         self._guesses.credit(request, chunk, row)
-        self.counters.count_guesses(chunk, told - 1)
+        self.counters.count_guesses(request, chunk, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not ends:

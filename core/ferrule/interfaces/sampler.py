@@ -180,9 +180,14 @@ class Chooser(ABC):
 
 @dataclass(frozen=True)
 class SamplerKernels:
-    """The part of a platform's `Kernels` that samplers ask for: it makes the `Chooser` of one sampler."""
+    """The part of a platform's `Kernels` that samplers and draft models ask for.
+
+    `chooser` makes the `Chooser` of one sampler. `surest` maps logits [rows, vocab] float32 to each row's likeliest
+    token and the logarithm of its probability, [rows, 2] float32; a recorded step may call it. None: by torch.
+    """
 
     chooser: Callable[[], Chooser]
+    surest: Callable[[torch.Tensor], torch.Tensor] | None = None
 
 
 class Sampler(ABC):

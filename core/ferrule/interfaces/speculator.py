@@ -73,6 +73,15 @@ class DraftSteps(Protocol):
         A pass over one token of each row is replayed where the device records steps, and one over two where it can.
         """
 
+    def chain(
+        self, model: Model, slots: Sequence[int], starts: Sequence[int], count: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function that makes up to `count` passes over one token of each row, one with each call.
+
+        The first computes positions `starts`, and each other one the positions behind. A call takes `ids` [rows] and
+        returns what `forward` would; but all that the passes need to know is made at once, so they cost less.
+        """
+
 
 @dataclass(frozen=True, kw_only=True)
 class KnownRows:

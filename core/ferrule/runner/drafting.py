@@ -21,9 +21,9 @@ from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator
 from ferrule.runner.cache import CacheMap, Stage
 from ferrule.runner.draws import Draws
 from ferrule.runner.media import Positions
-from ferrule.runner.replay import Replays
+from ferrule.runner.replay import Given, Replays
 from ferrule.runner.state import LongArray, SlotState
-from ferrule.runner.step import Bindings, Rows, StepContext, step_inputs
+from ferrule.runner.step import Bindings, Rows, StepContext, part_of, step_inputs
 from ferrule.types import Admit, Chunk
 
 _MOST_EACH = 2  # tokens of a row: the newest, and the last guess where all were right
@@ -50,7 +50,7 @@ class DraftPasses(DraftSteps):
     ) -> None:
         """Use another cache; every request is forgotten."""
         self._state, self._positions = state, positions
-        slots = state.limits.slots
+        slots, self.host = state.limits.slots, state.limits.host_memory
         views = self._cache.views(self._places, storages)
         groups = tuple(self._cache.groups[number] for number in self._groups)
         self._bound = Bindings(attention, groups, self._places, views, {})
@@ -101,9 +101,24 @@ class DraftPasses(DraftSteps):
     def forward(
         self, model: Model, slots: Sequence[int], starts: Sequence[int], counts: Sequence[int], ids: torch.Tensor
     ) -> torch.Tensor:
-        rows = self._rows(slots, starts, counts)
-        replayed = self._replay(model, rows, ids)
-        return model.forward(ids, self._context(rows)) if replayed is None else replayed
+        return self._pass(model, self._rows(slots, starts, counts), ids, self._inputs)
+
+    def chain(
+        self, model: Model, slots: Sequence[int], starts: Sequence[int], count: int
+    ) -> Callable[[torch.Tensor], torch.Tensor]:
+        each, left, made = [1] * len(slots), [*range(count)], list[StepInput]()
+
+        def given(rows: Rows, longest: int) -> list[StepInput]:
+            if not made:
+                ahead = [start + more for more in range(count) for start in starts]
+                made.extend(self._inputs(Rows.at([*slots] * count, ahead, each * count), longest))
+            return part_of(made, int(rows.starts[0]) - starts[0], len(each))
+
+        def forward(ids: torch.Tensor) -> torch.Tensor:
+            more = left.pop(0)
+            return self._pass(model, self._rows(slots, [start + more for start in starts], each), ids, given)
+
+        return forward
 
     # ------------------------------------------------------------------------------------------------ passes
 
@@ -121,17 +136,18 @@ class DraftPasses(DraftSteps):
         lengths = tuple((rows.starts + rows.counts).tolist())
         return StepContext(self._bound, inputs, tuple(rows.counts.tolist()), lengths)
 
-    def _replay(self, model: Model, rows: Rows, ids: torch.Tensor) -> torch.Tensor | None:
-        """Return the hidden states of rows of a few tokens each, or None where no such pass is recorded."""
-        if len(ids) > len(self._ids) or rows.counts.max() > _MOST_EACH:
-            return None
-        self._ids[: len(ids)].copy_(ids)
+    def _pass(self, model: Model, rows: Rows, ids: torch.Tensor, given: Given) -> torch.Tensor:
+        """Return what a model makes of `ids`: passes over few tokens of each row are replayed if they can be."""
 
         def forward(ctx: StepContext) -> torch.Tensor:
             given, count = self._ids, len(ctx.places)  # a padded pass may have more rows than there are slots
             return model.forward(given[:count] if count <= len(given) else pad(given, (0, count - len(given))), ctx)
 
-        return self._replays_of(model).run(rows, self._bound, self._inputs, forward)
+        replayed = None
+        if len(ids) <= len(self._ids) and rows.counts.max() <= _MOST_EACH:
+            self._ids[: len(ids)].copy_(ids)
+            replayed = self._replays_of(model).run(rows, self._bound, given, forward)
+        return model.forward(ids, self._context(rows)) if replayed is None else replayed
 
     def _replays_of(self, model: Model) -> Replays:
         if model not in self._replays:
@@ -186,12 +202,9 @@ class Drafting:
         asked = [place for place, row in enumerate(rows) if chunks[row].wanted]
         if self.speculator is None or not asked:
             return None
-        given = [torch.from_numpy((sample.places - sample.positions - 1)[firsts][asked])]
-        if len(asked) < len(rows):
-            given.append(torch.tensor(asked))
-        behind, *which = self._stage(given)
-        lengths = draws.lengths(sample.positions, sample.tokens, self._stage)
-        lengths = lengths.index_select(0, *which) if which else lengths
+        behind = torch.from_numpy((sample.places - sample.positions - 1)[firsts][asked])
+        behind, which = self._stage([behind, torch.tensor(asked)])
+        lengths = draws.lengths(sample.positions, sample.tokens, self._stage, self.passes.host).index_select(0, which)
         found = [rows[place] for place in asked]
         known = KnownRows(
             slots=tuple([chunks[row].slot for row in found]),

@@ -19,6 +19,8 @@ from ferrule.runner.cache import LayerPlace
 from ferrule.runner.state import LongArray, SlotState
 from ferrule.types import CacheGroup, Chunk
 
+_BORDERS = 3  # which of a step's inputs are the borders of its rows
+
 
 @dataclass(frozen=True)
 class Rows:
@@ -97,6 +99,12 @@ def step_inputs(
     if state.adapters is not None:
         given.append((state.adapters[rows.token_slots], 0))
     return [StepInput(torch.from_numpy(values), fill) for values, fill in given]
+
+
+def part_of(inputs: Sequence[StepInput], number: int, rows: int) -> list[StepInput]:
+    """Return the inputs of one of several passes over one token of each row, which were made at once."""
+    of_rows, borders = slice(number * rows, (number + 1) * rows), slice(rows + 1)
+    return [StepInput(values[borders if at == _BORDERS else of_rows], fill) for at, (values, fill) in enumerate(inputs)]
 
 
 @dataclass(frozen=True)

@@ -234,6 +234,15 @@ class _Counting:
             self._passes[-1] += 1
         return getattr(self._steps, name)
 
+    def chain(self, *given: Any) -> Any:
+        forward = self._steps.chain(*given)
+
+        def counted(ids: torch.Tensor) -> torch.Tensor:
+            self._passes[-1] += 1
+            return forward(ids)
+
+        return counted
+
 
 class _OnePlugin(Plugins):
     """The installed plugins, with one speculator, and no other."""

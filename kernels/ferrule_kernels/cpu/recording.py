@@ -203,11 +203,11 @@ class Recording:
             raise NotRecordableError(f"{func} gives several tensors")
         kept = self._places.like(made) if fresh else None
         self._add_calls()
-        again = functools.partial(func, *tree_map(self._places.alias, args), **tree_map(self._places.alias, kwargs))
+        args, kwargs = tree_map(self._places.alias, args), tree_map(self._places.alias, kwargs)
         if kept is None:
-            self._steps.append(again)
+            self._steps.append(functools.partial(func, *args, **kwargs))
             return made
-        self._steps.append(functools.partial(_copy, self._places.alias(kept.copy_(made)), again))
+        self._steps.append(_again(func, args, kwargs, self._places.alias(kept.copy_(made))))
         return kept
 
     def _check_lifetimes(self) -> None:
@@ -222,6 +222,28 @@ class Recording:
         first, self._recorded = self._recorded, int(self._kernels.length(self._calls))
         if first < self._recorded:
             self._steps.append(functools.partial(self._kernels.replay, self._calls, first, self._recorded))
+
+
+def _again(func: Any, args: Sequence[Any], kwargs: dict[str, Any], to: torch.Tensor) -> Callable[[], object]:
+    """Return the operation as one that writes its result to a tensor, not to memory of its own, where torch can."""
+    if func is torch.ops.aten.to.dtype or func is torch.ops.aten._to_copy.default:
+        return functools.partial(to.copy_, args[0])
+    writing = _writing(func)
+    if writing is not None:
+        return functools.partial(writing, *args, **kwargs, out=to)
+    return functools.partial(_copy, to, functools.partial(func, *args, **kwargs))
+
+
+@functools.cache
+def _writing(func: Any) -> Any:
+    """Return the variant of an operation that has the same arguments and one more, `out`; None if torch has none."""
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
+    for name in func.overloadpacket.overloads():
+        found = getattr(func.overloadpacket, name)
+        given = [(each.name, str(each.type)) for each in found._schema.arguments if not each.is_out]
+        if given == wanted and [each.name for each in found._schema.arguments if each.is_out] == ["out"]:
+            return found
+    return None
 
 
 def _copy(to: torch.Tensor, make: Callable[[], torch.Tensor]) -> None:

@@ -2,6 +2,7 @@
 //
 // Drawing is by inversion: weights exp((x - max) / temperature), a floor below which none counts, running sums in
 // vocabulary order, and the place of one uniform number in them. A row is computed by one thread from its own numbers.
+#include "recording.h"
 #include "vectors.h"
 
 #include <algorithm>
@@ -176,6 +177,24 @@ void ferrule_best(float* logits, int64_t rows, int64_t vocab, int64_t* tokens, f
         finite[row] = std::isfinite(most[row]);
         if (!finite[row]) std::fill_n(x, vocab, 0.0f);
     }
+}
+
+// found[r] is the first of the largest, and the logarithm of its share: 1 in the sum of exp(x - most).
+void ferrule_surest(const float* logits, int64_t rows, int64_t vocab, float* found) {
+    recorded([=] {
+#pragma omp parallel for schedule(static) if (rows > 1)
+        for (int64_t row = 0; row < rows; row++) {
+            const float* x = logits + row * vocab;
+            const float most = maximum(x, vocab);
+            Doubles sum = {};
+            for (int64_t i = 0; i < vocab; i += WIDTH)
+                sum += __builtin_convertvector(exponential(head(x + i, vocab - i) - most), Doubles);
+            double all = 0;
+            for (int i = 0; i < WIDTH; i++) all += sum[i];
+            found[2 * row] = float(first_of(x, vocab, most));
+            found[2 * row + 1] = float(-std::log(all));
+        }
+    });
 }
 
 // One token for each of `draws`, whose rows of logits are overwritten. Each has a finite maximum.

@@ -18,10 +18,12 @@ class Sampling:
     def __init__(self) -> None:
         kernels: Any = library.load()
         self._best, self._draw, self._mask = kernels.ferrule_best, kernels.ferrule_draw, kernels.ferrule_mask
+        self._surest = kernels.ferrule_surest
         self._best.argtypes = (_AT, _INT, _INT, _AT, _AT, _AT)
         self._draw.argtypes = (_AT, _INT, _AT, _INT, _AT)
         self._mask.argtypes = (_AT, _INT, _AT, _INT, _AT, _INT)
-        self._best.restype = self._draw.restype = self._mask.restype = None
+        self._surest.argtypes = (_AT, _INT, _INT, _AT)
+        self._best.restype = self._draw.restype = self._mask.restype = self._surest.restype = None
 
     def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return each row's best token, int64, its logit, float32, and whether that logit is finite: three of [rows].
@@ -33,6 +35,14 @@ class Sampling:
         finite = torch.empty(rows, dtype=torch.bool)
         self._best(logits.data_ptr(), rows, vocab, tokens.data_ptr(), most.data_ptr(), finite.data_ptr())
         return tokens, most, finite
+
+    def surest(self, logits: torch.Tensor) -> torch.Tensor:
+        """Return each row's likeliest token and the logarithm of its probability: [rows, 2] float32."""
+        logits = logits.contiguous()
+        rows, vocab = logits.shape
+        found = torch.empty(rows, 2)
+        self._surest(logits.data_ptr(), rows, vocab, found.data_ptr())
+        return found
 
     def draw(self, logits: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Draw a token [draws] int64 for each row of `draws`, overwriting its row of logits.

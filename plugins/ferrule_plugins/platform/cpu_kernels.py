@@ -46,7 +46,8 @@ def cpu_kernels() -> Kernels:
         allocate=weight_memory,
         reads_rows=True,
     )
-    return Kernels((layers, CpuProducts(), SamplerKernels(lambda: CompiledChooser(sampling.Sampling()))))
+    samplers = SamplerKernels(lambda: CompiledChooser(sampling.Sampling()), sampling.Sampling().surest)
+    return Kernels((layers, CpuProducts(), samplers))
 
 
 def _matrix(weight: torch.Tensor, bias: torch.Tensor | None, in_place: bool) -> DenseMatrix | None:

@@ -206,10 +206,13 @@ class ChainSpeculator(Speculator):
             here = [row for row in left if counts[row] > number]
             if len(here) < len(left):
                 kept = torch.tensor([left.index(row) for row in here], device=ids.device)
-                ids, hidden, left = ids.index_select(0, kept), hidden.index_select(0, kept), here
+                ids, hidden = ids.index_select(0, kept), hidden.index_select(0, kept)
+            if number == 1 or len(here) < len(left):
+                starts, left = [lengths[row] - 2 + number for row in here], here
+                most = min(counts[row] for row in here) - number  # passes until a row has all of its guesses
+                forward = steps.chain(head, [slots[row] for row in here], starts, most)
             head.given[: len(ids)].copy_(hidden)
-            starts = [lengths[row] - 2 + number for row in here]
-            hidden = steps.forward(head, [slots[row] for row in here], starts, [1] * len(here), ids)
+            hidden = forward(ids)
             ids = head.guess(hidden)
             guesses[here, number] = ids
         return guesses

@@ -11,7 +11,7 @@ GPU is waited for.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from math import inf, log
@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from ferrule.errors import ConfigError
+from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import ForwardContext, Generates, LayerCache, Model
+from ferrule.interfaces.sampler import SamplerKernels
 from ferrule.interfaces.speculator import DraftSteps, KnownRows, Speculator, SpeculatorContext
 from ferrule.types import Admit, Chunk
 from ferrule_plugins.speculator.vocabularies import share_tokens
@@ -49,9 +51,11 @@ class Likeliest(nn.Module, Model):
     `forward` returns [tokens, 2] float32: an id, which is exact below 2²⁴, and the logarithm of its probability.
     """
 
-    def __init__(self, model: Model, head: Generates) -> None:
+    def __init__(self, model: Model, head: Generates, kernels: Kernels) -> None:
         super().__init__()
         self._inner, self._head = (model,), head  # in a tuple, so that torch registers no module twice
+        part = kernels.part(SamplerKernels)
+        self._surest = (part and part.surest) or surest
 
     def cache_specs(self) -> dict[str, LayerCache]:
         return self._inner[0].cache_specs()
@@ -64,9 +68,7 @@ class Likeliest(nn.Module, Model):
 
     def follow(self, hidden: torch.Tensor) -> torch.Tensor:
         """Do the same for hidden states [tokens, hidden]."""
-        logits = self._head.logits(hidden)
-        ids = logits.argmax(1, keepdim=True)
-        return torch.cat((ids.float(), logits.gather(1, ids) - logits.logsumexp(1, keepdim=True)), dim=1)
+        return self._surest(self._head.logits(hidden))
 
 
 class DraftModel(Speculator):
@@ -80,7 +82,8 @@ class DraftModel(Speculator):
         certainty = _certainty(context)
         self._certainty = log(certainty) if certainty else -inf
         draft = context.load(context.settings)
-        self._model, self._likeliest = draft.model, Likeliest(draft.model, _checked(draft.model, context))
+        self._model = draft.model
+        self._likeliest = Likeliest(draft.model, _checked(draft.model, context), draft.build.kernels)
         sizes = context.build.config["vocab_size"], draft.build.config["vocab_size"]
         self._tokens = share_tokens(context.tokenizer(), draft.tokenizer(), sizes, draft.build.device)
         self._longest = draft.build.max_model_len
@@ -133,11 +136,12 @@ class DraftModel(Speculator):
             found.append(row)
         if pieces:
             ready = [number for number, (slot, *_) in enumerate(pieces) if self._written[slot] == self._known[slot]]
-            lasts = torch.tensor([*accumulate(count for *_, count in pieces)]) - 1
-            short = int(lasts[-1]) < _FEW * len(pieces)
+            ends = [*accumulate(count for *_, count in pieces)]
+            short = ends[-1] <= _FEW * len(pieces)
             made = self._forward(self._likeliest if short else self._model, pieces, steps)
             if len(ready) < len(made):
-                made = made.index_select(0, lasts[ready].to(self._device))
+                lasts = torch.tensor([ends[number] - 1 for number in ready], dtype=torch.int64, device=self._device)
+                made = made.index_select(0, lasts)
             self._guess([row for row in found if row.most], made if short else self._likeliest.follow(made), steps)
         most = max(len(row.guesses) for row in found)
         guesses = [row.guesses + [-1] * (most - len(row.guesses)) for row in found]
@@ -162,6 +166,7 @@ class DraftModel(Speculator):
 
     def _guess(self, rows: list[_Row], likeliest: torch.Tensor, steps: DraftSteps) -> None:
         """Add guesses to rows, given what `Likeliest` says behind their last tokens."""
+        forward: Callable[[torch.Tensor], torch.Tensor] | None = None
         while rows:
             going = []
             for place, (row, (id, chance)) in enumerate(zip(rows, likeliest.tolist(), strict=True)):
@@ -170,16 +175,25 @@ class DraftModel(Speculator):
                     row.guesses.append(told)
                     if len(row.guesses) < row.most:
                         going.append(place)
-            rows = [rows[place] for place in going]
+            ids = likeliest[:, 0].long()
+            if len(going) < len(rows):
+                rows, ids, forward = [rows[place] for place in going], ids[going], None
             if rows:
-                likeliest = self._behind(rows, likeliest[going, 0].long(), steps)
+                forward = forward or self._ahead(rows, steps)
+                for row in rows:
+                    self._written[row.slot] = row.known + len(row.guesses)
+                likeliest = forward(ids)
 
-    def _behind(self, rows: Sequence[_Row], ids: torch.Tensor, steps: DraftSteps) -> torch.Tensor:
-        """Compute the last guess of each row, `ids` of the draft model's, and return what it says then."""
+    def _ahead(self, rows: Sequence[_Row], steps: DraftSteps) -> Callable[[torch.Tensor], torch.Tensor]:
+        """Return a function that computes the last guess of each row, for as long as all rows go on."""
         slots, starts = [row.slot for row in rows], [row.known + len(row.guesses) - 1 for row in rows]
-        for slot, start in zip(slots, starts, strict=True):
-            self._written[slot] = start + 1
-        return steps.forward(self._likeliest, slots, starts, [1] * len(rows), ids)
+        return steps.chain(self._likeliest, slots, starts, min(row.most - len(row.guesses) for row in rows))
+
+
+def surest(logits: torch.Tensor) -> torch.Tensor:
+    """Return each row's likeliest token and the logarithm of its probability: [rows, 2] float32."""
+    ids = logits.argmax(1, keepdim=True)
+    return torch.cat((ids.float(), logits.gather(1, ids) - logits.logsumexp(1, keepdim=True)), dim=1)
 
 
 def _certainty(context: SpeculatorContext) -> float:

@@ -174,7 +174,8 @@ def test_lengths_are_known_where_the_tokens_are() -> None:
         ([7, 5, 3, 1, 8, 9], [7, 6, 6]),
         ([6, 8, 3, 1, 9, 2], [6, 6, 7]),
     ):
-        assert draws.lengths(positions, torch.tensor(tokens), list).tolist() == lengths
+        for host in (True, False):
+            assert draws.lengths(positions, torch.tensor(tokens), list, host).tolist() == lengths
 
 
 def test_an_error_behind_a_guess_is_left_to_the_next_step() -> None:

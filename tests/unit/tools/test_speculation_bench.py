@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from ferrule_contrib import tiny
 from tools.benchmarks.adapters import TARGETS, write_adapter
 from tools.benchmarks.gpu_models import TINY
-from tools.benchmarks.speculation import asked, copying
+from tools.benchmarks.speculation import ALL, CASES, arguments, asked, copying, short
 from tools.benchmarks.turns import Pairs, in_turns, numbers
 from tools.tiny import sibling
 
@@ -31,6 +31,12 @@ def test_turns_alternate_and_the_first_does_not_count() -> None:
     assert pairs.ratio == pytest.approx(20 / 11)
     assert str(pairs) == "11.0 | 20.0 | 1.82 (1.67 to 2.00)"
     assert numbers("1,32") == [1, 32]
+
+
+def test_all_tables_are_of_cases_that_there_are() -> None:
+    found = [arguments().parse_args(short(run)) for run in ALL]
+    assert {options.case for options in found} == set(CASES)
+    assert [options.streams for options in found] == 6 * [[1]] + [[32]]
 
 
 def test_prompts_are_new_in_each_round() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from ferrule.errors import CheckpointError, ConfigError
 from ferrule.execution import worker as worker_module
 from ferrule.execution.worker import Worker
 from ferrule.interfaces.scheduler import GuessLimits
+from ferrule_plugins.speculator.draft_model import surest as by_torch
 from ferrule_plugins.speculator.vocabularies import share_tokens
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness
@@ -363,3 +365,14 @@ def test_draft_models_that_cannot_be_used(tmp_path: Path, tiny_llama: Path) -> N
             pass
     with pytest.raises(CheckpointError, match=r"partial lack norm\.weight"), Pair(tiny_llama, partial):
         pass
+
+
+def test_the_compiled_kernel_finds_the_likeliest_token_as_torch_does() -> None:
+    kernel = pytest.importorskip("ferrule_kernels.cpu.sampling").Sampling()
+    for vocab in (1, 7, 8, 100, 2048):
+        logits = 4 * torch.randn(5, vocab)
+        assert torch.allclose(kernel.surest(logits), by_torch(logits), atol=1e-5)
+    ids, chances = kernel.surest(torch.tensor([[1.0, -torch.inf, 1.0], [1.0, torch.nan, 2.0]])).T.tolist()
+    assert ids[0] == 0
+    assert chances[0] == pytest.approx(-0.6931, abs=1e-4)
+    assert math.isnan(chances[1])

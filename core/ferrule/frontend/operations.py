@@ -9,8 +9,8 @@ from typing import Any
 from ferrule.client.base import EngineClient
 from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
-from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.admission.ledger import Ledger
+from ferrule.frontend.model_tokens import AllTokens
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.service import Administration, Health, ServedAdapter
@@ -23,7 +23,7 @@ class Operations(Administration):
     ledger: Ledger
     _adapters: Adapters
     _client: EngineClient
-    _reader: PromptReader
+    _tokens: AllTokens
 
     def health(self) -> Health:
         """Return the state of the server. This process is answering, but another API process may be stalled."""
@@ -53,7 +53,7 @@ class Operations(Administration):
             raise UnavailableError("The engine is not running.") from None
 
     def adapters(self) -> list[ServedAdapter]:
-        counts = self._reader.num_virtual
+        counts = self._tokens.reader.num_virtual
         return [
             ServedAdapter(
                 name=one.name,

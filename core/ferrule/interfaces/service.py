@@ -385,6 +385,7 @@ class Service(Tokens, Administration):
         """Return the conversion for the name `model` in a request: an adapter may have tokens and limits of its own.
         Raises what `resolve` raises.
         """
+        await self.resolve(model)
         return self
 
     def enforces_strict_tools(self) -> bool:

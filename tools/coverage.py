@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import wraps
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import pytest
@@ -52,12 +52,19 @@ class Counting:
         if sys.version_info < (3, 12):  # from there on Python takes probes out
             Slipcover.deinstrument_seen = untraced(Slipcover.deinstrument_seen)
             slipcover.sys = _SysWithoutFrames()
+            # Half of the time that it takes: to look for lines of annotations, which are texts here, and for branches.
+            slipcover._get_annotation_only_lines = _nothing
+            Slipcover.branches_from_code = staticmethod(_nothing)
             if (counter := pytest_plugin._slipcover_instance) is not None:
                 counter.d_miss_threshold = _RUNS  # of what is imported from here on
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
         os.environ.update(self._switches)  # SlipCover's plugin looks for them when it reports
+
+
+def _nothing(code: CodeType) -> frozenset[int]:
+    return frozenset()
 
 
 class _SysWithoutFrames:

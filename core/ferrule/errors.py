@@ -15,6 +15,7 @@
     │   ├── HeadersTooLargeError 431
     │   └── OverloadedError     429
     ├── UnavailableError        503: starting, draining, engine dead
+    │   └── AsleepError         the model's weights are needed, and it sleeps
     ├── RequestFailed           an admitted request ended with a server error (500, or an in-stream event)
     └── EngineDead              fatal: the process exits, non-zero
 
@@ -145,6 +146,10 @@ class UnavailableError(FerruleError):
         super().__init__(message)
         self.message = message
         self.retry_after = retry_after
+
+
+class AsleepError(UnavailableError):
+    """A failure because the model's weights are not there now."""
 
 
 class RequestFailed(FerruleError):

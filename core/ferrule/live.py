@@ -11,7 +11,7 @@ derive from that one shows its figures alone.
 from __future__ import annotations
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
@@ -20,6 +20,7 @@ import msgspec
 
 from ferrule.engine.blocks import BlockPool
 from ferrule.engine.loop import EngineLoop
+from ferrule.engine.preparing import Preparing
 from ferrule.engine.request import Request
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.types import Chunk, StepPlan
@@ -39,7 +40,9 @@ class Live:
         self._loop = loop
         self._clock = clock
         self._noted: deque[tuple[float, float, tuple[Chunk, ...]]] = deque(maxlen=MAX_STEPS)
-        self._steps: deque[tuple[float, float, int, int]] = deque(maxlen=MAX_STEPS)  # ended, seconds, tokens, decoding
+        self._steps: deque[tuple[float, float, int, int, int]] = deque(
+            maxlen=MAX_STEPS
+        )  # ended, seconds, tokens, decoding, guesses
         self._asked = 0.0
         self._ended = 0.0  # when the last noted step ended
         loop.calls["live"] = self.picture
@@ -60,8 +63,9 @@ class Live:
         """Return what the engine does now, as values of JSON; times in seconds.
 
         Keys: `now`; `figures`, as in `EngineStats`; `limits`; `steps`, oldest first, each [seconds since it ended,
-        seconds that it took, tokens, rows that decode]; of the default scheduler also `running` and `waiting`, in the
-        order in which the scheduler has them, and `blocks`.
+        seconds that it took, tokens, rows that decode, guesses]; of the default scheduler also `running` and `waiting`,
+        in the order in which the scheduler has them, `blocks`, and with adapters `adapters`, those that are loaded or
+        wanted, each with its numbers of requests.
         """
         now = self._asked = self._clock()
         self._loop.on_step = self.note
@@ -77,24 +81,28 @@ class Live:
                 "max_model_len": limits.max_model_len,
                 "block_size": next((group.block_size for group in limits.groups if group.paged), 0),
             },
-            "steps": [(now - ended, seconds, tokens, rows) for ended, seconds, tokens, rows in self._steps],
+            "steps": [(now - ended, *counts) for ended, *counts in self._steps],
         }
         if isinstance(scheduler, DefaultScheduler):
             running = islice(scheduler.running.values(), MAX_ROWS)
+            if limits.adapter_slots:
+                found["limits"]["adapter_slots"] = limits.adapter_slots
+                found["adapters"] = _adapters(scheduler, self._loop.preparing)
             found["running"] = [_running(request, scheduler.cache.held(request.id), now) for request in running]
             found["waiting"] = list(islice(_waiting(scheduler, now), MAX_ROWS))
             found["blocks"] = _blocks(scheduler.cache.pool)
         return found
 
 
-def _counts(chunks: Iterable[Chunk]) -> tuple[int, int]:
-    """Return how many tokens a step computes, and how many of its rows decode."""
-    tokens = decoding = 0
+def _counts(chunks: Iterable[Chunk]) -> tuple[int, int, int]:
+    """Return how many tokens a step computes, how many of its rows decode, and how many of the tokens are guesses."""
+    tokens = decoding = guesses = 0
     for chunk in chunks:
         count = chunk.count
         tokens += count
         decoding += count - chunk.drafts == 1 and chunk.ends == "sample"
-    return tokens, decoding
+        guesses += chunk.drafts
+    return tokens, decoding, guesses
 
 
 def _running(request: Request, blocks: int, now: float) -> dict[str, Any]:
@@ -130,7 +138,26 @@ def _common(request: Request, now: float) -> dict[str, Any]:
         "generated": len(request.ids) - request.num_prompt,
         "age": now - request.spec.arrival,
         "preemptions": request.num_preemptions,
+        "adapter": next(_named([request]), None),
+        "guesses": None if request.guessed is None else msgspec.to_builtins(request.guessed),
     }
+
+
+def _adapters(scheduler: DefaultScheduler, preparing: Preparing) -> list[dict[str, Any]]:
+    """Return the adapters that are in a slot, or that requests use or wait for, in the order of their names."""
+    running = Counter(_named(scheduler.running.values()))
+    waiting = Counter(_named((*scheduler.waiting, *scheduler.waiting.paused.values()))) + Counter(preparing.adapters())
+    loaded = set(preparing.loaded())
+    names = sorted(loaded | set(running) | set(waiting))
+    return [
+        {"name": name, "loaded": name in loaded, "running": running[name], "waiting": waiting[name]}
+        for name in names[:MAX_ROWS]
+    ]
+
+
+def _named(requests: Iterable[Request]) -> Iterator[str]:
+    """Yield the titles of the adapters of those requests that have one."""
+    return (request.spec.adapter.title for request in requests if request.spec.adapter is not None)
 
 
 def _blocks(pool: BlockPool) -> dict[str, Any]:

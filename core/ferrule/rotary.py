@@ -204,6 +204,16 @@ def _rope(values: Mapping[str, Any], stated: Mapping[str, Any], theta: Any, file
     return rope
 
 
+def linear_factor(config: Mapping[str, Any]) -> float | None:
+    """Return the factor that a configuration has rotary positions divided by, 1.0 where it states none.
+
+    None: they are scaled in another way, or differently by layer.
+    """
+    rope = config.get(_PARAMETERS) or {}
+    kind, factor = rope.get("rope_type", "default"), float(rope.get("factor") or 1.0)
+    return factor if kind in {"default", "linear"} and not _layers(rope) else None
+
+
 def _unread(stated: Mapping[str, Any], file: Path) -> Iterator[str]:
     """Yield sentences about keys that nothing reads. Raises CheckpointError for a key that is a misspelling of one that
     is read.

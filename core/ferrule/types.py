@@ -125,6 +125,13 @@ class Adapter(Struct, frozen=True, kw_only=True, gc=False):
         return self.served or self.name
 
 
+class AdapterInfo(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
+    """The limits of requests for an adapter, where they are not those of requests without one."""
+
+    max_len: int = 0  # longest text, in tokens; 0: as without an adapter
+    num_added: int = 0  # tokens that it adds to the vocabulary: the ids from the model's `vocab_size` on
+
+
 class AdapterLoad(Struct, frozen=True, kw_only=True, gc=False, tag="adapter"):
     """An adapter that is to be loaded into a slot of the device's bank, from 1 on, in the place of what is there.
 
@@ -330,6 +337,18 @@ class RequestTimes(Struct, frozen=True, gc=False):
     seconds: StepSeconds | None = None  # of the steps that computed it, where steps are measured
 
 
+class Guesses(Struct, frozen=True, gc=False):
+    """Guesses of next tokens for one request so far. The fields are those of `EngineStats`."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_by_place: tuple[int, ...]
+
+    @property
+    def accepted_tokens(self) -> int:
+        return sum(self.accepted_by_place)
+
+
 class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """News of one request. `finish` is set on the last one, and nothing follows it.
 
@@ -348,6 +367,7 @@ class RequestDelta(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fal
     num_preemptions: int = 0
     error: str | None = None
     times: RequestTimes | None = None  # with `finish`
+    guesses: Guesses | None = None  # so far, where there were some
     invalid: bool = False
 
 
@@ -461,3 +481,5 @@ class ModelInfo(Struct, frozen=True, kw_only=True):
     state_bytes: int = 0  # of one request's states, and so of a snapshot
     adapter_slots: int = 0  # adapters that can be loaded at a time
     lookahead: int = 0  # positions behind the last known token that a speculator writes to
+    own_len: int = 0  # longest text without an adapter, where adapters may have longer ones; 0: `max_model_len`
+    adapters: dict[str, AdapterInfo] = {}  # those of --lora-modules, by their `Adapter.name`

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from typing import cast
 
 import torch
 from torch import nn
 from torch.nn import functional as F
 
-from ferrule.interfaces.adapters import AdapterBank
+from ferrule.interfaces.adapters import AdapterBank, AddedRows
 from ferrule.interfaces.kernels import Kernels
 from ferrule.interfaces.model import InputEmbeds
 from ferrule.interfaces.quantization import LinearLayer, LinearScheme, QuantizationMethod
 from ferrule.interfaces.ranks import WHOLE
 from ferrule_nn import ops
-from ferrule_nn.adapted import TokenAdd, adapted, add_chosen, token_add, undivided
+from ferrule_nn.adapted import TokenAdd, adapted, add_chosen, added_logits, alive, token_add, undivided, with_added
 from ferrule_nn.division import ROWS, DividedParameter, Split, current_shard
 from ferrule_nn.linear import Linear
 from ferrule_nn.parameters import parameter
@@ -57,7 +59,11 @@ class Embedding(nn.Module):
         self.shard, self.own_count = current_shard() if split else WHOLE, len(self.weight)
         self.kernels = ops.current()
         self._rows: Callable[[torch.Tensor], torch.Tensor] | None = None
+        self.exact = True  # rows are as the checkpoint has them
+        self.name = ""  # path in the model, once adapters know it
         self._add: TokenAdd | None = None  # what adapters change
+        self._added: AddedRows | None = None  # and what they add
+        self._bank: AdapterBank
 
     def quantize(self, name: str, method: QuantizationMethod) -> bool:
         """Quantize the table, unless no kernel could read its rows. Returns whether it did."""
@@ -70,11 +76,20 @@ class Embedding(nn.Module):
             self.table = Table(weight, scheme, self.kernels)
             self.table.check_units(name, scheme.units(self.table))
             self.read_by(self.table.forward)
+            self.exact = False
         return scheme is not None
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add the adapters' part to the rows, before they are scaled. Each rank has all of it."""
-        self._add = token_add(bank, undivided(name, self.count, self.size, table=True))
+        own, divided = weakref.ref(self), self.shard.size > 1
+
+        def weights(ids: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
+            table = alive(own)
+            return None if divided else (table._read(ids), table.exact)
+
+        layer = replace(undivided(name, self.count, self.size, table=True), weights=weights)
+        self.name, self._bank, self._add = name, bank, token_add(bank, layer)
+        self._added = None if self._add is None else bank.added(layer)
         return self._add is not None
 
     def read_by(self, rows: Callable[[torch.Tensor], torch.Tensor]) -> None:
@@ -89,8 +104,11 @@ class Embedding(nn.Module):
         self.weight = empty
 
     def forward(self, ids: torch.Tensor, given: InputEmbeds | None = None) -> torch.Tensor:
-        rows = self._read(ids) if self.shard.size == 1 else self._collected(ids)
-        rows = rows if self._add is None else self._add(ids, rows)
+        added = None if self._added is None or self._added.data is None else self._added
+        known = ids if added is None else ids.clamp(max=self.count - 1)
+        rows = self._read(known) if self.shard.size == 1 else self._collected(known)
+        rows = rows if self._add is None else self._add(known, rows)
+        rows = rows if added is None else with_added(added, ids, rows, self._bank.token_slots)
         if self.scale != 1.0:
             rows = rows * rows.new_full((), self.scale)  # made on the device: a copy to it could not be recorded
         return rows if given is None else rows.index_copy(0, given.tokens, given.data.to(rows.dtype))
@@ -136,11 +154,21 @@ class Head(Linear):
         return self._tied[0]
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
-        """Add the adapters' part to the logits, before they are scaled."""
-        add = bank.layer(adapted(name, [self], {name: (0, None)}))
-        if add is not None:
-            self._add = lambda hidden, logits: add_chosen(add, hidden, logits, bank.row_slots)
-        return add is not None
+        """Add the adapters' part to the logits, before they are scaled, and the logits of tokens that they add."""
+        layer = adapted(name, [self], {name: (0, None)}, tied="" if self.tied is None else self.tied.name)
+        add = bank.layer(layer)
+        if add is None:
+            return False
+        self._add = lambda hidden, logits: add_chosen(add, hidden, logits, bank.row_slots)
+        added = bank.added(layer)
+        if added is not None:  # by a hook, which runs once the logits of all ranks are there
+
+            def extend(head: Head, given: tuple[torch.Tensor], logits: torch.Tensor) -> torch.Tensor:
+                more = added_logits(added, given[0], bank)
+                return logits if more is None else torch.cat((logits, head._scaled(more)), 1)
+
+            self.register_forward_hook(extend)
+        return True
 
     def pack(self) -> None:
         """Pack the weight. A tied embedding reads rows from the packed form if it can, else the table is kept twice."""
@@ -148,13 +176,17 @@ class Head(Linear):
         rows = None if self.tied is None else self.scheme.rows(self)
         if self.tied is not None and rows is not None:
             self.tied.read_by(rows)
+            self.tied.exact = not self.quantized
 
     def forward(self, hidden: torch.Tensor) -> torch.Tensor:
         """Map [rows, hidden] to logits [rows, vocab], float32."""
         logits = super().forward(hidden)
         logits = logits if self._add is None else self._add(hidden, logits)
+        return self._scaled(logits).float()
+
+    def _scaled(self, logits: torch.Tensor) -> torch.Tensor:
         if self.scale != 1.0:
             logits = logits * self.scale
         if self.soft_cap:
             logits = torch.tanh(logits / self.soft_cap) * self.soft_cap
-        return logits.float()
+        return logits

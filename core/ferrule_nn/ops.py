@@ -167,6 +167,7 @@ OneRow = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tenso
 Route = Callable[[torch.Tensor, moe.Routing, torch.Tensor | None], tuple[torch.Tensor, torch.Tensor]]
 # Of ids [tokens, top_k] and the number of experts, as `ferrule_kernels.moe.arrange`.
 Arrange = Callable[[torch.Tensor, int], moe.Arranged]
+ExpertProduct = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 # Of rows, weights and places, as `ferrule_kernels.moe.combine`.
 Combine = Callable[[torch.Tensor, torch.Tensor, torch.Tensor | None], torch.Tensor]
 
@@ -212,6 +213,8 @@ class LayerKernels:
     arrange: Arrange | None = None
     combine: Combine | None = None
     experts: GroupedExperts | None = None
+    # Of rows [rows, in], stacked matrices [experts, out, in], each row's expert int32 [rows], biases [experts, out].
+    expert_product: ExpertProduct | None = None
     short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
     selective: Callable[..., Selective | None] | None = None  # as `selective`
     delta: Callable[..., Delta | None] | None = None  # as `delta`

@@ -16,6 +16,7 @@ import torch
 
 from ferrule.checkpoint import changed
 from ferrule.errors import CheckpointError
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.types import PromptBorder
 
 Rotation = tuple[torch.Tensor, torch.Tensor]  # cos and sin, each [tokens, 1, rotary_dim / 2]
@@ -117,6 +118,14 @@ class Rope(torch.nn.Module):
         self.dim = 2 * short.numel()
         self.inv_freq = torch.nn.Buffer(short.to(torch.get_default_device()), persistent=False)
         self.long = None if long is None else torch.nn.Buffer(long.to(torch.get_default_device()), persistent=False)
+        self._bank: AdapterBank | None = None  # whose adapters have positions of their own
+
+    def adapt(self, name: str, bank: AdapterBank) -> bool:
+        """Scale the positions of tokens whose adapter was trained with longer texts, if the bank has such adapters."""
+        if bank.position_scales is None:
+            return False
+        self._bank, bank.scales_positions = bank, True
+        return True
 
     @property
     def border(self) -> PromptBorder | None:
@@ -130,11 +139,20 @@ class Rope(torch.nn.Module):
 
     def at(self, places: Places, dtype: torch.dtype) -> Rotation:
         """Return cosine and sine for each token, in the type of queries and keys."""
-        angles = places.positions.unsqueeze(-1).float() * self._inv_freq(places)
+        angles = self._positions(places).unsqueeze(-1) * self._inv_freq(places)
         cos, sin = angles.cos(), angles.sin()
         if self.factor != 1.0:
             cos, sin = cos * self.factor, sin * self.factor
         return cos.to(dtype).unsqueeze(1), sin.to(dtype).unsqueeze(1)
+
+    def _positions(self, places: Places) -> torch.Tensor:
+        """Return the positions [tokens] float32, each multiplied as its token's adapter wants it. A speculator's tokens
+        have no adapter.
+        """
+        positions, bank = places.positions.float(), self._bank
+        if bank is None or bank.position_scales is None or not len(bank.token_slots):
+            return positions
+        return positions * bank.position_scales.index_select(0, bank.token_slots)
 
     def _inv_freq(self, places: Places) -> torch.Tensor:
         """Return the frequencies [dim / 2], or [tokens, dim / 2] where they depend on the length."""

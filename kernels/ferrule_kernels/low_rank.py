@@ -8,18 +8,21 @@ from collections.abc import Sequence
 
 import torch
 
+_LARGEST = 127  # of integers of 8 bits, so that they are as many on both sides of zero
 _PIECE = 16  # rows for which weights are gathered at a time
 
 
 class LowRank:
     """Pairs of matrices, `groups` of them for each of several projections of one input.
 
-    Group g adds up[g] @ down[g] @ x to the outputs of each projection, of rank `ranks[g, projection]`; rows of `down`
-    and `up` behind that are not read. Where `changed[g]`, the product is first multiplied by `scales[g]`, and
-    `offsets[g]` are added. With a `table` x are ids, which stand for columns of `down`.
+    Group g adds up[g] @ (rank_scales[g] * (down[g] @ x)) to the outputs of each projection, of rank
+    `ranks[g, projection]`; rows of `down` and `up` behind that are not read. Where `changed[g]`, the product is first
+    multiplied by `scales[g]`, and `offsets[g]` are added. With a `table` x are ids, which stand for columns of `down`.
 
-    Memory is taken when it is written, where the device allows it: `down` and `up` are not initialised, everything else
-    is zero.
+    Matrices may be of integers (int8): the scales of both are in `rank_scales`, see `quantize`.
+
+    Memory is taken when it is written, where the device allows it: `down` and `up` are not initialised, `rank_scales`
+    are one, everything else is zero.
     """
 
     def __init__(
@@ -42,10 +45,28 @@ class LowRank:
         self.changed = torch.zeros(groups, dtype=torch.uint8, device=device)
         self.scales = torch.empty((groups, total), dtype=torch.float32, device=device)
         self.offsets = torch.empty((groups, total), dtype=torch.float32, device=device)
+        self.rank_scales = torch.ones((groups, len(self.outputs), max_rank), dtype=torch.float32, device=device)
 
     def tensors(self) -> tuple[torch.Tensor, ...]:
         """Return every tensor that is read."""
-        return self.down, self.up, self.ranks, self.changed, self.scales, self.offsets
+        return self.down, self.up, self.ranks, self.changed, self.scales, self.offsets, self.rank_scales
+
+
+def quantize(down: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Round matrices down [rank, inputs] and up [rank, outputs] to int8; return them, and `rank_scales` [rank].
+
+    A row has one scale. So both scales of a rank are one factor of its number, and a product costs nothing more. Where
+    values are not finite, neither are the scales.
+    """
+    down, down_scales = _rounded(down)
+    up, up_scales = _rounded(up)
+    return down, up, down_scales * up_scales
+
+
+def _rounded(matrix: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    largest = matrix.float().abs().amax(dim=1)
+    scales = torch.where(largest == 0, 1.0, largest) / _LARGEST
+    return (matrix / scales.unsqueeze(1)).round().to(torch.int8), scales
 
 
 def add(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
@@ -77,7 +98,7 @@ def _added(weights: LowRank, x: torch.Tensor, y: torch.Tensor, groups: torch.Ten
         inner = weights.down.flatten(0, 1).index_select(0, groups * weights.inputs + x).float().unsqueeze(1)
     else:
         inner = (weights.down.index_select(0, groups).float() @ x.float()[:, None, :, None]).squeeze(3)
-    inner = torch.where(exists, inner, 0.0)
+    inner = torch.where(exists, inner * weights.rank_scales.index_select(0, groups), 0.0)
     ups = weights.up.index_select(0, groups).float().split_with_sizes(list(weights.outputs), dim=2)
     sums = [  # rows of `up` behind the rank may be anything
         (inner[:, index].unsqueeze(1) @ torch.where(exists[:, index].unsqueeze(2), up, 0.0)).squeeze(1)

@@ -111,7 +111,9 @@ def arrange(ids: torch.Tensor, num_experts: int) -> Arranged:
     """Sort the pairs of `ids` int32 [tokens, top_k], stably."""
     order = ids.flatten().sort(stable=True).indices
     places = torch.empty_like(order).index_copy_(0, order, torch.arange(order.numel(), device=order.device))
-    return Arranged(order // ids.shape[1], places, ids.flatten().bincount(minlength=num_experts))
+    owners = ids.flatten().long()  # `bincount` would wait for a device
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=ids.device)
+    return Arranged(order // ids.shape[1], places, counts.index_add_(0, owners, torch.ones_like(owners)))
 
 
 def combine(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:

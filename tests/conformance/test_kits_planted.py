@@ -1370,7 +1370,7 @@ def test_a_planted_fault_is_caught(kind: str, plugin: type, broken: str) -> None
         ("hooks", Hooks),
         ("command", planted_commands.OnSubCommands),
         ("command", planted_commands.OnSubCommandsInFull),
-        pytest.param("scheduler", WithTheDefaults, marks=pytest.mark.slow),  # the default one keeps them in `make test`
+        pytest.param("scheduler", WithTheDefaults, marks=pytest.mark.slow),  # tests/simulate runs the default one
     ],
 )
 def test_the_good_ones_that_faults_were_planted_in_keep_every_promise(kind: str, plugin: type) -> None:

@@ -147,12 +147,17 @@ def reshape(weights: Weights, name: str) -> None:
     weights[name] = weights[name][:-1].clone()
 
 
-@pytest.mark.parametrize("implementation", ["native", "transformers"])
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [(drop, "layers.1.self_attn.k_proj"), (add, "k_proj.weight_more"), (reshape, "layers.1.self_attn.k_proj.weight")],
+@grid(
+    {
+        "implementation": ["native", "transformers"],
+        "change,named": [
+            (drop, "layers.1.self_attn.k_proj"),
+            (add, "k_proj.weight_more"),
+            (reshape, "layers.1.self_attn.k_proj.weight"),
+        ],
+        "ending": [".safetensors", ".bin"],
+    }
 )
-@pytest.mark.parametrize("ending", [".safetensors", ".bin"])
 def test_a_tensor_that_does_not_fit_is_named_with_its_file(
     tmp_path: Path, implementation: str, change: Callable[[Weights, str], None], named: str, ending: str
 ) -> None:
@@ -209,8 +214,7 @@ ABSURD = [
 ]
 
 
-@pytest.mark.parametrize("implementation", ["native", "transformers"])
-@pytest.mark.parametrize("change", ABSURD, ids=lambda change: "-".join(map(str, *change.items())))
+@grid({"implementation": ["native", "transformers"], "change": ABSURD})
 def test_absurd_sizes_are_named(tmp_path: Path, implementation: str, change: dict[str, Any]) -> None:
     """Refuse absurd sizes before anything is allocated, and not in the words of an allocator."""
     folder = tiny_checkpoint("llama", tmp_path / "llama")

@@ -257,6 +257,7 @@ def test_without_the_package_the_architecture_is_unknown(cases: dict[str, Case])
         Harness(cases["pure"].folder)
 
 
+@pytest.mark.slow  # e2e/plugins/test_templates.py serves a model of a package
 @pytest.mark.parametrize("kind", KINDS)
 def test_it_is_served(
     kind: str, cases: dict[str, Case], wanted: dict[str, Any], installed: Any, tmp_path: Path

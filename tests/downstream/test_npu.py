@@ -58,12 +58,10 @@ def test_auto_prefers_a_device_that_is_there_and_allowed(
 ) -> None:
     on_path("acme_npu")
     assert run(tiny_llama)[0].info.device == "cpu"  # what another distribution brings is opt-in
-    harness, outputs = run(tiny_llama, allowed=True)
+    harness, outputs = run(tiny_llama, allowed=True, num_blocks=30, max_num_batched_tokens=7, depth=2, policy="chaos")
     info = harness.info
     assert (info.device, info.attention, info.depth) == ("acme_npu", "acme_paged", 2)
     assert 0 < info.page_bytes * info.max_blocks <= 0.9 * (64 << 20)
-    same(outputs, on_cpu)
-    _, outputs = run(tiny_llama, allowed=True, num_blocks=30, max_num_batched_tokens=7, depth=2, policy="chaos")
     same(outputs, on_cpu)
 
     monkeypatch.setenv("ACME_NPU_COUNT", "0")
@@ -168,10 +166,11 @@ def start(config: Config) -> None:
         executor.shutdown()
 
 
+@pytest.mark.slow  # e2e/plugins/test_templates.py serves with a platform and attention of packages
 def test_it_serves(tiny_llama: Path, on_cpu: list[Any], installed: Any, tmp_path: Path) -> None:
     args = [str(tiny_llama), "--device", "acme_npu", "--plugins-allow", "acme-npu", "--served-model-name", "tiny"]
     with servers.running(args, tmp_path / "log", installed.environment("acme_npu")) as server:
-        for prompt, wanted in zip(PROMPTS, on_cpu, strict=True):
+        for prompt, wanted in zip(PROMPTS[1:3], on_cpu[1:3], strict=True):
             body = {"model": "tiny", "prompt": prompt, "temperature": 0, "max_tokens": TOKENS, "ignore_eos": True}
             asked = urllib.request.Request(
                 f"{server.url}/v1/completions",

@@ -59,6 +59,7 @@ def test_a_start_fails_as_it_does_here(tmp_path: Path, on_path: Callable[[str], 
     assert said[0][0] is CheckpointError
 
 
+@pytest.mark.slow  # e2e/plugins/test_templates.py serves with an executor of a package
 def test_it_serves(built_in: list[Output], installed: Any, tmp_path: Path) -> None:
     args = [str(tiny.path()), "--dtype", "float32", "--served-model-name", "tiny"]
     args += ["--distributed-executor-backend", "acme_pipe"]

@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,11 +19,8 @@ BASE = "http://127.0.0.1:8000"
 
 
 @pytest.fixture(scope="module")
-def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("first-steps") / "log"
-    parsers = ["--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3"]
-    with servers.running(["--dtype", "float32", *parsers], log, {"OMP_NUM_THREADS": "1"}) as server:
-        yield server.url
+def url(tiny_server: servers.Server) -> str:
+    return tiny_server.url
 
 
 def blocks(language: str) -> list[tuple[str, str]]:

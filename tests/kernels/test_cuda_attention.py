@@ -128,7 +128,7 @@ def test_types(device: torch.device, on_gpu: bool, dtype: torch.dtype) -> None:
     World(LONG, options(), device, dtype=dtype).check()
 
 
-@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, torch.float8_e5m2])
+@pytest.mark.parametrize("kind", [torch.float8_e4m3fn, pytest.param(torch.float8_e5m2, marks=ASIDE)])
 def test_a_cache_of_8_bits_and_its_scales(device: torch.device, kind: torch.dtype) -> None:
     world = World([(1, 600), (4, 30), (20, 50)], options(), device, cache_dtype=kind)
     world.check()
@@ -140,7 +140,8 @@ def test_a_cache_of_8_bits_and_its_scales(device: torch.device, kind: torch.dtyp
 )
 def test_a_row_has_the_same_bits_in_any_batch(device: torch.device, more: dict[str, Any]) -> None:
     """Compute a row alone, beside others, with more splits than it needs, and with programs that share splits."""
-    rows = [(1, 1100), (30, 60), (1, 512), (16, 530), (17, 530)]
+    rows = [(1, 1100), (30, 60), (17, 530)]
+    rows += [(1, 512), (16, 530)] if device.type == "cuda" else []
     world = World(rows, options(**more), device, heads=2, kv_heads=1)
     together = world.run()
     for row, (count, length) in enumerate(rows):

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 pytest.importorskip("triton")
 from ferrule.assembly.model import pack
@@ -19,6 +18,7 @@ from ferrule_kernels.cuda import gates, grouped, moe, norms, rope
 from ferrule_nn import LayerNorm, ops
 from ferrule_plugins.model import gemma2, gpt2, llama, opt, qwen3
 from ferrule_plugins.platform.cuda_kernels import triton_layers
+from tests.fakes.waiting import Waits
 from tests.shared import allocated
 
 TOKENS = 5
@@ -110,15 +110,6 @@ def test_a_layer_norm_with_a_kernel_of_its_own(device: torch.device) -> None:
         nn.init.normal_(parameter)
     layer.pack()
     assert layer.kernel is None
-
-
-class Waits(TorchDispatchMode):
-    """A mode that raises on operations after which the host knows a number of the device's."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "equal", "masked_select", "_unique2"):
-            raise AssertionError(f"{func} waits for the device")
-        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("module", [norms, gates, rope, moe, grouped])

@@ -21,13 +21,14 @@ def on(weights: LowRank, device: torch.device) -> LowRank:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("small", [False, True])
 @pytest.mark.parametrize("table", [False, True])
 @pytest.mark.parametrize(("inputs", "outputs"), [(70, (33, 5, 130)), (16, (16,))])
 @pytest.mark.parametrize("rows", [1, 6, 270])
 def test_the_kernels_are_the_definition(
-    device: torch.device, dtype: torch.dtype, table: bool, inputs: int, outputs: tuple[int, ...], rows: int
+    device: torch.device, dtype: torch.dtype, small: bool, table: bool, inputs: int, outputs: tuple[int, ...], rows: int
 ) -> None:
-    weights = filled(7, 20, inputs, outputs[:1] if table else outputs, dtype, table)
+    weights = filled(7, 20, inputs, outputs[:1] if table else outputs, torch.int8 if small else dtype, table)
     x, y = numbers(weights, rows, dtype, dtype)
     groups = chosen(weights, rows) if rows < 100 else chosen(weights, rows).sort().values
     wanted = add(weights, x, y.clone(), groups)

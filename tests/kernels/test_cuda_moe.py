@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import dataclasses
 from functools import partial
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.nn import functional as F
 
 pytest.importorskip("triton")
+from ferrule.interfaces.adapters import BankContext
 from ferrule.interfaces.kernels import Kernels
+from ferrule.types import Adapter
 from ferrule_kernels import moe as reference
 from ferrule_kernels.cuda import grouped, moe
 from ferrule_kernels.moe import Routing
 from ferrule_nn import MoE, MoESpec, ops
+from ferrule_plugins.adapter_bank.lora import LoraBank
 from ferrule_plugins.model.gpt_oss import ClampedMLP
 from ferrule_plugins.platform.cuda_kernels import triton_layers
+from ferrule_testkit.adapters import write_adapter
+from tests.fakes.waiting import Waits
 from tests.shared import allocated, grid
 
 PRODUCT_DTYPES = [torch.float32, torch.float16]
@@ -205,7 +212,11 @@ def test_what_does_not_fit_is_refused(device: torch.device) -> None:
 
 
 def test_every_case_runs(device: torch.device) -> None:
-    assert [case.bytes > 0 and case.run() is not None for module in (moe, grouped) for case in module.cases(device)]
+    """Run what is measured on a GPU; under the interpreter, which takes a second for each, one case of each module."""
+    for module in (moe, grouped):
+        for case in list(module.cases(device))[: None if device.type == "cuda" else 1]:
+            assert case.bytes > 0
+            assert case.run() is not None
 
 
 @pytest.mark.parametrize("name", ["gated", "own activation and biases", "weighted inputs"])
@@ -224,3 +235,57 @@ def test_a_block_of_experts(name: str, device: torch.device) -> None:
     block.experts.pack()
     assert block.experts.blocks[0].down_proj.weight.numel() == 0, "the weights are not stacked"
     torch.testing.assert_close(block(x), plain, rtol=1e-4, atol=1e-5)
+
+
+def _adapted(kernels: Kernels, folders: dict[int, Path], device: torch.device, **spec: Any) -> tuple[MoE, LoraBank]:
+    """Make a block, packed, whose experts have adapters in slots of a bank, but not its router."""
+    numbers = MoESpec(hidden_size=24, inner_size=16, routing=Routing(num_experts=4, top_k=2), **spec)
+    with device, ops.using(kernels):
+        block = MoE(numbers)
+    context = BankContext(
+        num_slots=3, max_rank=20, max_host=3, bias=True, dtype=torch.float32, device=device, kernels=kernels
+    )
+    bank = LoraBank(context)
+    assert block.experts.adapt("experts", bank)
+    draw = torch.Generator().manual_seed(0)
+    for parameter in allocated(block).parameters():
+        parameter.data.copy_(torch.randn(parameter.shape, generator=draw) * 0.3)
+    block.gate.pack()
+    block.experts.pack()
+    for slot, folder in folders.items():
+        bank.load(slot, Adapter(name=folder.name, path=str(folder)))
+    return block, bank
+
+
+def _expert_adapters(folder: Path) -> dict[int, Path]:
+    """Write one adapter of ranks above a program's, one that changes magnitudes (DoRA), and one of a single expert."""
+    shapes = {"gate_proj": (24, 16), "up_proj": (24, 16), "down_proj": (16, 24)}
+    modules = [(f"experts.{n}.{own}", *sizes) for n in range(4) for own, sizes in shapes.items()]
+    magnitudes = {f"base_model.model.{name}.lora_magnitude_vector": torch.rand(out) for name, _, out in modules}
+    return {
+        1: write_adapter(folder / "plain", modules, rank=20),
+        2: write_adapter(folder / "dora", modules, seed=1, tensors=magnitudes, use_dora=True),
+        3: write_adapter(folder / "one", modules[3:6], seed=2),
+    }
+
+
+@pytest.mark.parametrize(("tokens", "weigh_inputs"), [(1, False), (6, True), (6, False), (140, False)])
+@torch.inference_mode()
+def test_adapters_of_experts(tokens: int, weigh_inputs: bool, device: torch.device, tmp_path: Path) -> None:
+    """Compare experts with adapters, in few rows and in many, with the same ones without kernels."""
+    folders = _expert_adapters(tmp_path)
+    mine, bank = _adapted(Kernels((triton_layers(),)), folders, device, weigh_inputs=weigh_inputs)
+    theirs, other = _adapted(Kernels(), folders, torch.device("cpu"), weigh_inputs=weigh_inputs)
+    assert mine.experts.blocks[0].down_proj.weight.numel() == 0, "the weights are not stacked"
+    draw = torch.Generator().manual_seed(tokens)
+    x = torch.randn(tokens, 24, generator=draw)
+    slots = (torch.arange(tokens) * 4 // tokens + 1) % 4
+    bank.token_slots, other.token_slots = slots.to(device), slots
+    with Waits():
+        found = mine(x.to(device)).cpu()
+    wanted = theirs(x)
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+    other.token_slots = torch.zeros_like(slots)
+    changed = (theirs(x) - wanted).abs().amax(1) > 1e-2
+    assert changed[slots % 3 != 0].all()
+    assert not changed[slots == 0].any()

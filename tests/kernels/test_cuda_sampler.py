@@ -23,6 +23,8 @@ from ferrule_plugins.sampler.triton import TritonChooser
 from ferrule_testkit.kits import sampler as kit
 
 VOCAB = 300
+# The interpreter takes ten seconds for these; on a GPU all run.
+ASIDE = (lambda test: test) if torch.cuda.is_available() else pytest.mark.slow
 WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero", "equal", "unique", "masked_select", "item")
 
 
@@ -143,6 +145,7 @@ def test_tokens_and_logprobs_are_those_of_torch(
         torch.testing.assert_close(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
+@ASIDE
 def test_warming_leaves_logits_and_counts_as_they_are(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     batch, logits = _batch(device), _logits(device)
     warm, before = TritonChooser(), logits.clone()
@@ -188,6 +191,7 @@ def test_a_step_waits_for_nothing(
     _check_waits(rows, device, LogprobsMode.RAW_LOGPROBS)
 
 
+@ASIDE
 @pytest.mark.parametrize("mode", [mode for mode in LogprobsMode if mode.processed or not mode.normalised])
 def test_no_mode_of_logprobs_waits(mode: LogprobsMode, device: torch.device, triton_chooser: None) -> None:
     _check_waits(ROWS, device, mode)
@@ -210,6 +214,7 @@ def test_a_wait_would_be_seen(wait: Any, device: torch.device) -> None:
         wait(torch.randn(5, device=device))
 
 
+@ASIDE
 def test_launches_do_not_grow_with_the_rows(device: torch.device, monkeypatch: pytest.MonkeyPatch) -> None:
     """Use as many launches and as many tensors of the host for more rows of the same kind, whatever they ask for."""
 

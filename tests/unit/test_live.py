@@ -8,8 +8,9 @@ from typing import Any
 from ferrule import live
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.live import Live
+from ferrule.types import Adapter, Chunk, Guesses
 from ferrule.wire.messages import Call, CallReply
-from tests.unit.engine.test_loop import A, LoopHarness
+from tests.unit.engine.test_loop import A, LoopHarness, Preparing
 
 
 def harness(**more: Any) -> tuple[Any, Live]:
@@ -51,8 +52,8 @@ def test_steps_are_noted_while_somebody_looks() -> None:
     engine.clock.advance(1.0)
     engine.steps(2)
     steps = view.picture()["steps"]
-    assert [tuple(step[2:]) for step in steps] == [(1, 1), (1, 1)]
-    assert all(0 <= seconds <= 1.0 for _, seconds, _, _ in steps)
+    assert [tuple(step[2:]) for step in steps] == [(1, 1, 0), (1, 1, 0)]
+    assert all(0 <= seconds <= 1.0 for _, seconds, *_ in steps)
     engine.clock.advance(live.WATCHED_SECONDS + 1)
     engine.steps(1)
     assert engine.loop.on_step is None
@@ -94,3 +95,47 @@ def test_another_scheduler_shows_its_figures() -> None:
     picture = view.picture()
     assert picture["figures"]["blocks_total"] == 63
     assert not {"running", "waiting", "blocks"} & picture.keys()
+
+
+def test_adapters_and_guesses_are_shown() -> None:
+    engine = Preparing(adapter_slots=1)
+    view = Live(engine.loop, engine.clock)
+    assert view.picture()["adapters"] == []
+    for id, name in (("a", "x"), ("b", "x"), ("c", "y"), ("d", None)):
+        engine.submit(A, id, max_tokens=9, adapter=None if name is None else Adapter(name=f"{name}@1", served=name))
+    engine.steps(1)
+    assert [(one["name"], one["loaded"], one["waiting"]) for one in view.picture()["adapters"]] == [
+        ("x", False, 2),
+        ("y", False, 1),
+    ]
+    engine.executor.device.load(engine.needs[0])
+    engine.loading[0].set_result(None)
+    engine.steps(2)
+    picture = view.picture()
+    assert picture["adapters"] == [
+        {"name": "x", "loaded": True, "running": 2, "waiting": 0},
+        {"name": "y", "loaded": False, "running": 0, "waiting": 1},
+    ]
+    assert picture["limits"]["adapter_slots"] == 1
+    assert {row["id"]: row["adapter"] for row in picture["running"]} == {"a": "x", "b": "x", "d": None}
+    assert all(row["guesses"] is None for row in picture["running"])
+    request = engine.scheduler.running["d"]
+    request.guessed = Guesses(2, 6, (2, 1))
+    assert {row["id"]: row["guesses"] for row in view.picture()["running"]}["d"] == {
+        "drafts": 2,
+        "draft_tokens": 6,
+        "accepted_by_place": (2, 1),
+    }
+    assert "adapters" not in harness()[1].picture()
+
+
+def test_guesses_are_tokens_of_a_step_apart() -> None:
+    rows = [
+        (5, 0, "sample"),
+        (4, 3, "sample"),
+        (7, 0, ""),
+    ]  # the end of a prompt, a row with guesses, a piece of a prompt
+    chunks = [
+        Chunk(slot=0, id="", epoch=1, start=0, count=count, drafts=drafts, ends=ends) for count, drafts, ends in rows
+    ]
+    assert live._counts(chunks) == (16, 1, 3)

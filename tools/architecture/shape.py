@@ -12,7 +12,7 @@ from tools.architecture.source import Module, Rule, Violation, functions
 
 MAX_FUNCTION = 60  # lines, from `def` to the end
 MAX_FILE = 450
-LONG_FILES = MappingProxyType({"ferrule.types": 480})  # every noun that crosses a process, in one place
+LONG_FILES = MappingProxyType({"ferrule.types": 490})  # every noun that crosses a process, in one place
 MAX_CLASS = 265  # the scheduler, which counts for each API key, and takes blocks ahead of guesses
 MAX_PARAMETERS = 7  # without self and cls
 
@@ -20,9 +20,9 @@ MAX_PARAMETERS = 7  # without self and cls
 # together. Every budget is today's size, rounded up: a layer that grows says so here, with the reason, rather than bend
 # code to fit. When one is met, look for the room that is missing first.
 SERVING = ("types", "plugin", "interfaces", "hooks", "engine", "runner", "execution")
-# About 500 of these lines are for guesses (which are asked for, by load, and the passes of speculators), and 160 for
-# adapters.
-MAX_SERVING = 7_430
+# About 510 of these lines are for guesses (which are asked for, by load, the passes of speculators, and each request's
+# count), and 300 for adapters (pinned ones, loads beside each other, weights that are loaded again, tokens they add).
+MAX_SERVING = 7_630
 BUDGETS = MappingProxyType(
     {
         "ferrule.forms": 45,
@@ -32,7 +32,7 @@ BUDGETS = MappingProxyType(
         "ferrule.env": 200,
         "ferrule.env_vllm": 275,  # a table
         "ferrule.log": 200,
-        "ferrule.config": 2_800,  # with the object of speculative decoding, older names of its keys, adapters
+        "ferrule.config": 2_815,  # with the object of speculative decoding, older names that contradict it, adapters
         "ferrule.checkpoint": 310,  # finds the file in a form that a plugin reads, names what none can have
         "ferrule.rotary": 165,  # three forms of rotary settings, overrides in each, and what contradicts itself
         "ferrule.slow_start": 70,
@@ -42,19 +42,19 @@ BUDGETS = MappingProxyType(
         "ferrule.schema": 480,
         "ferrule.sampling_params": 180,
         "ferrule.structured_outputs": 540,
-        "ferrule.assembly": 1_370,  # runs once, at the start; a speculator and its model too
+        "ferrule.assembly": 1_420,  # runs once, at the start; a speculator and its model too, and contexts of adapters
         "ferrule.wire": 220,
         "ferrule.shared_memory": 120,
         "ferrule.live": 120,
         "ferrule.api_keys": 175,
         "ferrule.client": 480,
-        "ferrule.frontend": 4_390,  # with what templates show, tries of constraints, adapters by name
+        "ferrule.frontend": 4_610,  # with what templates show, tries of constraints, adapters with tokens of their own
         "ferrule.api": 2_290,  # with the budget of bytes, the event loop's guard, and what SIGHUP reloads
-        "ferrule.locate": 385,
+        "ferrule.locate": 400,  # with adapters, which a dry run asks hubs for
         "ferrule.launch": 1_310,
-        "ferrule.llm": 1_230,  # one engine, three ways to call it: batches, steps, and as they come
+        "ferrule.llm": 1_290,  # one engine, three ways to call it: batches, steps, as they come; figures of requests
         "ferrule_files": 2_130,  # half of it GGUF's tables and tokens, a quarter object stores
-        "ferrule_nn": 2_980,  # what eighty families are described with: experts, latent attention, states
+        "ferrule_nn": 3_060,  # what eighty families are described with: experts, latent attention, states, added rows
         "ferrule_parsing": 2_500,
         "ferrule_protocol": 190,
         "ferrule_quant": 1_020,  # names of layers, words of bits, schemes that several formats have

@@ -2,6 +2,7 @@
 
     python -m tools.benchmarks.adapters                              bfloat16, the shape of Qwen3 0.6B, made-up weights
     python -m tools.benchmarks.adapters --quantization int8 --rank 64 --targets q_proj,v_proj
+    python -m tools.benchmarks.adapters --lora-dtype int8 --processor-time    adapters in 8 bits, for a busy machine
     python -m tools.benchmarks.adapters --loading                    tokens' gaps while further adapters are loaded
 
 Steps alone are compared: the time of an answer less that of its first token, with the prompts in the prefix cache. The
@@ -96,18 +97,20 @@ def settings(model: Path, options: argparse.Namespace, slots: int, kept: int) ->
     }
     if slots:
         same |= {"enable_lora": True, "max_loras": slots, "max_cpu_loras": kept, "max_lora_rank": options.rank}
+        same["lora_dtype"] = options.lora_dtype
     return same
 
 
 def rate(llm: LLM, options: argparse.Namespace, adapters: Sequence[LoRARequest | None]) -> Callable[[int], float]:
     """Return a function that measures the tokens of a second, steps alone, of one stream for each of the adapters."""
     prompts: list[list[int]] = [[3 + stream, *range(3, 2 + options.context)] for stream in range(len(adapters))]
+    clock = time.process_time if options.processor_time else time.perf_counter
 
     def seconds(count: int) -> float:
         params = SamplingParams(temperature=0, max_tokens=count, ignore_eos=True, detokenize=False)
-        begun = time.perf_counter()
+        begun = clock()
         llm.generate(prompts, params, use_tqdm=False, lora_request=list(adapters))
-        return time.perf_counter() - begun
+        return clock() - begun
 
     def measured(number: int) -> float:
         first, tokens = seconds(1), float(len(adapters) * (options.tokens - 1))
@@ -118,7 +121,8 @@ def rate(llm: LLM, options: argparse.Namespace, adapters: Sequence[LoRARequest |
 
 def compare(options: argparse.Namespace) -> None:
     """Print a row for a server without adapters, and for one with them, that streams with adapters are beside."""
-    print(f"{SHAPE}, {options.quantization or 'bfloat16'}, adapters of {', '.join(options.targets)}\n{HEADING}")
+    kind = "" if options.lora_dtype == "auto" else f"{options.lora_dtype} "
+    print(f"{SHAPE}, {options.quantization or 'bfloat16'}, {kind}adapters of {', '.join(options.targets)}\n{HEADING}")
     with tempfile.TemporaryDirectory() as work:
         SHAPES[SHAPE].write(Path(work) / "model")
         adapters = requests(Path(work), options, options.streams)
@@ -220,6 +224,8 @@ def main(given: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--loading", action="store_true", help="measure gaps while adapters are loaded")
     parser.add_argument("--quantization", help="of the base, such as int8")
+    parser.add_argument("--lora-dtype", default="auto", help="of the adapters, such as int8")
+    parser.add_argument("--processor-time", action="store_true", help="compare processor time, on a busy machine")
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--targets", type=lambda text: text.split(","), default=list(TARGETS))
     parser.add_argument("--streams", type=int, default=16)

@@ -12,6 +12,7 @@ import torch
 
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
+from ferrule.assembly.contexts import checked_scaling, max_model_len
 from ferrule.assembly.pooling import read_pooling
 from ferrule.checkpoint import Values
 from ferrule.config import DeviceSettings, LoadConfig, WorkerSettings
@@ -132,7 +133,7 @@ class PluginChooser:
             dtype=device.platform.dtype(config.model.dtype, checkpoint),
             device=device.platform.device(),
             block_size=config.cache.block_size,
-            max_model_len=_max_model_len(config, checkpoint),
+            max_model_len=max_model_len(config, checkpoint),
             folder=folder,
             trust_remote_code=config.model.trust_remote_code,
             kernels=device.platform.execution().kernels(),
@@ -200,6 +201,9 @@ class PluginChooser:
                 device=device,
                 kernels=context.kernels,
                 config=context.config,
+                scaling=checked_scaling(config, context.config),
+                max_added=section.lora_extra_vocab_size,
+                no_added="--speculative-config has no guesses of such" if config.speculative.method else "",
             ),
         )
         return bank
@@ -345,20 +349,6 @@ def lacking_feature(cls: type[AttentionBackend], spec: LayerCache, options: Atte
     if options.chunk and "chunk" not in cls.features:
         return "has no attention within chunks"
     return None
-
-
-def _max_model_len(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> int:
-    """Return the longest context in tokens. Raises ConfigError for more than the checkpoint was made for, unless the
-    environment allows it.
-    """
-    limit = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
-    wanted = config.model.max_model_len
-    if wanted is not None and wanted > limit and not config.env.allow_long_max_model_len:
-        raise ConfigError(
-            f"--max-model-len {wanted} is more than the {limit} tokens that the checkpoint was made for.",
-            "Set FERRULE_ALLOW_LONG_MAX_MODEL_LEN=1 to try it; expect nonsense, or NaN, beyond the limit.",
-        )
-    return wanted or limit
 
 
 def _short(dtype: torch.dtype) -> str:

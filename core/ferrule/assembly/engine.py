@@ -8,23 +8,25 @@ from dataclasses import dataclass
 from dataclasses import replace as replaced
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from ferrule import log
+from ferrule.assembly.first_adapters import read_first
 from ferrule.assembly.health import HealthWatch
 from ferrule.assembly.integrity import verify
 from ferrule.assembly.limits import scheduler_limits, sized
 from ferrule.config import Resolved, SchedulerConfig, WorkerSettings
-from ferrule.config.adapters import first_adapters
 from ferrule.config.chosen import chosen_plugins
 from ferrule.engine.loop import EngineLoop
 from ferrule.env import before_libraries
-from ferrule.errors import ConfigError, RequestError
+from ferrule.errors import ConfigError
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.plugins import Plugins
 from ferrule.interfaces.scheduler import Scheduler, SchedulingPolicy
 from ferrule.live import Live
 from ferrule.plugin import Component, check_plugins
 from ferrule.plugin.faults import fault_logger, naming_culprit
-from ferrule.types import AdapterLoad, ModelInfo
+from ferrule.types import Adapter, AdapterInfo, AdapterLoad, ModelInfo
 from ferrule.wire.messages import Channel
 
 _log = log.get("engine")
@@ -90,7 +92,7 @@ def _built(
     try:
         info, num_blocks = sized(config, info)
         executor.init_cache(num_blocks)
-        _read_adapters(config, info, executor)
+        info = replace(info, adapters=_read_adapters(config, info, executor))
         limits = replaced(scheduler_limits(config, info, num_blocks), cache_root=cache_root)
         scheduler: Scheduler = plugins.make("scheduler", config.scheduler.scheduler_cls, limits, policy, plugins)
         _tell_of_order(config, scheduler)
@@ -110,19 +112,19 @@ def _built(
     return Engine(loop, executor, HealthWatch(loop, executor), info, num_blocks)
 
 
-def _read_adapters(config: Resolved, info: ModelInfo, executor: Executor) -> None:
-    """Check the adapters of --lora-modules. Raises ConfigError, one line for each that cannot be used."""
+def _read_adapters(config: Resolved, info: ModelInfo, executor: Executor) -> dict[str, AdapterInfo]:
+    """Check the adapters of --lora-modules, and describe them by their names. Raises ConfigError."""
     if config.lora.enable_lora and not info.adapter_slots:
         name = config.parallel.distributed_executor_backend
         raise ConfigError(f"--enable-lora: --distributed-executor-backend {name} has no adapters.")
-    problems = []
-    for served in first_adapters(config):
-        try:
-            executor.prepare(AdapterLoad(adapter=served, slot=0)).result()
-        except RequestError as error:
-            problems.append(f"--lora-modules: {served.title}: {error.message}")
-    if problems:
-        raise ConfigError("\n".join(problems))
+    infos = {}
+
+    def read(adapter: Adapter) -> None:
+        executor.prepare(AdapterLoad(adapter=adapter, slot=0)).result()
+        infos[adapter.name] = AdapterInfo(**executor.call("describe_adapter", (adapter.name,)))
+
+    read_first(config.lora, read)
+    return infos
 
 
 def _tell_of_order(config: Resolved, scheduler: Scheduler) -> None:

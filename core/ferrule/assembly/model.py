@@ -22,6 +22,7 @@ import torch
 from ferrule import checkpoint as checkpoints
 from ferrule.assembly.cache_scales import CacheScales
 from ferrule.assembly.choose import Device, ModelChoice, PluginChooser
+from ferrule.assembly.contexts import own_length
 from ferrule.assembly.headers import check_headers
 from ferrule.assembly.memory import count_parameters, weight_tensors
 from ferrule.config import WorkerSettings
@@ -105,6 +106,7 @@ def _loaded(config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | No
         prompt_border=model.prompt_border(),
         hidden_size=model.embed_size(),
         adapter_slots=0 if adapters is None else adapters.num_slots,
+        own_len=own_length(config, context.config),
         tasks=_tasks(config, choice, model),
         splits_prompts=model.splits_prompts,
         groups=(),
@@ -241,6 +243,8 @@ def build(choice: ModelChoice) -> Model:
             raise ConfigError(
                 f"--enable-lora: the model implementation {choice.implementation} has no layer for adapters to change."
             )
+        if bank.position_scales is not None and not bank.scales_positions:
+            raise ConfigError(f"--long-lora-scaling-factors: {choice.implementation} models have no rotary positions.")
     method = choice.method
     if method is not None:
         modules = list(model.named_modules()) if isinstance(model, torch.nn.Module) else []  # schemes may add layers

@@ -20,11 +20,16 @@ def open_tokenizer(config: WorkerSettings, plugins: Plugins, folder: Path) -> To
     """Open the tokenizer that the configuration names, None with --skip-tokenizer-init. Raises StartupError."""
     if config.model.skip_tokenizer_init:
         return None
+    return open_folder(config, plugins, folder, trusted=config.model.trust_remote_code)
+
+
+def open_folder(config: WorkerSettings, plugins: Plugins, folder: Path, *, trusted: bool) -> Tokenizer:
+    """Open the tokenizer in a folder, of the kind that the configuration names. Raises StartupError."""
     before_libraries()
     source: TokenizerSource = plugins.make("tokenizer", config.model.tokenizer_mode)
     if not folder.is_dir():
         raise CheckpointError(f"The tokenizer's folder {folder} does not exist.")
-    return source.open(folder, {"trust_remote_code": config.model.trust_remote_code})
+    return source.open(folder, {"trust_remote_code": trusted})
 
 
 def eos_ids(config: WorkerSettings, plugins: Plugins, tokenizer: Tokenizer | None, folder: Path) -> tuple[int, ...]:

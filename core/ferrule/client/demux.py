@@ -14,8 +14,9 @@ import asyncio
 import itertools
 import time
 from abc import abstractmethod
-from collections.abc import AsyncIterator, Collection, Sequence
+from collections.abc import AsyncIterator, Collection, Mapping, Sequence
 from itertools import chain
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -24,7 +25,7 @@ from ferrule import log
 from ferrule.client.base import EngineClient
 from ferrule.client.figures import past_of, with_past
 from ferrule.config import LimitsConfig
-from ferrule.errors import EngineDead, ForbiddenError, RequestError, RequestFailed
+from ferrule.errors import EngineDead, FerruleError, ForbiddenError, RequestError, RequestFailed, UnavailableError
 from ferrule.interfaces.service import Health
 from ferrule.shared_memory.board import CHECKED, READY, Board
 from ferrule.shared_memory.buffers import Buffers
@@ -47,6 +48,10 @@ _RESTARTING = "The engine has stopped and is being started again."
 _MAX_UNREAD = 32 << 10  # bytes of deltas, about, that may wait for their reader while the request gets steps
 _MAX_READ = 8 << 10  # bytes of deltas, about, that are read at once; then others on the event loop have their turn
 _PATIENCE = 0.1  # seconds for which more may wait: the reader's turn on the event loop may be next
+
+_ERRORS: Mapping[int, type[FerruleError]] = MappingProxyType(
+    {500: RequestFailed, 503: UnavailableError, 403: ForbiddenError}
+)
 
 _logger = log.get("client")
 
@@ -337,8 +342,7 @@ class DemuxClient(EngineClient):
                 if message.error is None:
                     reply.set_result(message.result)
                 else:
-                    kind = {500: RequestFailed, 403: ForbiddenError}.get(message.status, RequestError)
-                    reply.set_exception(kind(message.error))
+                    reply.set_exception(_ERRORS.get(message.status, RequestError)(message.error))
         elif isinstance(message, Unread):
             _logger.error("short of memory: what came for some requests could not be read", requests=len(message.ids))
             for id in message.ids:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from ferrule.config.resolved import LoRAModule, PromptAdapter, Resolved, ResolvedLoRA, ResolvedPromptAdapters
+from ferrule.config.resolved import LoRAModule, PromptAdapter, ResolvedLoRA, ResolvedPromptAdapters
 from ferrule.config.sections import LoRAConfig, ModelConfig, PromptAdapterConfig
 from ferrule.errors import nearest
 from ferrule.types import Adapter
@@ -20,6 +20,8 @@ def name_problem(name: str) -> str:
     """Return what is wrong with an adapter's name, as the end of a sentence that begins with it; "" for nothing."""
     if not name or name != name.strip() or not name.isprintable():
         return "must be printable, without spaces at its ends"
+    if "," in name:
+        return "may not have commas, which stand between names in metrics"
     return f"may have at most {MAX_NAME} characters" if len(name) > MAX_NAME else ""
 
 
@@ -92,11 +94,9 @@ def _clashes(modules: Sequence[LoRAModule], served: Sequence[str]) -> Iterator[s
             )
 
 
-def first_adapters(config: Resolved) -> list[Adapter]:
+def first_adapters(section: ResolvedLoRA) -> list[Adapter]:
     """Return the adapters of --lora-modules. Every process gives them the same identities."""
-    return [
-        Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in config.lora.modules
-    ]
+    return [Adapter(name=f"{module.name}@start", path=module.path, served=module.name) for module in section.modules]
 
 
 def lora_remarks(section: LoRAConfig) -> Iterator[str]:

@@ -206,6 +206,9 @@ def _is_flag(word: str) -> bool:
     return len(word) > 1 and word[0] == "-" and not (word[1].isdigit() or word[1] == ".")
 
 
+_Place = tuple[str, tuple[str, ...]]  # an option's name, and the keys of a value in its object
+
+
 class _Draft:
     """Values found so far, and everything that is wrong or worth a notice."""
 
@@ -225,16 +228,22 @@ class _Draft:
         A whole JSON object replaces that of an earlier source; dotted keys change single keys of it.
         """
         items: list[Item] = []
+        filled: set[_Place] = set()  # by options that are replaced
         for item in written:
             try:
-                items += self._meant(item)
+                meant = list(self._meant(item))
             except ValueError as error:
                 self.problems.append(problem(item.match.spec, item.label, item.raw, str(error)))
+                continue
+            items += meant
+            if item.match.spec.option.replaced:
+                filled |= {(each.match.spec.name, each.match.path) for each in meant}
         for item in items:
             if item.match.spec.base is dict and not item.match.path:
                 self.values.pop(item.match.spec.name, None)
                 self.origins.pop(item.match.spec.name, None)
         seen: dict[str, Any] = {}  # what this source alone says
+        said: dict[_Place, tuple[str, Any]] = {}  # of the places that are `filled`, by which option
         for item in items:
             name = item.match.spec.name
             try:
@@ -246,6 +255,23 @@ class _Draft:
             self.origins[name] = f"{earlier}, {item.origin}" if merged else item.origin
             self._labels[name] = item.label
             self._place(item)
+            for place in filled:
+                self._compare(place, item.label, seen, said)
+
+    def _compare(self, place: _Place, label: str, seen: Mapping[str, Any], said: dict[_Place, tuple[str, Any]]) -> None:
+        """Note a problem where an option that is replaced and another one give a place different values."""
+        name, path = place
+        value = seen.get(name)
+        for key in path:
+            value = value.get(key) if isinstance(value, Mapping) else None
+        if value is None or self._schema.by_name[name].option.append:
+            return
+        earlier, other = said.setdefault(place, (label, value))
+        if other != value:
+            target = ".".join((self._schema.by_name[name].flag, *path))
+            self.problems.append(
+                f"{label} and {earlier} give {target} different values, {value!r:.80} and {other!r:.80}: leave one out."
+            )
 
     def _place(self, item: Item) -> None:
         name = item.match.spec.name

@@ -334,25 +334,26 @@ class LoRAConfig:
     )
     lora_dtype: str = opt(
         "auto",
-        "Type of adapters' weights; auto: the model's.",
-        choices=("auto", "float16", "bfloat16", "float32"),
+        "Type of adapters' weights; auto: the model's. int8: rounded, with a scale for each row.",
+        choices=("auto", "float16", "bfloat16", "float32", "int8"),
     )
     enable_lora_bias: bool = opt(
         False, "Apply the biases of adapters; without it, an adapter with biases is refused.", optional_value=True
     )
     lora_extra_vocab_size: int = opt(
         256,
-        "Most tokens that an adapter adds.",
+        "Most tokens that an adapter may add to the vocabulary; 0: an adapter that adds some is refused.",
         ge=0,
-        missing="tokens that adapters add",
-        accepted=(0,),
+        le=1 << 16,
     )
     long_lora_scaling_factors: tuple[float, ...] = opt(
         (),
-        "Context scaling factors of long LoRA adapters.",
+        "Factors of linear position scaling that adapters may have been trained with, besides the model's own. A "
+        "request for such an adapter may be as many times longer as the model's.",
         nargs="+",
-        missing="several context scalings",
         opens=("None",),
+        ge=1,
+        le=1024,
     )
     fully_sharded_loras: bool = opt(
         False,
@@ -398,7 +399,7 @@ class PromptAdapterConfig:
     )
     prompt_adapters: tuple[str, ...] = opt(
         (),
-        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it.",
+        "Prompt adapters to serve: name=path. A path is a folder as PEFT writes it, or a hub id.",
         nargs="+",
         opens=("None",),
         server=True,

@@ -113,7 +113,11 @@ def resolve_speculative(section: SpeculativeConfig, problems: list[str]) -> Reso
     ]
     model, method = settings.get("model"), given.get("method", "")
     if isinstance(model, str) and model and model[0] == "[" and model[-1] == "]":  # "[ngram]" in the place of a model
-        method = method or model[1:-1]
+        if method not in ("", model[1:-1]):
+            faults.append(
+                f"{OPTION}: method is {method!r:.80}, and model {model!r:.80} names another one: leave one out."
+            )
+        method = model[1:-1]
         del settings["model"]
     if not (method or settings):
         faults.append(_NEITHER)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from typing import Any
 
-from ferrule.errors import FerruleError, RequestError
+from ferrule.errors import FerruleError, RequestError, UnavailableError
 from ferrule.wire.messages import Call, CallReply, Channel
 
 LogFailure = Callable[[str], None]
@@ -52,7 +52,7 @@ def _reply(call: Call, function: Callable[[], Any], log_failure: LogFailure) -> 
     try:
         return CallReply(call.number, function())
     except (FerruleError, AssertionError) as error:
-        status = error.status if isinstance(error, RequestError) else 500
+        status = error.status if isinstance(error, RequestError | UnavailableError) else 500
         return CallReply(call.number, error=str(error), status=status)
     except Exception:
         log_failure(f"the call {call.name}")

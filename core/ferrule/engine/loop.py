@@ -14,7 +14,7 @@ from ferrule import log
 from ferrule.engine.late_calls import LateCalls
 from ferrule.engine.preparing import Preparing
 from ferrule.engine.sleep import Sleep
-from ferrule.errors import RequestError
+from ferrule.errors import AsleepError, RequestError
 from ferrule.interfaces.executor import Executor, Step
 from ferrule.interfaces.scheduler import Scheduler
 from ferrule.types import (
@@ -33,7 +33,7 @@ IDLE_SECONDS = 0.25  # longest wait for a message; bounds how late a stop is not
 STALL_POLL_SECONDS = 0.01
 LOADING_POLL_SECONDS = 0.002
 STATS_SECONDS = 0.1
-_PASSED_ON = ("start_profile", "stop_profile", "collective_rpc")  # calls that the executor answers
+_PASSED_ON = ("start_profile", "stop_profile", "collective_rpc", "describe_adapter")  # calls that the executor answers
 _logger = log.get("engine")
 
 
@@ -69,7 +69,6 @@ class EngineLoop:
         self._depth = scheduler.limits.depth
         self._stall_seconds = stall_seconds
         self._sleep = Sleep(scheduler, executor, clock, sleep_mode)
-        self.calls = self._administration()  # the functions that clients may call, by name
         self._debug = debug
         self._unchecked = False  # requests came since the last check
         self._calling = False  # an executor's call may take long: that does not count as a stall
@@ -77,7 +76,8 @@ class EngineLoop:
         self._in_flight: deque[tuple[StepPlan, Step, float, float]] = deque()
         self._owners: dict[str, bytes] = {}  # request id -> client, oldest first
         self._paused: set[str] = set()  # their clients do not read
-        self._preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
+        self.preparing = Preparing(lambda need: self.executor.prepare(need), scheduler.limits.adapter_slots)
+        self.calls = self._administration()  # the functions that clients may call, by name
         self._late = LateCalls(channel)
         self._outbox: dict[bytes, list[RequestDelta]] = {}  # a key for each client that was heard
         self._fault: Exception | None = None  # what the executor's check of its health raised
@@ -148,7 +148,7 @@ class EngineLoop:
 
     def _fail_oldest(self, now: float) -> None:
         """End one request when nothing can run, so that the others do not wait for ever."""
-        id = next(id for id in self._owners if id not in self._preparing and id not in self._paused)
+        id = next(id for id in self._owners if id not in self.preparing and id not in self._paused)
         _logger.error("nothing can be scheduled for %.1f s: request %s ends", self._stall_seconds, id)
         deltas = self.scheduler.cancel([id], FinishReason.ERROR, now)
         error = "The request could not be scheduled."
@@ -167,7 +167,7 @@ class EngineLoop:
             patience = STALL_POLL_SECONDS
         else:
             busy = self._in_flight or (self.scheduler.has_work() and not self._sleep.level)
-            loading = self._late or (self._preparing and not self._sleep.level)
+            loading = self._late or (self.preparing and not self._sleep.level)
             patience = 0.0 if busy else LOADING_POLL_SECONDS if loading else IDLE_SECONDS
         for client, message in self._channel.receive(patience):
             self._outbox.setdefault(client, [])
@@ -189,12 +189,14 @@ class EngineLoop:
         if request.grammar is None and request.adapter is None:
             self._queue(request)
         else:
-            self._preparing.add(request)
+            self.preparing.add(request)
 
     def _queue_prepared(self) -> None:
-        for request, error in self._preparing.take():
+        for request, error in self.preparing.take():
             if error is None:
                 self._queue(request)
+            elif isinstance(error, AsleepError):  # it slept meanwhile
+                self.preparing.add(request)
             elif isinstance(error, RequestError):  # an executor without constraints refuses them: no fault to log
                 self._end(request, FinishReason.ERROR, error.message, invalid=True)
             else:
@@ -219,7 +221,7 @@ class EngineLoop:
             self._end(request, FinishReason.ERROR, text)
 
     def _cancel(self, ids: list[str], reason: FinishReason) -> None:
-        for request in self._preparing.cancel(ids):
+        for request in self.preparing.cancel(ids):
             self._end(request, reason)
         self._deliver(self.scheduler.cancel(ids, reason, self._clock()))
 
@@ -241,7 +243,7 @@ class EngineLoop:
             self._outbox[client].append(delta)
             if delta.finish is not None:
                 del self._owners[delta.id]
-                self._preparing.ended(delta.id)
+                self.preparing.ended(delta.id)
                 self._paused.discard(delta.id)
             self._stats_due = self._stats_due or not self._owners
 
@@ -261,7 +263,7 @@ class EngineLoop:
     def _stats(self, now: float) -> EngineStats:
         waited = self.stalled_for(now) if self._owners else 0.0
         stats = self.scheduler.stats()
-        waiting = tuple(dict.fromkeys((*stats.waiting_adapters, *self._preparing.adapters())))
+        waiting = tuple(dict.fromkeys((*stats.waiting_adapters, *self.preparing.adapters())))
         state = {"stalled_seconds": waited, "sleep_level": self._sleep.level, "waiting_adapters": waiting}
         return msgspec.structs.replace(stats, **state)
 
@@ -275,6 +277,8 @@ class EngineLoop:
             "check": lambda: self.scheduler.check() is None,
             "expect": self.executor.expect,
             "read_adapter": self._read_adapter,
+            "pin_adapter": lambda name, path, served: self.preparing.pin(Adapter(name=name, path=path, served=served)),
+            "unpin_adapter": self.preparing.unpin,
             "is_sleeping": lambda: self._sleep.level > 0,
             "sleep": partial(self._between_steps, self._sleep.begin),
             "wake_up": partial(self._between_steps, self._sleep.end),

@@ -18,9 +18,10 @@ from dataclasses import dataclass, field
 
 from msgspec.structs import replace
 
-from ferrule.errors import EngineDead, RequestError
+from ferrule.errors import EngineDead, RequestError, UnavailableError
 from ferrule.types import Adapter, AdapterLoad, EngineRequest, Need
 
+_PIN = "pin "  # begins the ids of users of slots that are not requests
 Prepare = Callable[[Need], "Future[None]"]
 
 
@@ -46,6 +47,9 @@ class AdapterSlots:
         if not self._count:
             raise RequestError("This server has no adapters.", "model")
         slot, fresh = self._adapters.get(adapter.name, 0), False
+        pinned = self._pinned()
+        if not slot and len(pinned) == self._count:
+            raise RequestError(f"Every slot for adapters (--max-loras {self._count}) has a pinned one.", "model")
         if slot in self._claims.values():
             return None
         if not slot:
@@ -64,6 +68,10 @@ class AdapterSlots:
     def forget(self, adapter: Adapter) -> None:
         """Forget an adapter that could not be loaded: the next request for it tries again."""
         self._adapters.pop(adapter.name, None)
+        self.give_back(_PIN + adapter.name)
+
+    def _pinned(self) -> set[int]:
+        return {slot for id, slot in self._users.items() if id.startswith(_PIN)}
 
     def _claim(self, name: str) -> None:
         """Reserve a slot for an adapter: of those that are not reserved yet, the one that no request has been given for
@@ -73,7 +81,7 @@ class AdapterSlots:
         """
         if name not in self._claims:
             slots = dict.fromkeys((*self._adapters.values(), *range(1, self._count + 1)))
-            claimed = self._claims.values()
+            claimed = {*self._claims.values(), *self._pinned()}
             if slot := next((slot for slot in slots if slot not in claimed), 0):
                 self._claims[name] = slot
 
@@ -108,7 +116,7 @@ class Preparing:
     def __init__(self, prepare: Prepare, num_adapter_slots: int = 0) -> None:
         self._prepare = prepare
         self._slots = AdapterSlots(num_adapter_slots)
-        self._loads: dict[int, Future[None]] = {}  # by adapter slot: the last that began
+        self._loads: dict[int, tuple[Adapter, Future[None]]] = {}  # by adapter slot: the last that began
         self._waiting: dict[str, Waiting] = {}
 
     def __bool__(self) -> bool:
@@ -142,6 +150,23 @@ class Preparing:
         """Yield the titles of adapters that requests wait for."""
         return (waiting.request.adapter.title for waiting in self._waiting.values() if waiting.request.adapter)
 
+    def loaded(self) -> Iterator[str]:
+        """Yield the titles of the adapters that are in slots."""
+        return (one.title for one, load in self._loads.values() if load.done() and fault(load) is None)
+
+    def pin(self, adapter: Adapter) -> Future[None]:
+        """Begin to load an adapter into a slot that it keeps until `unpin`. Raises RequestError where all slots have
+        pinned ones, UnavailableError while requests use or await them.
+        """
+        taken = self._slots.take(_PIN + adapter.name, adapter)
+        if taken is None:
+            raise UnavailableError("Requests use all slots for adapters. Try again.")
+        return self._load(adapter, *taken)
+
+    def unpin(self, name: str) -> None:
+        """Let an adapter leave its slot again."""
+        self.ended(_PIN + name)
+
     def cancel(self, ids: Sequence[str]) -> list[EngineRequest]:
         """Forget those of `ids` that wait here."""
         found = [self._waiting.pop(id).request for id in dict.fromkeys(ids) if id in self._waiting]
@@ -155,7 +180,7 @@ class Preparing:
 
     def _failed(self, request: EngineRequest) -> None:
         self.ended(request.id)
-        if request.adapter is not None and request.adapter_slot and fault(self._loads[request.adapter_slot]):
+        if request.adapter is not None and request.adapter_slot and fault(self._loads[request.adapter_slot][1]):
             self._slots.forget(request.adapter)
 
     def _place(self, waiting: Waiting) -> None:
@@ -171,12 +196,15 @@ class Preparing:
             return
         if taken is None:
             return
-        slot, fresh = taken
         waiting.placed = True
-        waiting.request = replace(waiting.request, adapter_slot=slot)
-        if fresh:
-            self._loads[slot] = self._begin(AdapterLoad(adapter=adapter, slot=slot))
-        waiting.loads.append(self._loads[slot])
+        waiting.request = replace(waiting.request, adapter_slot=taken[0])
+        waiting.loads.append(self._load(adapter, *taken))
+
+    def _load(self, adapter: Adapter, slot: int, fresh: bool) -> Future[None]:
+        """Return the load of an adapter into its slot, which begins now if it is fresh there, or had failed."""
+        if fresh or (self._loads[slot][1].done() and fault(self._loads[slot][1]) is not None):
+            self._loads[slot] = adapter, self._begin(AdapterLoad(adapter=adapter, slot=slot))
+        return self._loads[slot][1]
 
     def _begin(self, need: Need) -> Future[None]:
         try:

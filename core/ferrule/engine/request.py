@@ -20,6 +20,7 @@ from ferrule.types import (
     Chunk,
     EngineRequest,
     FinishReason,
+    Guesses,
     MediaItem,
     RequestDelta,
     RequestTimes,
@@ -75,6 +76,7 @@ class Request:
     media: tuple[MediaItem, ...] = ()  # under digests that adapter and salt are part of
     guesses: tuple[int, ...] = ()
     luck: Luck = field(default_factory=Luck)
+    guessed: Guesses | None = None  # of all lives; None: nothing was
     found: int = -1  # tokens that were in the cache when this was last asked before a life; -1: not asked
     cached: int = -1  # prompt tokens found in the cache when it first ran; -1: it never ran
     borders: Borders = NOWHERE  # of this life, or of the one that could begin now
@@ -229,13 +231,14 @@ class Request:
             prompt_logprobs=prompt_logprobs,
             stop_reason=stop,
             cached=self.cached,
+            guesses=self.guessed,
         )
 
     def last_delta(self, delta: RequestDelta, finish: FinishReason, now: float) -> RequestDelta:
         """Make the terminal delta of `delta`."""
         times = RequestTimes(self.spec.arrival, self.scheduled, self.first_token, now, self.seconds)
         cached, count = max(0, self.cached), self.num_preemptions
-        return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times)
+        return replace(delta, finish=finish, cached=cached, num_preemptions=count, times=times, guesses=self.guessed)
 
     def view(self, served: float = 0.0) -> RequestView:
         """Return what a policy sees. `served` is what the request's key has used: see `RequestView.key_served`."""

@@ -298,7 +298,7 @@ class DefaultScheduler(Scheduler):
             return self._end(request, failed, FinishReason.ERROR, now)
         request.confirmed = chunk.start + chunk.count
         self._guesses.credit(request, chunk, row)
-        self.counters.count_guesses(chunk, told - 1)
+        self.counters.count_guesses(request, chunk, told - 1)
         self.waiting.shares.charge(request)
         prompt_logprobs = request.undelivered(chunk.start, row.prompt_logprobs) if row.prompt_logprobs else ()
         if not ends:

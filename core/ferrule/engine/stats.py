@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import zip_longest
 
 from ferrule.engine.request import Request
-from ferrule.types import Chunk
+from ferrule.types import Chunk, Guesses
 
 
 @dataclass(slots=True)
@@ -25,13 +25,16 @@ class Counters:
     draft_tokens: int = 0
     accepted_by_place: tuple[int, ...] = ()
 
-    def count_guesses(self, chunk: Chunk, right: int) -> None:
-        """Count the guesses of a chunk, of which the first ones were right."""
-        if chunk.drafts:
-            self.drafts += 1
-            self.draft_tokens += chunk.drafts
-        if right:
-            self.accepted_by_place = add_places(self.accepted_by_place, (1,) * right)
+    def count_guesses(self, request: Request, chunk: Chunk, right: int) -> None:
+        """Count the guesses of a chunk, of which the first ones were right, for its request too."""
+        if not chunk.drafts:
+            return
+        self.drafts += 1
+        self.draft_tokens += chunk.drafts
+        self.accepted_by_place = add_places(self.accepted_by_place, (1,) * right)
+        past = request.guessed or Guesses(0, 0, ())
+        places = add_places(past.accepted_by_place, (1,) * right)
+        request.guessed = Guesses(past.drafts + 1, past.draft_tokens + chunk.drafts, places)
 
     def count_lookup(self, request: Request) -> None:
         """Count a request that begins, if it is its first life and the cache was asked for its prompt."""

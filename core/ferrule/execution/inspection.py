@@ -1,4 +1,4 @@
-"""A worker with profiles, and with calls of what users mix in.
+"""A worker that describes adapters, with profiles, and with calls of what users mix in.
 
 A class that `--worker-extension-cls` names is a base class of the worker, behind the worker's own. Its public methods
 can be called by name; in them, `self` is the worker: `self.model_runner.model` is the model, `self.config` the
@@ -17,6 +17,7 @@ from pkgutil import resolve_name
 from typing import Any
 
 import msgspec
+from msgspec.structs import asdict
 
 from ferrule.config import WorkerSettings
 from ferrule.env import variable
@@ -25,6 +26,7 @@ from ferrule.execution.worker import Worker
 from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.plugins import Plugins
 from ferrule.log import Log
+from ferrule.types import Adapter, AdapterInfo
 from ferrule.wire.functions import find_function
 
 _log = Log("worker")
@@ -33,12 +35,17 @@ _log = Log("worker")
 class InspectedWorker(Worker):
     """A worker that records profiles, and runs methods and functions of the caller's."""
 
-    calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc"}
+    calls = Worker.calls | {"start_profile", "stop_profile", "collective_rpc", "describe_adapter"}
     extension: type = object
 
     def __init__(self, config: WorkerSettings, plugins: Plugins, adapters: AdapterBank | None = None) -> None:
         super().__init__(config, plugins, adapters)
         self._profile: tuple[str, Callable[[], None]] | None = None  # the file's name, and what ends it
+
+    def describe_adapter(self, name: str) -> dict[str, Any]:
+        """Return the fields of the `AdapterInfo` of an adapter that was read."""
+        info = AdapterInfo() if self._adapters is None else self._adapters.describe(Adapter(name=name))
+        return asdict(info)
 
     def start_profile(self) -> None:
         """Record steps until `stop_profile`. Raises RequestError."""

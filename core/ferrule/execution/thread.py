@@ -68,10 +68,12 @@ class WorkerThread:
         self._fault: BaseException | None = None
         self._thread.start()  # a platform may bind the thread that prepares it
 
-    def check(self) -> None:
-        """Raise the StartupError that `start` would raise before it loads weights; then shut down."""
+    def check(self) -> ModelInfo:
+        """Return what `start` would, or raise the StartupError that it would raise before it loads weights; then shut
+        down.
+        """
         try:
-            self._submit(self._ready().check_start).result()
+            return self._submit(self._ready().check_start).result()
         finally:
             self.shutdown()
 

@@ -10,8 +10,9 @@ from __future__ import annotations
 import dataclasses
 import gc
 import time
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager, nullcontext
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ import torch
 from msgspec.structs import replace
 
 from ferrule.assembly.calibration import calibrate
+from ferrule.assembly.first_adapters import read_first
 from ferrule.assembly.limits import cache_bytes, sized
 from ferrule.assembly.memory import device_tensors
 from ferrule.assembly.model import Loaded, check_model, load_model
@@ -47,6 +49,7 @@ from ferrule.runner.model_runner import ModelRunner, RunnerParts
 from ferrule.runner.state import RunnerLimits
 from ferrule.slow_start import waiting
 from ferrule.types import (
+    AdapterLoad,
     Admit,
     Chunk,
     CompiledGrammar,
@@ -58,6 +61,7 @@ from ferrule.types import (
     TokenSampling,
 )
 
+_LOADS = 16  # adapters that are loaded at once, if the bank can
 _log = Log("worker")
 
 
@@ -71,8 +75,9 @@ class Worker:
         self.config = config
         self._plugins = plugins
         self._adapters = adapters
-        # Without a load no thread; one of the processor's cores is enough for it.
-        self._loader = ThreadPoolExecutor(1, "ferrule-adapter-load", torch.set_num_threads, (1,))
+        # Without a load no thread; one of the processor's cores is enough for each.
+        self._loader = ThreadPoolExecutor(_LOADS, "ferrule-adapter-load", torch.set_num_threads, (1,))
+        self._slot_loads: dict[int, Future[None]] = {}  # the last one for each slot
         self._runner: ModelRunner | None = None
         self.grammars: Grammars  # its `expect` may be called from any thread, and so may our `prepare`
         self._shortage: Shortage
@@ -93,8 +98,10 @@ class Worker:
             raise EngineDead("the worker has no model")
         return self._runner
 
-    def check_start(self) -> None:
-        """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Nothing is loaded."""
+    def check_start(self) -> ModelInfo:
+        """Choose all that `start` chooses, and size the cache as after it. Raises StartupError. Only adapters are
+        loaded, into the host's memory.
+        """
         sampler: type[Sampler] = self._plugins.load("sampler", self.config.model.sampler)
         loaded = check_model(self.config, self._plugins, self._adapters)
         limits = _limits(self.config, loaded, sampler)
@@ -108,6 +115,9 @@ class Worker:
         info, num_blocks = sized(self.config, describe(self.config, loaded, speculator, layers, store))
         snapshots = info.max_snapshots * info.state_bytes
         loaded.platform.memory().check_cache(num_blocks * info.page_bytes + store.num_bytes + snapshots)
+        if loaded.context.adapters is not None:
+            read_first(self.config.lora, loaded.context.adapters.read)
+        return info
 
     def start(self) -> ModelInfo:
         """Load the model. Raises StartupError."""
@@ -208,9 +218,11 @@ class Worker:
             return self.grammars.prepare(need)
         if self._adapters is None:
             raise RequestError("This server has no adapters.", "model")
-        if not need.slot:
-            return self._loader.submit(self._adapters.read, need.adapter)
-        return self._loader.submit(self._adapters.load, need.slot, need.adapter)
+        before = self._slot_loads.get(need.slot)
+        load = self._loader.submit(_load_adapter, self._adapters, need, before)
+        if need.slot:
+            self._slot_loads[need.slot] = load
+        return load
 
     def close(self, failed: bool = False) -> None:
         """End the threads of constraints and adapters, and give a device's memory back.
@@ -240,16 +252,16 @@ class Worker:
         At level 1 the host keeps a copy of the weights of a device that has memory of its own. On a CPU there is no
         other memory, and they are read again at either level.
         """
-        self._finish_loads()
         if "weights" in parts:
-            if level == 1 and "weights" not in self._missing and self._own_memory:
-                model, speculator = self.model_runner.model, self.model_runner.speculator
-                models = [model, *(() if speculator is None else speculator.modules())]
-                tensors = [tensor for each in models for tensor in device_tensors(each, self.platform.device())]
-                self._asleep = model, speculator, HostCopy(tensors)
-            elif level > 1:
-                self._asleep = None
-            self.model_runner.use(None)
+            with self._weights_change():
+                if level == 1 and "weights" not in self._missing and self._own_memory:
+                    model, speculator = self.model_runner.model, self.model_runner.speculator
+                    models = [model, *(() if speculator is None else speculator.modules())]
+                    tensors = [tensor for each in models for tensor in device_tensors(each, self.platform.device())]
+                    self._asleep = model, speculator, HostCopy(tensors)
+                elif level > 1:
+                    self._asleep = None
+                self.model_runner.use(None)
         self._missing.update(parts)
         if "kv_cache" in parts:
             self.model_runner.release_cache()
@@ -261,19 +273,24 @@ class Worker:
 
         Raises CheckpointError, ConfigError for memory that is not there, EngineDead.
         """
-        self._finish_loads()
         with self.platform.memory().guard("load" if part == "weights" else "cache"):
             if part == "weights":
-                self.model_runner.use(*self._weights())
+                with self._weights_change() as adapters:
+                    others = self._asleep is None
+                    self.model_runner.use(*self._weights())
+                    if others and adapters is not None:
+                        adapters.follow_model()
             else:
                 self._open_cache()
             self._missing.discard(part)
             if not self._missing:
                 self._warm_up(self.model_runner)
 
-    def _finish_loads(self) -> None:
-        """Wait until no adapter is being loaded: a load may read the model's weights."""
-        self._loader.submit(int).result()
+    @contextmanager
+    def _weights_change(self) -> Iterator[AdapterBank | None]:
+        """Keep loads of adapters from reading the model's weights."""
+        with nullcontext() if self._adapters is None else self._adapters.lock:
+            yield self._adapters
 
     def _open_cache(self) -> None:
         """Allocate the cache; what of it was written to is given back when there is not memory for all."""
@@ -308,6 +325,17 @@ class Worker:
             if self._num_blocks > len(runner.cache.paged) and fails(0):
                 check_finite(runner.model, self._vocab_size, fails)
         self.platform.memory().trim()
+
+
+def _load_adapter(bank: AdapterBank, need: AdapterLoad, before: Future[None] | None) -> None:
+    """Read an adapter, or load it into a slot once the load `before` it has ended there."""
+    if before is not None:
+        wait((before,))
+    with nullcontext() if bank.concurrent else bank.lock:
+        if need.slot:
+            bank.load(need.slot, need.adapter)
+        else:
+            bank.read(need.adapter)
 
 
 def _limits(config: WorkerSettings, loaded: Loaded, sampler: Sampler | type[Sampler]) -> RunnerLimits:

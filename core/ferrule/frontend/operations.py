@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ferrule.client.base import EngineClient
-from ferrule.errors import EngineDead, FerruleError, UnavailableError
+from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
+from ferrule.frontend.admission.admit import PromptReader
 from ferrule.frontend.admission.ledger import Ledger
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
@@ -22,6 +23,7 @@ class Operations(Administration):
     ledger: Ledger
     _adapters: Adapters
     _client: EngineClient
+    _reader: PromptReader
 
     def health(self) -> Health:
         """Return the state of the server. This process is answering, but another API process may be stalled."""
@@ -51,7 +53,17 @@ class Operations(Administration):
             raise UnavailableError("The engine is not running.") from None
 
     def adapters(self) -> list[ServedAdapter]:
-        return [ServedAdapter(name=one.name, parent=one.parent, path=one.path) for one in self._adapters.all()]
+        counts = self._reader.num_virtual
+        return [
+            ServedAdapter(
+                name=one.name,
+                parent=one.parent,
+                path=one.path,
+                max_model_len=one.info.max_len,
+                num_virtual=counts.get(one.name, 0),
+            )
+            for one in self._adapters.all()
+        ]
 
     async def load_adapter(self, name: str, path: str, in_place: bool = False) -> None:
         await self._adapters.load(name, path, in_place)
@@ -59,6 +71,17 @@ class Operations(Administration):
     async def ensure_adapter(self, name: str, path: str, again: bool = False) -> None:
         """Serve the adapter in a folder that the operator has named, unless it is served. Raises RequestError."""
         await self._adapters.ensure(name, path, again)
+
+    async def pin_adapter(self, name: str) -> str:
+        """Keep a loaded adapter in a slot of the device until ``unpin_adapter`` is called with the identity that this
+        returns. Raises RequestError, UnavailableError.
+        """
+        served = self._adapters.known(name)
+        if served is None or served.adapter is None:
+            raise RequestError("Only adapters of weights have slots.")
+        adapter = served.adapter
+        await self.call("pin_adapter", adapter.name, adapter.path, adapter.served)
+        return adapter.name
 
     async def unload_adapter(self, name: str) -> None:
         await self._adapters.unload(name)

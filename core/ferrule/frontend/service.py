@@ -19,28 +19,28 @@ from ferrule.api_keys import BACKGROUND, CALLER
 from ferrule.assembly.vocabulary import format_tokens, read_vocabulary, special_ids
 from ferrule.client.base import EngineClient
 from ferrule.config import FrontendConfig, LimitsConfig, Resolved
-from ferrule.errors import EngineDead, FerruleError, RequestError, UnavailableError
+from ferrule.errors import ConfigError, EngineDead, FerruleError, RequestError, UnavailableError
 from ferrule.frontend.adapters.registry import Adapters
+from ferrule.frontend.adapters.tokenizers import adapter_tokenizer
 from ferrule.frontend.admission.admit import Prepared, PromptReader, check_request, read_rules
 from ferrule.frontend.admission.ledger import Account, Ledger, Reservation
 from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
 from ferrule.frontend.admission.validate import AdmissionRules, Checked, Seeds, check_prompt_cells, check_task, scoped
 from ferrule.frontend.guided.compiler import GrammarCompiler
 from ferrule.frontend.inputs import Inputs, open_inputs
+from ferrule.frontend.model_tokens import AllTokens, ModelTokens
 from ferrule.frontend.output.beam import BestOf, search_beams
 from ferrule.frontend.output.choice import Choice, OutputStream
-from ferrule.frontend.output.parse import Parsers
-from ferrule.frontend.output.reading import OutputReader, OutputReading
+from ferrule.frontend.output.reading import OutputReading
 from ferrule.frontend.stat_loggers import Loggers, open_loggers
 from ferrule.frontend.template_fit import warn_of_misfit
-from ferrule.frontend.text.detokenize import offsets
 from ferrule.frontend.text.render import Encoder, Renderer
 from ferrule.frontend.vectors import Vectors
 from ferrule.hooks import HEADERS, HookRunner, open_hooks
 from ferrule.interfaces.guided_decoding import Vocabulary
 from ferrule.interfaces.hooks import Arrival
 from ferrule.interfaces.plugins import Plugins
-from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt
+from ferrule.interfaces.service import Admitted, ChatPrompt, Generate, Outputs, Prompt, ReadPrompt, Tokens
 from ferrule.interfaces.tokenizer import ChatTokenizer, Tokenizer
 from ferrule.types import Adapter, EngineRequest
 
@@ -68,58 +68,57 @@ class FrontendService(Vectors):
         self,
         config: Resolved,
         client: EngineClient,
-        reader: PromptReader,
-        parsers: Parsers,
+        tokens: AllTokens,
         compiler: GrammarCompiler,
         loggers: Loggers,
         adapters: Adapters,
     ) -> None:
         self.model = client.info
-        self.tokenizer = reader.tokenizer
+        self.tokenizer = tokens.reader.tokenizer
         self.names = config.model.served_model_name
         self._config = config
         self._client = client
         self._adapters = adapters
-        self._reader = reader
+        self._tokens = tokens
         self._compiler = compiler
-        self._output = OutputReader(parsers, reader.tokenizer)
         self._clock: Callable[[], float] = time.monotonic
         self._seeds = Seeds(config.model.seed)
         self.ledger = Ledger(config.limits, loggers, self._clock, client.board)
+        self.ledger.logs_requests = not config.frontend.disable_log_requests
         self._tasks: set[asyncio.Task[Any]] = set()
 
     # ---------------------------------------------------------------------------------------- the protocol's side
 
     def enforces_strict_tools(self) -> bool:
-        return self._output.enforces_strict()
+        return self._tokens.own.output.enforces_strict()
 
     async def resolve(self, model: str | None) -> str:
         served = await self._adapters.find(model)
         return served.name if served is not None else model or self.names[0]
 
     def sampling_defaults(self) -> dict[str, Any]:
-        return dict(self._reader.rules.defaults)
+        return dict(self._tokens.reader.rules.defaults)
 
     async def tokenize(self, prompt: Prompt | ChatPrompt) -> list[int]:
-        return list((await self.read(prompt)).ids)
+        return await self._tokens.own.tokenize(prompt)
 
     async def read(self, prompt: Prompt | ChatPrompt) -> ReadPrompt:
-        return await self._reader.read(prompt)
+        return await self._tokens.own.read(prompt)
 
     async def detokenize(self, ids: Sequence[int]) -> str:
-        return await self._reader.detokenize(ids)
+        return await self._tokens.own.detokenize(ids)
 
     def token_text(self, token_id: int) -> str:
-        return self.token_bytes(token_id).decode("utf-8", "replace")
+        return self._tokens.own.token_text(token_id)
 
     def token_bytes(self, token_id: int) -> bytes:
-        if self.tokenizer is None:
-            return f"token_id:{token_id}".encode()
-        piece = self.tokenizer.piece(token_id, False)
-        return self.tokenizer.decode([token_id], skip_special_tokens=False).encode() if piece is None else piece
+        return self._tokens.own.token_bytes(token_id)
 
     def text_offsets(self, ids: Sequence[int], text: str) -> list[int]:
-        return [0] * len(ids) if self.tokenizer is None else offsets(self.tokenizer, ids, text)
+        return self._tokens.own.text_offsets(ids, text)
+
+    async def tokens(self, model: str | None) -> Tokens:
+        return await self._tokens.of(await self._adapters.find(model))
 
     async def admit(self, request: Generate) -> Admitted:
         arrival = self._clock()
@@ -133,7 +132,7 @@ class FrontendService(Vectors):
 
     @property
     def child_pids(self) -> frozenset[int]:
-        return self._reader.renderer.pids | self._compiler.pids
+        return self._tokens.reader.renderer.pids | self._compiler.pids
 
     def start(self) -> None:
         """Start to report the engine's figures once a second, and start a child for templates. Call it once, on the
@@ -148,16 +147,15 @@ class FrontendService(Vectors):
         """Use another tokenizer for prompts and outputs from now on. Raises RequestError while requests run."""
         if self.ledger.open:
             raise RequestError(f"{self.ledger.open} requests are running: wait for their end.")
-        former, self._reader = self._reader, reader
+        former, self._tokens = self._tokens.reader, self._tokens.use(reader)
         self.tokenizer = reader.tokenizer
-        self._output = OutputReader(self._output.parsers, reader.tokenizer)
         await former.close()
 
     def take_limits(self, limits: LimitsConfig) -> None:
         """Apply other limits to the requests from now on."""
         self._config = dataclasses.replace(self._config, limits=limits)
         self.ledger.limits = limits
-        self._reader.rules = replace(self._reader.rules, limits=limits)
+        self._tokens.take_limits(limits)
 
     async def close(self) -> None:
         """End children, threads and tasks. The caller closes the client."""
@@ -167,7 +165,7 @@ class FrontendService(Vectors):
         await asyncio.gather(*tasks, return_exceptions=True)
         await self._adapters.close()
         await self._compiler.close()
-        await self._reader.close()
+        await self._tokens.reader.close()
 
     async def _report(self) -> None:
         while True:
@@ -179,7 +177,7 @@ class FrontendService(Vectors):
 
     async def _warm(self) -> None:
         try:
-            report = await self._reader.renderer.inspect()
+            report = await self._tokens.reader.renderer.inspect()
         except FerruleError as error:
             _logger.warning("the chat template cannot be used: %s", error)
             return
@@ -189,25 +187,26 @@ class FrontendService(Vectors):
         elif isinstance(self.tokenizer, ChatTokenizer):
             self.template_reads = self.tokenizer.reads
         if self.ledger.board.leads:
-            await warn_of_misfit(self._config.frontend, self._reader, self._output.parsers)
+            await warn_of_misfit(self._config.frontend, self._tokens.reader, self._tokens.own.output.parsers)
 
     # ---------------------------------------------------------------------------------------- admission
 
     async def _admit(self, request: Generate, arrival: float) -> Admitted:
         served = await self._adapters.find(request.model)
         adapter, virtual = (None, None) if served is None else (served.adapter, served.prompt)
+        tokens = await self._tokens.of(served)
         self._check_available()
         check_task("generate", self.model)
-        checked = await check_request(request, self._reader.rules, self._client.remote)
-        checked = await self._reader.with_adapter(checked, request.prompt_adapter or virtual)
+        checked = await check_request(request, tokens.reader.rules, self._client.remote)
+        checked = await tokens.reader.with_adapter(checked, request.prompt_adapter or virtual)
         with self.ledger.reserve(len(request.prompts) * checked.width) as reservation:
             if checked.bad_words:
-                checked = await self._reader.with_bad_words(checked)
+                checked = await tokens.reader.with_bad_words(checked)
             read_from = self._clock()
-            prompts = await self._read(request, checked, reservation)
+            prompts = await self._read(request, checked, reservation, tokens.reader)
             read = self._clock()
             pairs = zip(request.prompts, prompts, strict=True)
-            plans = [await self._plan(request, checked, *pair, arrival) for pair in pairs]
+            plans = [await self._plan(request, checked, *pair, arrival, tokens) for pair in pairs]
             self._check_available()
             submitted = self._clock()
             requests, outputs = self._submit(request, checked, plans, reservation, adapter)
@@ -229,16 +228,18 @@ class FrontendService(Vectors):
                 length = len(one.prompt_ids) - checked.num_virtual
                 self.ledger.loggers.hooks.request_admitted(one.id, model, length, request.params, told)
         title = self.names[0] if served is None else served.name
-        return Admitted(model=title, prompts=tuple(prompt.read for prompt in prompts), stream=outputs)
+        return Admitted(model=title, prompts=tuple(prompt.read for prompt in prompts), stream=outputs, tokens=tokens)
 
-    async def _read(self, request: Generate, checked: Checked, reservation: Reservation) -> list[Prepared]:
+    async def _read(
+        self, request: Generate, checked: Checked, reservation: Reservation, reader: PromptReader
+    ) -> list[Prepared]:
         """Render and tokenize the prompts, and reserve their room in the queue."""
         prompts: list[Prepared] = []
         num_tokens = 0
         for number, prompt in enumerate(request.prompts, 1):
             if number % _TURN == 0:
                 await asyncio.sleep(0)
-            prompts.append(await self._reader.prepare(prompt, checked))
+            prompts.append(await reader.prepare(prompt, checked))
             num_tokens += len(prompts[-1].read.ids)
             if checked.base.prompt_logprobs is not None:
                 check_prompt_cells(num_tokens, checked, self._config.limits)
@@ -246,14 +247,20 @@ class FrontendService(Vectors):
         return prompts
 
     async def _plan(
-        self, request: Generate, checked: Checked, asked: Prompt | ChatPrompt, prompt: Prepared, arrival: float
+        self,
+        request: Generate,
+        checked: Checked,
+        asked: Prompt | ChatPrompt,
+        prompt: Prepared,
+        arrival: float,
+        tokens: ModelTokens,
     ) -> Planned:
         """Decide the engine's request and how its answers are read. `asked` is the prompt as the client sent it."""
-        reading, caller = self._output.reading(request, asked, prompt, checked), CALLER.get()
+        reading, caller = tokens.output.reading(request, asked, prompt, checked), CALLER.get()
         sampling, grammar = replace(prompt.sampling, thoughts=reading.thoughts), None
         if reading.constraint is not None:  # such an output ends where its form does, with ignore_eos too
             grammar = await self._compiler.compile(reading.constraint, reading.param)
-            ends = (*sampling.stop_token_ids, *self._reader.rules.eos_ids)
+            ends = (*sampling.stop_token_ids, *tokens.reader.rules.eos_ids)
             sampling = replace(sampling, stop_token_ids=tuple(dict.fromkeys(ends)))
         engine_request = EngineRequest(
             id="",
@@ -340,8 +347,20 @@ def build_service(
     written, tokenizer = format_tokens(config, plugins), inputs.tokenizer
     vocabulary = None if tokenizer is None else partial(_vocabulary, tokenizer, reader.rules, written)
     compiler = GrammarCompiler(plugins, config.decoding, vocabulary, client.expect)
-    adapters = Adapters(config, plugins, client)
-    return FrontendService(config, client, reader, inputs.parsers, compiler, loggers, adapters)
+    open_added = partial(adapter_tokenizer, config, plugins, client.info.vocab_size)
+    tokens = AllTokens(reader, inputs.parsers, client.info.own_len, open_added, config.lora.max_cpu_loras)
+    adapters = Adapters(config, plugins, client, tokens.of)
+    _check_first(adapters, tokens)
+    return FrontendService(config, client, tokens, compiler, loggers, adapters)
+
+
+def _check_first(adapters: Adapters, tokens: AllTokens) -> None:
+    """Open the tokenizers of the adapters that are served from the start. Raises ConfigError."""
+    for served in adapters.all():
+        try:
+            tokens.check(served)
+        except RequestError as error:
+            raise ConfigError(f"--lora-modules: {error.message}") from None
 
 
 def open_reader(config: Resolved, plugins: Plugins, client: EngineClient, inputs: Inputs, folder: Path) -> PromptReader:

@@ -20,6 +20,7 @@ from ferrule.frontend.admission.validate import (
     check_task,
     scoped,
 )
+from ferrule.frontend.model_tokens import AllTokens
 from ferrule.frontend.operations import Operations
 from ferrule.hooks import HEADERS
 from ferrule.interfaces.hooks import Arrival
@@ -31,7 +32,7 @@ class Vectors(Operations, Service):
     """The part of a service that computes vectors; it needs these attributes."""
 
     _config: Resolved
-    _reader: PromptReader
+    _tokens: AllTokens
 
     async def pool(self, request: Pool) -> list[Pooled]:
         """See `ferrule.interfaces.service.Service.pool`."""
@@ -51,14 +52,15 @@ class Vectors(Operations, Service):
         """
         self._check_available()
         check_task("embed", self.model)
-        adapter = await self._adapters.adapter(request.model)
+        served = await self._adapters.for_vectors(request.model)
+        adapter, reader = None if served is None else served.adapter, (await self._tokens.of(served)).reader
         check_count(len(request.prompts), 1, self._config.limits.max_prompts)
         priority, salt = check_labels(request.priority, request.cache_salt)
         caller = CALLER.get()
         salt = scoped(salt, caller, self._config.cache.cache_scope)
         with self.ledger.reserve(len(request.prompts)) as reservation:
             read_from = time.monotonic()
-            read = [await self._read_pooled(prompt, reservation) for prompt in request.prompts]
+            read = [await self._read_pooled(prompt, reservation, reader) for prompt in request.prompts]
             read_at = time.monotonic()
             self._check_available()
             asked = [
@@ -87,11 +89,13 @@ class Vectors(Operations, Service):
             )
             return [(one, self._account(one, reservation, told)) for one in asked]
 
-    async def _read_pooled(self, prompt: Prompt | ChatPrompt, reservation: Reservation) -> ReadPrompt:
+    async def _read_pooled(
+        self, prompt: Prompt | ChatPrompt, reservation: Reservation, reader: PromptReader
+    ) -> ReadPrompt:
         if isinstance(prompt, Prompt) and prompt.embeds is not None:
             raise RequestError("Vectors are computed of texts and token ids, not of prompt_embeds.", "prompt_embeds")
-        read = await self._reader.read(prompt)
-        check_pooled(read.ids, self._reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
+        read = await reader.read(prompt)
+        check_pooled(read.ids, reader.rules, "messages" if isinstance(prompt, ChatPrompt) else "prompt")
         reservation.add_tokens(len(read.ids))
         return read
 

@@ -38,11 +38,13 @@ class Executor(ABC):
 
     runs_model = True  # False: plugins of the device and the model (sampler, attention backend, …) are not imported
 
-    def check(self, config: WorkerSettings, plugins: Plugins) -> None:
+    def check(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo | None:
         """Raise the StartupError that `start` would raise before it loads weights, as far as it can be known.
 
-        For `--dry-run`; `start` is not called afterwards. The model is a local folder.
+        For `--dry-run`; `start` is not called afterwards. The model is a local folder. Returns what `start` would, or
+        None where that is not known: then less is checked.
         """
+        return None
 
     @abstractmethod
     def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:

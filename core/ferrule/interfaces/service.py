@@ -20,7 +20,7 @@ from ferrule.forms import GrammarSpec
 from ferrule.interfaces.parsers import CallArguments, CallStart, Content, Event, Reasoning, join
 from ferrule.interfaces.stats import HttpStats
 from ferrule.interfaces.tokenizer import Tokenizer
-from ferrule.types import FinishReason, ModelInfo, Targets, TokenLogprobs
+from ferrule.types import FinishReason, Guesses, ModelInfo, RequestTimes, Targets, TokenLogprobs
 
 if TYPE_CHECKING:
     from ferrule.sampling_params import Beam, SamplingParams
@@ -143,6 +143,8 @@ class Output(Struct, frozen=True, kw_only=True, gc=False):
     stop_reason: int | str | None = None  # stop token id or stop string
     error: str | None = None
     usage: Usage = Usage()  # of this choice so far
+    times: RequestTimes | None = None  # with `finish`: of the engine, or as this process has seen it
+    guesses: Guesses | None = None  # of next tokens so far, where there were some
     invalid: bool = False
     param: str | None = None  # with `invalid`: the field to blame, as the protocol spells it
 
@@ -213,6 +215,7 @@ class Admitted(Struct, frozen=True, kw_only=True):
     model: str  # what answers call the model, whichever of its names was asked for; an adapter's own name
     prompts: tuple[ReadPrompt, ...]  # as they were given to the engine: truncated
     stream: Outputs
+    tokens: Tokens | None = None  # by which its ids are shown; None: the service's own
 
     def outputs(self) -> Outputs:
         """Return the outputs of the request: the same iterator at every call."""
@@ -262,11 +265,16 @@ class Health(Struct, frozen=True, kw_only=True):
 
 
 class ServedAdapter(Struct, frozen=True, kw_only=True):
-    """An adapter that requests may name as their model. `parent` is a name of the base model, `path` a folder."""
+    """An adapter that requests may name as their model. `parent` is a name of the base model, `path` a folder.
+
+    Each prompt has `num_virtual` tokens before it, which are those of a prompt adapter.
+    """
 
     name: str
     parent: str
     path: str
+    max_model_len: int = 0  # tokens of the longest text; 0: as many as without it
+    num_virtual: int = 0
 
 
 class Tokens(ABC):
@@ -300,6 +308,16 @@ class Tokens(ABC):
         """
         lengths = accumulate((len(self.token_text(token_id)) for token_id in ids), initial=0)
         return [min(offset, len(text)) for offset, _ in zip(lengths, ids, strict=False)]
+
+    @property
+    def max_model_len(self) -> int:
+        """The most tokens of a text, output included; 0: not known."""
+        return 0
+
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids, from 0 on, that a text may have; 0: not known."""
+        return 0
 
 
 class Administration(ABC):
@@ -354,6 +372,20 @@ class Service(Tokens, Administration):
     names: tuple[str, ...]  # served model names; responses carry the first
     template_reads: frozenset[str] | None = None  # variables that the server's chat template uses; None: not known
     template_keys: frozenset[str] | None = None  # names that it looks up in messages and other values; None: not known
+
+    @property
+    def max_model_len(self) -> int:
+        return self.model.own_len or self.model.max_model_len
+
+    @property
+    def vocab_size(self) -> int:
+        return self.model.vocab_size
+
+    async def tokens(self, model: str | None) -> Tokens:
+        """Return the conversion for the name `model` in a request: an adapter may have tokens and limits of its own.
+        Raises what `resolve` raises.
+        """
+        return self
 
     def enforces_strict_tools(self) -> bool:
         """Return whether calls that the model chooses to make fit the schemas of strict functions."""

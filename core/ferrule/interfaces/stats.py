@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from msgspec import Struct
 
-from ferrule.types import EngineStats, FinishReason, ModelInfo, RequestTimes
+from ferrule.types import EngineStats, FinishReason, Guesses, ModelInfo, RequestTimes
 
 if TYPE_CHECKING:
     from ferrule.config import StatSettings
@@ -35,6 +35,7 @@ class RequestStats(Struct, frozen=True, kw_only=True):
     streamed: bool = True
     key_name: str = ""  # of the API key that the request came with
     times: RequestTimes | None = None  # instants in the engine
+    guesses: Guesses | None = None  # of next tokens, where there were some
     error: str | None = None  # with finish ERROR, where the engine has said why
 
 

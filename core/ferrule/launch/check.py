@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ferrule import checkpoint, log
 from ferrule.api.server import Front, open_front
 from ferrule.assembly.engine import open_executor
 from ferrule.config import Resolved, WorkerSettings
 from ferrule.config.chosen import chosen_plugins
+from ferrule.frontend.admission.prompt_adapters import open_prompt_adapters
 from ferrule.frontend.inputs import Inputs, open_inputs, open_parsers
 from ferrule.hooks import HookRunner, open_hooks
 from ferrule.interfaces.plugins import Plugins
@@ -34,28 +37,42 @@ def open_api(
 _MADE_ALONE = frozenset({"policy", "router"})  # kinds whose plugins need no model, and no arguments
 
 
-def check_start(config: Resolved, plugins: Plugins) -> None:
-    """Raise the StartupError with which a start would end before it loads weights.
+def check_start(config: Resolved, plugins: Plugins) -> Resolved:
+    """Raise the StartupError with which a start would end before it loads weights; return the configuration with what
+    was found out, such as the method that a draft model is for.
 
-    The check opens what a start opens and lets the executor check what it would load. A model or tokenizer that is not
-    a folder is not fetched: its hub is asked for its files, and what they contain is not checked.
+    The check opens what a start opens, reads adapters, and lets the executor check what it would load. A model,
+    tokenizer or adapter that is not a folder is not fetched: its hub is asked for its files, and what they contain is
+    not checked.
     """
     _check_plugins(config, plugins)
     hooks = open_hooks(plugins, config)
     names = (config.model.model, config.model.tokenizer, *filter(None, draft_model(config.speculative)[:1]))
     if all(map(is_path, names)):
-        local = localise(config, plugins)
+        local = localise(_with_local_adapters(config), plugins)
         checkpoint.configured(local.model, plugins)
         open_api(local, plugins, hooks=hooks)
-        open_executor(local, plugins).check(WorkerSettings.of(local), plugins)
-        return
-    open_front(config, plugins, hooks=hooks)
-    open_parsers(config, plugins)
-    open_executor(config, plugins)
+        info = open_executor(local, plugins).check(WorkerSettings.of(local), plugins)
+        if info is not None:
+            open_prompt_adapters(local.prompt_adapter, info)
+        config = replace(config, speculative=local.speculative)
+    else:
+        open_front(config, plugins, hooks=hooks)
+        open_parsers(config, plugins)
+        open_executor(config, plugins)
     for name in check_remote(config, plugins):
         _logger.warning(
             "the hub cannot be asked now: whether it has %s, and what is in its files, was not checked", name
         )
+    return config
+
+
+def _with_local_adapters(config: Resolved) -> Resolved:
+    """Return the configuration without the adapters that a hub would be asked for."""
+    modules = tuple(module for module in config.lora.modules if is_path(module.path))
+    prompts = tuple(adapter for adapter in config.prompt_adapter.modules if is_path(adapter.path))
+    lora, prompt_adapter = replace(config.lora, modules=modules), replace(config.prompt_adapter, modules=prompts)
+    return replace(config, lora=lora, prompt_adapter=prompt_adapter)
 
 
 def _check_plugins(config: Resolved, plugins: Plugins) -> None:

@@ -131,6 +131,10 @@ class AsyncLLM:
         """See `LLM.remove_lora`."""
         return await self._ask(self._backend.remove_adapter(lora_id))
 
+    async def pin_lora(self, lora_id: int) -> bool:
+        """See `LLM.pin_lora`."""
+        return await self._ask(self._backend.pin_adapter(lora_id))
+
     async def list_loras(self) -> set[int]:
         """See `LLM.list_loras`."""
         return set(self._backend.adapters)

@@ -80,6 +80,7 @@ class Backend:
         self.client.begin_loading()  # what has to be checked before is open
         await self.client.wait_ready()
         self.adapters: dict[int, LoRARequest] = {}  # by the numbers that callers have given them
+        self._pinned: dict[int, str] = {}  # by lora_int_id: the identities of those that stay on the device
         self.service = build_service(config, plugins, self.client, hooks=hooks, inputs=self._inputs)
         self._loop.opened.push_async_callback(self.service.close)
         self.requests = Requests(self.service)
@@ -147,6 +148,7 @@ class Backend:
         own = next((id for id, each in self.adapters.items() if each.lora_name == request.lora_name), None)
         if own not in (None, request.lora_int_id):
             raise RequestError(f"The adapter {request.lora_name!r:.80} has the lora_int_id {own}.", "lora_request")
+        pinned = request.load_inplace and await self._unpin(request.lora_int_id)
         try:
             folder = await asyncio.to_thread(find_adapter, self.config, self._plugins, request.lora_path)
             await self.service.ensure_adapter(request.lora_name, str(folder), request.load_inplace)
@@ -155,12 +157,29 @@ class Backend:
         except RequestError as error:
             raise error.about("lora_request") from error
         self.adapters[request.lora_int_id] = request
+        if pinned:
+            await self.pin_adapter(request.lora_int_id)
         return request.lora_name
+
+    async def pin_adapter(self, lora_id: int) -> bool:
+        """Keep a loaded adapter on the device. Raises RequestError, UnavailableError."""
+        if lora_id not in self.adapters:
+            raise RequestError(f"No adapter with the lora_int_id {lora_id!r:.40} is loaded.", "lora_id")
+        if lora_id not in self._pinned:
+            self._pinned[lora_id] = await self.service.pin_adapter(self.adapters[lora_id].lora_name)
+        return True
+
+    async def _unpin(self, lora_id: int) -> bool:
+        identity = self._pinned.pop(lora_id, None)
+        if identity is not None:
+            await self.service.call("unpin_adapter", identity)
+        return identity is not None
 
     async def remove_adapter(self, lora_id: int) -> bool:
         """Forget an adapter by its number, and return whether it was loaded; requests that use it go on."""
         known = self.adapters.pop(lora_id, None)
         if known is not None:
+            await self._unpin(lora_id)
             await self.service.unload_adapter(known.lora_name)
         return known is not None
 

@@ -47,6 +47,13 @@ class EngineCalls:
         """Forget an adapter by its `lora_int_id`, and return whether it was loaded; requests that use it go on."""
         return self._backend.wait(self._backend.remove_adapter(lora_id))
 
+    def pin_lora(self, lora_id: int) -> bool:
+        """Keep a loaded adapter on the device, whatever others are used, until it is removed.
+
+        Raises RequestError for one that is not loaded, and where as many are pinned as there are slots.
+        """
+        return self._backend.wait(self._backend.pin_adapter(lora_id))
+
     def list_loras(self) -> set[int]:
         """Return the `lora_int_id` of each adapter that is loaded."""
         return set(self._backend.adapters)

@@ -155,6 +155,7 @@ class LLM(EngineCalls):
         params: BeamSearchParams,
         *,
         lora_request: Adapted = None,
+        prompt_adapter_request: Adapters = None,
         use_tqdm: Progressing = False,
     ) -> list[BeamSearchOutput]:
         """Return the `beam_width` best continuations of each prompt. Raises RequestError."""
@@ -167,7 +168,7 @@ class LLM(EngineCalls):
             logprobs=0,
         )
         beam = Beam(width=params.beam_width, length_penalty=params.length_penalty)
-        read = read_prompts(prompts)
+        read = adapted(read_prompts(prompts), prompt_adapter_request)
         requests = [
             (
                 Generate(
@@ -176,6 +177,7 @@ class LLM(EngineCalls):
                     model=model,
                     cache_salt=given.cache_salt,
                     beam=beam,
+                    prompt_adapter=given.prompt_adapter,
                     raw=True,
                 ),
                 None,
@@ -307,7 +309,7 @@ class LLM(EngineCalls):
     async def _complete(self, request: Generate, text: str | None, request_id: str) -> RequestOutput:
         service = self._backend.service
         admitted = await service.admit(request)
-        return whole(request_id, await admitted.answer(), service, admitted.prompts[0], text)
+        return whole(request_id, await admitted.answer(), admitted.tokens or service, admitted.prompts[0], text)
 
 
 def _chat_fields(

@@ -47,6 +47,22 @@ class CompletionOutput(Struct, frozen=True, kw_only=True):
     stop_reason: int | str | None = None
 
 
+class RequestMetrics(Struct, frozen=True, kw_only=True):
+    """The times of a request, in seconds since 1970 (None for what it did not reach), and the guesses of its tokens.
+
+    `spec_token_acceptance_counts`: how many rows had guesses, how many first guesses were right, how many second, …
+    """
+
+    arrival_time: float
+    last_token_time: float
+    first_scheduled_time: float | None = None
+    first_token_time: float | None = None
+    time_in_queue: float | None = None
+    finished_time: float | None = None
+    spec_token_acceptance_counts: list[int] | None = None
+    num_draft_tokens: int = 0
+
+
 class RequestOutput(Struct, frozen=True, kw_only=True):
     """One prompt with its choices. `prompt` is None when ids or embeddings were given; those have zeros for ids."""
 
@@ -57,6 +73,7 @@ class RequestOutput(Struct, frozen=True, kw_only=True):
     prompt_logprobs: list[PositionLogprobs | None] | None = None
     finished: bool = True
     num_cached_tokens: int = 0
+    metrics: RequestMetrics | None = None  # once it is finished
 
 
 class PoolingParams(Arguments):

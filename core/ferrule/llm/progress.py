@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from itertools import zip_longest
 
 from ferrule.interfaces.service import Answer, Output, ReadPrompt, Tokens, add_up
-from ferrule.llm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestOutput
+from ferrule.llm.outputs import CompletionOutput, Logprob, PositionLogprobs, RequestMetrics, RequestOutput
 from ferrule.sampling_params import RequestOutputKind
 from ferrule.types import FinishReason, TokenLogprobs
 
@@ -19,6 +21,32 @@ def whole(request_id: str, answer: Answer, tokens: Tokens, prompt: ReadPrompt, t
         outputs=[_completion(one, _positions(one.logprobs, tokens), _total(one.logprobs)) for one in answer.choices],
         prompt_logprobs=_prompt_positions(answer.choices[0], tokens),
         num_cached_tokens=answer.usage.cached_tokens,
+        metrics=metrics(answer.choices),
+    )
+
+
+def metrics(choices: Sequence[Output]) -> RequestMetrics | None:
+    """Return the figures of a finished request; None where a choice has none, as one that its caller has ended."""
+    times = [one.times for one in choices if one.times is not None]
+    if len(times) < len(choices):
+        return None
+    guesses = [one.guesses for one in choices if one.guesses is not None]
+    since = time.time() - time.monotonic()  # the engine's clock is this machine's
+    scheduled, first = (
+        min((at for at in found if at), default=None)
+        for found in ([one.scheduled for one in times], [one.first_token for one in times])
+    )
+    arrival, finished = min(one.arrival for one in times), max(one.finished for one in times)
+    places = map(sum, zip_longest(*(one.accepted_by_place for one in guesses), fillvalue=0))
+    return RequestMetrics(
+        arrival_time=since + arrival,
+        last_token_time=since + finished,
+        first_scheduled_time=None if scheduled is None else since + scheduled,
+        first_token_time=None if first is None else since + first,
+        time_in_queue=None if scheduled is None else scheduled - arrival,
+        finished_time=since + finished,
+        spec_token_acceptance_counts=[sum(one.drafts for one in guesses), *places] if guesses else None,
+        num_draft_tokens=sum(one.draft_tokens for one in guesses),
     )
 
 
@@ -81,6 +109,7 @@ class Progress:
             prompt_logprobs=self._prompt_logprobs,
             finished=self.finished,
             num_cached_tokens=self._cached,
+            metrics=metrics([choice.last for choice in self._choices]) if self.finished else None,
         )
 
 
@@ -90,6 +119,7 @@ class _ChoiceSoFar:
     def __init__(self, index: int) -> None:
         self.index = index
         self.finished = False
+        self.last = Output(index=index)
         self._outputs = [Output(index=index)]
         self._logprobs: list[PositionLogprobs] = []
         self._cumulative: float | None = None
@@ -98,6 +128,7 @@ class _ChoiceSoFar:
         """Take in an output, and return what is new in it."""
         new = _positions(output.logprobs, tokens)
         self._outputs.append(output)
+        self.last = output
         self._logprobs += new
         self._cumulative = _total(output.logprobs, self._cumulative)
         self.finished = output.finish is not None

@@ -54,7 +54,7 @@ class Requests:
             self._forget(running)
             raise
         running.progress = Progress(
-            name, params.n, params.output_kind, self._service, admitted.prompts[0], running.prompt
+            name, params.n, params.output_kind, admitted.tokens or self._service, admitted.prompts[0], running.prompt
         )
         running.task = asyncio.get_running_loop().create_task(self._run(running, running.progress, admitted.outputs()))
         if running.aborted:

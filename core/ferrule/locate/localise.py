@@ -23,8 +23,12 @@ from ferrule.small_files import read_json
 _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
-_DRAFT = "draft model"
-ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors", "adapter_model.bin")
+_DRAFT, _ADAPTER = "draft model", "adapter"
+# Of an adapter, whose tokenizer counts if it adds tokens; `_COMMON` has its configuration.
+ADAPTER_FILES = (
+    *("adapter_model.safetensors", "adapter_model.bin", "new_embeddings.safetensors", "new_embeddings.bin"),
+    *_COMMON,
+)
 _MODEL_FOLDER = "A Hugging Face model folder has that file."
 
 
@@ -56,8 +60,17 @@ def localise(config: Resolved, plugins: Plugins) -> Resolved:
     modules = tuple(
         replace(module, path=str(find_adapter(config, plugins, module.path))) for module in config.lora.modules
     )
-    lora, speculative = replace(config.lora, modules=modules), _draft_model(config, find, plugins)
-    return replace(config, model=found, lora=lora, speculative=speculative)
+    prompts = tuple(
+        replace(module, path=str(find_adapter(config, plugins, module.path)))
+        for module in config.prompt_adapter.modules
+    )
+    return replace(
+        config,
+        model=found,
+        lora=replace(config.lora, modules=modules),
+        prompt_adapter=replace(config.prompt_adapter, modules=prompts),
+        speculative=_draft_model(config, find, plugins),
+    )
 
 
 def _draft_model(config: Resolved, find: Callable[..., Path], plugins: Plugins) -> ResolvedSpeculative:
@@ -86,12 +99,12 @@ def draft_model(section: ResolvedSpeculative) -> tuple[str, str | None]:
 
 def find_adapter(config: Resolved, plugins: Plugins, name: str) -> Path:
     """Return the folder of an adapter that the user has named, a folder or a hub id. Blocks. Raises CheckpointError."""
-    return _find(config, plugins, "adapter", name, None, lambda names: ADAPTER_FILES)
+    return _find(config, plugins, _ADAPTER, name, None, lambda names: ADAPTER_FILES)
 
 
 def fetch_files(config: Resolved, plugins: Plugins, name: str, choose: Choose) -> Path:
     """Return a folder with the chosen files of a repository of the hub. Blocks. Raises CheckpointError."""
-    hub, repository, _ = _remote(config, plugins, "adapter", name, None)
+    hub, repository, _ = _remote(config, plugins, _ADAPTER, name, None)
     return hub.fetch(repository, choose)
 
 
@@ -111,8 +124,8 @@ def _folder(config: Resolved, plugins: Plugins, what: str, place: Path) -> Path:
 
 
 def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
-    """Check model, tokenizer and draft model without fetching anything; return the names whose files the hub cannot
-    list now.
+    """Check model, tokenizer, draft model and adapters without fetching anything; return the names whose files the hub
+    cannot list now.
 
     Raises what `localise` would raise for a folder that is missing, a repository that the hub does not have, or a model
     without configuration or weights.
@@ -121,6 +134,8 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
     wanted = {("model", model.model, model.revision), ("tokenizer", model.tokenizer, model.tokenizer_revision)}
     name, revision = draft_model(config.speculative)
     wanted |= {(_DRAFT, name, revision)} if name else set()
+    adapters = [one.path for one in config.lora.modules] + [one.path for one in config.prompt_adapter.modules]
+    wanted |= {(_ADAPTER, path, None) for path in adapters}
     for what, name, revision in sorted(wanted, key=lambda each: each[0]):
         folder = _local(what, name)
         if folder is not None:
@@ -134,6 +149,10 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
             unknown.append(name)
         elif kind and not variants.has(kind, files):
             raise variants.missing(repository.name, kind, files)
+        elif what == _ADAPTER and ADAPTER_FILES[0] not in files:
+            raise CheckpointError(
+                f"The repository {repository.name!r} has no {ADAPTER_FILES[0]}: it is not an adapter."
+            )
         elif what == "model" and not kind:
             _check_listing(repository, files, config, plugins)
     return list(dict.fromkeys(unknown))

@@ -80,8 +80,8 @@ class ModelRunner:
         self._sampler, self._transfers = parts.sampler, parts.transfers
         self._tokenizer, self._grammars = parts.tokenizer, parts.grammars
         speculator, self._adapters = parts.speculator, parts.adapters
-        adapted = parts.adapters is not None
-        self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=adapted)
+        self._limits = limits = replace(parts.limits, embed_size=model.embed_size(), adapters=parts.adapters)
+        self._revision = 0  # of the bank, for which steps are recorded
         self._position_numbers = model.position_numbers
         drafts = {} if speculator is None else speculator.cache_specs()
         self.cache, self.recurrent = cache_of(model, attention, limits, drafts)
@@ -196,6 +196,7 @@ class ModelRunner:
         rows, masks = Rows.of(plan.chunks), self._begin_masks(plan)
         self._media.encode(plan.encodes, self.model)
         embeds = self._media.embeds(rows, self._stage, self._state.faults)
+        self._follow_bank()
         steady = embeds is None and all(chunk.count == 1 + chunk.drafts for chunk in plan.chunks)
         hidden = self._replay(rows) if steady else None
         if hidden is None:
@@ -227,6 +228,12 @@ class ModelRunner:
 
     # ------------------------------------------------------------------------------------------ forward
 
+    def _follow_bank(self) -> None:
+        """Forget recorded steps where layers do something else for adapters since."""
+        if self._adapters is not None and self._adapters.revision != self._revision:
+            self._revision = self._adapters.revision
+            self._forget()
+
     def _begin_masks(self, plan: StepPlan) -> PendingMasks | None:
         """Begin to make masks, which depend on tokens of the step before: this is done while the step computes."""
         if self._grammars is None:
@@ -256,12 +263,18 @@ class ModelRunner:
     # ------------------------------------------------------------------------------------------ sampling
 
     def _logits(self, hidden: torch.Tensor, slots: LongArray) -> torch.Tensor:
-        """Return the logits of hidden states [rows, hidden]; `slots` is their request, or each row's."""
+        """Return the logits of hidden states [rows, hidden]; `slots` is their request, or each row's.
+
+        They are wider than the vocabulary where adapters of these requests add tokens to it.
+        """
+        width = self._limits.vocab_size
         if self._adapters is None:
-            return _logits(self.model, self._limits.vocab_size, hidden)
-        rows = self._stage([self._state.adapters_of(slots)])[0].expand(len(hidden))
-        with _adapted(self._adapters, rows=rows):
-            return _logits(self.model, self._limits.vocab_size, hidden)
+            return _logits(self.model, width, hidden)
+        bank, own = self._adapters, self._state.adapters_of(slots)
+        rows = self._stage([own])[0].expand(len(hidden))
+        added = tuple(sorted({slot for slot in own.tolist() if bank.num_added[slot]})) if any(bank.num_added) else ()
+        with _adapted(bank, rows=rows, added=added):
+            return _logits(self.model, width + max((bank.num_added[slot] for slot in added), default=0), hidden)
 
     def _sample(self, step: Forwarded, rows: list[int], outcome: Outcome) -> None:
         state, chunks, draws = self._state, step.plan.chunks, Draws.of(step.plan.chunks, rows)
@@ -309,7 +322,7 @@ class ModelRunner:
         hidden = step.hidden[first : first + stop - chunk.start]
         targets = self._state.ids[chunk.slot, chunk.start + 1 : stop + 1].long()
         top = self._state.sampling_of(chunk.slot).prompt_logprobs or 0
-        mode, width = self._limits.logprobs_mode, self._limits.vocab_size
+        mode, width = self._limits.logprobs_mode, self._limits.vocab_size + self._state.num_added(chunk.slot)
         logits = partial(self._logits, slots=step.rows.slots[row : row + 1])
         for finite, ranked in logprobs.rank_prompt(logits, hidden, targets, top, mode, width):
             outcome.add_prompt(row, finite, ranked, top)
@@ -328,11 +341,11 @@ def _sample_rows(
     slots: LongArray, positions: LongArray, ahead: list[int], masks: Masks, state: SlotState
 ) -> list[SampleRow]:
     """Return the rows of logits that a step samples from, each for a position of the request in its slot."""
-    columns = slots, positions, state.num_prompt[slots], state.num_embedded[slots]
-    return [
-        SampleRow(slot, state.sampling_of(slot), num_prompt, position, masks.of(slot, guesses), num_embedded)
-        for guesses, slot, position, num_prompt, num_embedded in zip(ahead, *(c.tolist() for c in columns), strict=True)
-    ]
+    columns, rows = (slots, positions, state.num_prompt[slots], state.num_embedded[slots]), []
+    for guesses, slot, position, num_prompt, num_embedded in zip(ahead, *(c.tolist() for c in columns), strict=True):
+        mask = state.within(masks.of(slot, guesses))
+        rows.append(SampleRow(slot, state.sampling_of(slot), num_prompt, position, mask, num_embedded))
+    return rows
 
 
 def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) -> torch.Tensor:
@@ -353,10 +366,13 @@ def _pooled(model: Model, step: Forwarded, rows: list[int], state: SlotState) ->
 
 
 @contextmanager
-def _adapted(bank: AdapterBank, tokens: torch.Tensor = _NONE, rows: torch.Tensor = _NONE) -> Iterator[None]:
+def _adapted(
+    bank: AdapterBank, tokens: torch.Tensor = _NONE, rows: torch.Tensor = _NONE, added: tuple[int, ...] = ()
+) -> Iterator[None]:
     """Have adapters' slots for what is called here, and for nothing that is called later."""
-    bank.token_slots, bank.row_slots = tokens, rows
+    bank.token_slots, bank.row_slots, bank.row_added = tokens, rows, added
     try:
         yield
     finally:
         bank.token_slots = bank.row_slots = _NONE
+        bank.row_added = ()

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from ferrule.interfaces.adapters import AdapterBank
 from ferrule.interfaces.sampler import LogprobsMode, TypicalAcceptance
 from ferrule.types import Admit, CacheGroup, Chunk, StepPlan, TokenSampling, Work
 
@@ -37,7 +38,7 @@ class RunnerLimits:
     cache_type: torch.dtype | None = None  # of the KV cache's elements; None: `dtype`
     logprobs_mode: LogprobsMode = LogprobsMode.RAW_LOGPROBS
     typical: TypicalAcceptance | None = None  # of guesses
-    adapters: bool = False  # there is a bank
+    adapters: AdapterBank | None = None
 
 
 class SlotState:
@@ -58,7 +59,7 @@ class SlotState:
         self._written: list[tuple[int, IntArray]] = []  # ids that the device has not been told: flat place, values
         self.num_prompt: IntArray = np.zeros(slots, np.int32)
         self.num_embedded: IntArray = np.zeros(slots, np.int32)  # first positions that have no ids
-        self.adapters: LongArray | None = np.zeros(slots, np.int64) if limits.adapters else None  # their slots
+        self.adapters: LongArray | None = None if limits.adapters is None else np.zeros(slots, np.int64)  # their slots
         self.work: list[Work | None] = [None] * slots
         self.faults: dict[int, str] = {}  # slots whose request cannot run, and why
         blocks = [-(-self.max_len // group.block_size) for group in groups]
@@ -80,6 +81,18 @@ class SlotState:
     def adapters_of(self, slots: LongArray) -> torch.Tensor:
         """Return the adapters' slots of requests, on the host; zeros where there is no bank."""
         return torch.from_numpy(np.zeros_like(slots) if self.adapters is None else self.adapters[slots])
+
+    def num_added(self, slot: int) -> int:
+        """Return how many tokens the adapter of a slot's request adds to the vocabulary."""
+        bank = self.limits.adapters
+        return 0 if bank is None or self.adapters is None else bank.num_added[self.adapters[slot]]
+
+    def within(self, mask: bytes | None) -> bytes | None:
+        """Return a mask without what stands behind the model's own vocabulary: no token there is allowed by it."""
+        whole, rest = divmod(self.limits.vocab_size, 8)
+        if mask is None or self.limits.adapters is None or not rest:
+            return mask
+        return mask[:whole] + bytes([mask[whole] & (1 << rest) - 1])
 
     def work_of(self, slot: int) -> Work:
         """Return the work that the slot's request asks for.
@@ -164,7 +177,7 @@ class SlotState:
         if start + len(ids) > self.max_len:
             raise IndexError(f"slot {slot} got more ids than max_model_len")
         values = np.asarray(ids, dtype=np.int64)
-        if len(ids) and (values.min() < 0 or values.max() >= self.limits.vocab_size):
+        if len(ids) and (values.min() < 0 or values.max() >= self.limits.vocab_size + self.num_added(slot)):
             self.faults[slot] = "A token id is outside the vocabulary."  # this request's fault, no one else's
             values = np.zeros_like(values)
         self._written.append((slot * self.stride + start, values.astype(np.int32)))

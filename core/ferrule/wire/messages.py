@@ -60,7 +60,7 @@ class Deltas(Struct, frozen=True, tag=True):
 
 class CallReply(Struct, frozen=True, tag=True):
     """The answer to a `Call`. `error` is a message fit for the caller; `status` is that of HTTP where the caller is at
-    fault, else 500.
+    fault or may try again, else 500.
     """
 
     number: int

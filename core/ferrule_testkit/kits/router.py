@@ -145,8 +145,9 @@ class RouterKit(Kit):
         """Answer each of `calls` with a status below 400."""
         if not self.calls:
             does_not_apply("no `calls` are given")
+        site = self.site()
         for method, path, body in self.calls:
-            answer = self.site().call(method, path, _encode(body))
+            answer = site.call(method, path, _encode(body))
             self._fine(answer, f"{method} {path}")
             promise(answer.status < 400, f"{method} {path} answers {answer.status}: {shown(answer.body)}")
 
@@ -188,6 +189,7 @@ class RouterKit(Kit):
 
     def test_what_the_service_raises_is_answered(self) -> None:
         """Answer a refusal, overload, draining, a dead engine and an internal fault each once, in the error shape."""
+        site = self.site()
         for error, status in (
             (RequestError("Wrong.", "prompt"), 400),
             (OverloadedError("Full."), 429),
@@ -196,7 +198,6 @@ class RouterKit(Kit):
             (RequestFailed("Failed."), 500),
             (RuntimeError("secret-detail"), 500),
         ):
-            site = self.site()
             site.service.refusal = error  # type: ignore[assignment]
             for method, path, body in self._calls():
                 site.service.asked = 0
@@ -223,8 +224,9 @@ class RouterKit(Kit):
 
     def test_before_the_engine_is_ready(self) -> None:
         """Answer at once while the model is loaded: 503 with the error shape, or a result that needs no engine."""
+        site = self.site(ready=False)
         for route in self._routes():
-            answer = self.site(ready=False).call(route.method, _path(route), _body(route))
+            answer = site.call(route.method, _path(route), _body(route))
             self._fine(answer, f"{_name(route)} before the start")
 
     def test_a_client_that_leaves_is_noticed(self) -> None:
@@ -232,19 +234,20 @@ class RouterKit(Kit):
         one event of a stream was asked for.
         """
         for leave in ("start", "body"):
+            site = self.site()
+            site.service.pace = lambda: asyncio.sleep(0.001)
             for method, path, body in self._calls():
-                site = self.site()
-                site.service.pace = lambda: asyncio.sleep(0.001)
                 site.call(method, path, body, leave=leave)
                 promise(site.service.open == 0, f"{method} {path} goes on though the client left at its {leave}")
 
     def test_parameters_of_paths(self) -> None:
         """Answer odd values in a path with success or a 4xx, and never repeat them raw in a page."""
+        site = self.site()
         for route in self._routes():
             if "{" not in route.path:
                 continue
             for value in ("x" * 300, "..%2f..%2fetc%2fpasswd", "%00", "%ff", "%E2%82%AC", "<script>"):
-                answer = self.site().call(route.method, _path(route, value), _body(route))
+                answer = site.call(route.method, _path(route, value), _body(route))
                 self._fine(answer, f"{_name(route)} with {shown(value)}")
                 promise(answer.status < 500, f"{_name(route)} answers {answer.status} to {shown(value)}")
                 html = "html" in answer.headers.get("content-type", "")

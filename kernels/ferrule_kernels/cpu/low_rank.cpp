@@ -15,6 +15,7 @@ constexpr int64_t BLOCK = 64;      // rows of one task
 constexpr int64_t RANKS = 8;       // and rows of `down`
 constexpr int64_t CHUNK = 512;     // or outputs
 constexpr int64_t SMALL = 1 << 15; // multiplications that one thread does sooner than two
+constexpr int64_t AHEAD = 256;     // bytes of a row of `up` for which memory is asked in advance
 
 }  // namespace
 
@@ -27,9 +28,10 @@ struct LowRank {
     const int32_t* ranks;   // [groups][projections]
     const uint8_t* changed; // [groups]
     const float *scales, *offsets;  // [groups][outputs]
+    const float* rank_scales; // [groups][projections][max_rank] of products with `down`
     const int64_t* ends;    // [projections] where the outputs of each end
     int64_t groups, projections, max_rank, inputs, outputs;
-    int32_t bfloat16, table;
+    int32_t type, table;  // of weights: 0 float, 1 bfloat16, 2 integers of 8 bits
 };
 
 }
@@ -51,7 +53,9 @@ struct Task {
 
 inline Floats read(const float* from) { return load<Floats>(from); }
 inline Floats read(const uint16_t* from) { return widen(from); }
+inline Floats read(const int8_t* from) { return __builtin_convertvector(widen_bytes(from), Floats); }
 inline float one(const float* from) { return *from; }
+inline float one(const int8_t* from) { return *from; }
 inline float one(const uint16_t* from) {
     const uint32_t bits = uint32_t(*from) << 16;
     float x;
@@ -67,9 +71,9 @@ inline void write_one(uint16_t* to, float x) {
     *to = all[0];
 }
 
-// Products of R rows and K rows of a matrix, `inner` [R][stride].
+// Products of R rows and K rows of a matrix, times their scales, `inner` [R][stride].
 template <int R, int K, class X, class W>
-inline void dots(const X* const* x, const W* w, int64_t inputs, float* inner, int64_t stride) {
+inline void dots(const X* const* x, const W* w, const float* scales, int64_t inputs, float* inner, int64_t stride) {
     int64_t i = 0;
     float sums[R][K];
 #if defined(__AVX512BF16__)
@@ -101,14 +105,15 @@ inline void dots(const X* const* x, const W* w, int64_t inputs, float* inner, in
     }
     for (; i < inputs; i++)
         EACH(r, R) EACH(k, K) sums[r][k] += one(x[r] + i) * one(w + k * inputs + i);
-    EACH(r, R) EACH(k, K) inner[r * stride + k] = sums[r][k];
+    EACH(r, R) EACH(k, K) inner[r * stride + k] = sums[r][k] * scales[k];
 }
 
 template <int R, class X, class W>
-void dots_of_rows(const X* const* x, const W* w, int64_t inputs, float* inner, int64_t stride, int64_t ranks) {
+void dots_of_rows(const X* const* x, const W* w, const float* scales, int64_t inputs, float* inner, int64_t stride,
+                  int64_t ranks) {
     int64_t k = 0;
-    for (; k + 4 <= ranks; k += 4) dots<R, 4>(x, w + k * inputs, inputs, inner + k, stride);
-    for (; k < ranks; k++) dots<R, 1>(x, w + k * inputs, inputs, inner + k, stride);
+    for (; k + 4 <= ranks; k += 4) dots<R, 4>(x, w + k * inputs, scales + k, inputs, inner + k, stride);
+    for (; k < ranks; k++) dots<R, 1>(x, w + k * inputs, scales + k, inputs, inner + k, stride);
 }
 
 // Sums of R rows for C vectors of outputs, added to y.
@@ -117,8 +122,11 @@ inline void sums(Y* const* y, const float* inner, int64_t stride, const W* up, i
                  const float* scales, const float* offsets) {
     Floats sum[R][C] = {};
     for (int64_t k = 0; k < ranks; k++) {
+        const W* from = up + k * outputs;
+        if constexpr (C > 1)  // rows are far apart, and the processor foresees few of them
+            for (size_t at = 0; at < C * WIDTH * sizeof(W); at += 64) ask_far((const char*)from + AHEAD + at);
         Floats weights[C];
-        EACH(c, C) weights[c] = read(up + k * outputs + c * WIDTH);
+        EACH(c, C) weights[c] = read(from + c * WIDTH);
         EACH(r, R) {
             const Floats number = splat(inner[r * stride + k]);
             EACH(c, C) sum[r][c] += number * weights[c];
@@ -219,15 +227,16 @@ template <class X, class W> void multiply_down(const LowRank& w, Work& work, con
     const Segment& segment = work.segments[task.segment];
     const int64_t stride = w.projections * w.max_rank, first = segment.first + task.first;
     float* inner = work.inner.data() + first * stride + task.projection * w.max_rank + task.begin;
-    const W* down = (const W*)w.down + (segment.group * w.projections + task.projection) * w.max_rank * w.inputs;
+    const int64_t matrix = (segment.group * w.projections + task.projection) * w.max_rank;
+    const W* down = (const W*)w.down + matrix * w.inputs;
     const auto at = [&](int64_t i) { return x + work.rows[first + i].row * w.inputs; };
     for (int64_t i = 0; i < task.count; i += 4) {
         const X* rows[4];
         const int64_t count = std::min<int64_t>(4, task.count - i);
         for (int64_t r = 0; r < count; r++) rows[r] = at(i + r);
         const auto go = [&](auto n) {
-            dots_of_rows<n.value, X, W>(rows, down + task.begin * w.inputs, w.inputs, inner + i * stride, stride,
-                                        task.end - task.begin);
+            dots_of_rows<n.value, X, W>(rows, down + task.begin * w.inputs, w.rank_scales + matrix + task.begin, w.inputs,
+                                        inner + i * stride, stride, task.end - task.begin);
         };
         if (count == 4) go(std::integral_constant<int, 4>());
         else if (count == 3) go(std::integral_constant<int, 3>());
@@ -242,8 +251,9 @@ template <class W> void look_up(const LowRank& w, Work& work, const Task& task, 
     for (int64_t i = segment.first + task.first; i < segment.first + task.first + task.count; i++) {
         const int64_t id = ids[work.rows[i].row];
         const W* from = (const W*)w.down + (segment.group * w.inputs + id) * w.max_rank;
+        const float* scales = w.rank_scales + segment.group * w.max_rank;
         for (int64_t k = task.begin; k < task.end; k++)
-            work.inner[i * w.max_rank + k] = id >= 0 && id < w.inputs ? one(from + k) : 0.0f;
+            work.inner[i * w.max_rank + k] = id >= 0 && id < w.inputs ? one(from + k) * scales[k] : 0.0f;
     }
 }
 
@@ -304,7 +314,8 @@ void add(const LowRank& w, const int64_t* groups, const X* x, const int64_t* ids
 template <class X, class Y>
 void add(const LowRank& w, const int64_t* groups, const void* x, void* y, int64_t rows) {
     const auto* ids = (const int64_t*)x;
-    if (w.bfloat16) add<X, Y, uint16_t>(w, groups, (const X*)x, ids, (Y*)y, rows);
+    if (w.type == 2) add<X, Y, int8_t>(w, groups, (const X*)x, ids, (Y*)y, rows);
+    else if (w.type == 1) add<X, Y, uint16_t>(w, groups, (const X*)x, ids, (Y*)y, rows);
     else add<X, Y, float>(w, groups, (const X*)x, ids, (Y*)y, rows);
 }
 

@@ -13,15 +13,17 @@ from ferrule_kernels.cpu import library
 from ferrule_kernels.low_rank import LowRank, check_rows
 
 _TYPES = (torch.float32, torch.bfloat16)
+_WEIGHTS = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}  # their numbers in the kernel
+_TENSORS = ("down", "up", "ranks", "changed", "scales", "offsets", "rank_scales", "ends")
 
 
 class _Weights(ctypes.Structure):
     """`LowRank` of the kernel, field by field."""
 
     _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("down", "up", "ranks", "changed", "scales", "offsets", "ends")),
+        *((name, ctypes.c_void_p) for name in _TENSORS),
         *((name, ctypes.c_int64) for name in ("groups", "projections", "max_rank", "inputs", "outputs")),
-        *((name, ctypes.c_int32) for name in ("bfloat16", "table")),
+        *((name, ctypes.c_int32) for name in ("type", "table")),
     ]
 
 
@@ -35,14 +37,14 @@ def _kernel() -> Any:
 
 
 class LowRankSum:
-    """The kernel for some weights, float32 or bfloat16, as `ferrule_kernels.low_rank.add`.
+    """The kernel for some weights, float32, bfloat16 or int8, as `ferrule_kernels.low_rank.add`.
 
     It reads ranks when it runs, also in each replay of a recording. Raises KernelsUnavailableError.
     """
 
     def __init__(self, weights: LowRank) -> None:
-        if weights.down.dtype not in _TYPES or not weights.down.is_cpu:
-            raise ValueError(f"weights are float32 or bfloat16 on the CPU, not {weights.down.dtype}")
+        if weights.down.dtype not in _WEIGHTS or not weights.down.is_cpu:
+            raise ValueError(f"weights are float32, bfloat16 or int8 on the CPU, not {weights.down.dtype}")
         self._kernel, self._weights = _kernel(), weights
         self._ends = (ctypes.c_int64 * len(weights.outputs))(*accumulate(weights.outputs))
         self._structure = _Weights(
@@ -53,7 +55,7 @@ class LowRankSum:
             weights.max_rank,
             weights.inputs,
             sum(weights.outputs),
-            weights.down.dtype == torch.bfloat16,
+            _WEIGHTS[weights.down.dtype],
             weights.table,
         )
         self._address = ctypes.addressof(self._structure)
@@ -61,7 +63,7 @@ class LowRankSum:
     @classmethod
     def of(cls, weights: LowRank) -> LowRankSum | None:
         """Make the kernel for some weights, or return None for those of another type."""
-        return cls(weights) if weights.down.is_cpu and weights.down.dtype in _TYPES else None
+        return cls(weights) if weights.down.is_cpu and weights.down.dtype in _WEIGHTS else None
 
     def __call__(self, x: torch.Tensor, y: torch.Tensor, groups: torch.Tensor) -> torch.Tensor:
         check_rows(self._weights, x, y, groups)

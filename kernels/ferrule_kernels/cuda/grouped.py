@@ -170,27 +170,65 @@ def multiply(
     return out
 
 
+def product(x: torch.Tensor, weights: torch.Tensor, ids: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Multiply each row of x [rows, inputs] by the transposed matrix of its expert, ids int32 [rows], in two launches.
+
+    Weights [experts, outputs, inputs] and a bias [experts, outputs].
+    """
+    shape = tile(triton.cdiv(ids.numel(), weights.shape[0]), x.dtype)
+    return multiply(x, weights, align(ids.unsqueeze(1), weights.shape[0], shape.rows), shape, bias=bias)
+
+
 @triton.jit
-def _combine_kernel(x, ids, out, SIZE: tl.constexpr, TOP_K: tl.constexpr, BLOCK: tl.constexpr):
+def _combine_kernel(
+    x,
+    ids,  # or None
+    weights,  # or None
+    places,  # or None
+    out,
+    SIZE: tl.constexpr,
+    TOP_K: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     total = tl.zeros([BLOCK], tl.float32)
     for choice in tl.static_range(TOP_K):
         row = token * TOP_K + choice
-        size = tl.where(tl.load(ids + row) < 0, 0, SIZE)  # what is elsewhere was not written
-        total += tl.load(x + row * SIZE + column, column < size, 0.0).to(tl.float32)
+        size = SIZE
+        if ids is not None:
+            size = tl.where(tl.load(ids + row) < 0, 0, SIZE)  # what is elsewhere was not written
+        at = row if places is None else tl.load(places + row)
+        numbers = tl.load(x + at * SIZE + column, column < size, 0.0).to(tl.float32)
+        total += numbers if weights is None else numbers * tl.load(weights + row)
     tl.store(out + token * SIZE + column, total.to(out.dtype.element_ty), column < SIZE)
 
 
-def combine(x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Sum each token's rows, in their order: x [tokens * top_k, size] → [tokens, size]. Skips ids of -1."""
-    tokens, top_k = ids.shape
+def combine(
+    x: torch.Tensor,
+    shape: tuple[int, int],
+    *,
+    ids: torch.Tensor | None = None,
+    weights: torch.Tensor | None = None,
+    places: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Sum each token's rows, in their order: x [tokens * top_k, size] → [tokens, size], for a shape [tokens, top_k].
+
+    Rows are skipped where `ids` are -1, and multiplied by `weights`. `places` int64 says where each row is.
+    """
+    tokens, top_k = shape
     size = x.shape[1]
     out = torch.empty((tokens, size), dtype=x.dtype, device=x.device)
     block = min(1024, power_of_2(size))
     grid = (tokens, triton.cdiv(size, block))
-    _combine_kernel[grid](x, ids, out, SIZE=size, TOP_K=top_k, BLOCK=block, num_warps=warps(block))
+    _combine_kernel[grid](x, ids, weights, places, out, SIZE=size, TOP_K=top_k, BLOCK=block, num_warps=warps(block))
     return out
+
+
+def weighted_sum(rows: torch.Tensor, weights: torch.Tensor, places: torch.Tensor | None = None) -> torch.Tensor:
+    """Compute `ferrule_kernels.moe.combine` in one launch."""
+    tokens, top_k = weights.shape
+    return combine(rows.contiguous(), (tokens, top_k), weights=weights.float().contiguous(), places=places)
 
 
 def experts(
@@ -214,7 +252,8 @@ def experts(
     inner = multiply(x, gate_up, blocks, shape, bias=biases[0], act=act if isinstance(act, str) else None)
     if not isinstance(act, str):
         inner = act(inner)
-    return combine(multiply(inner, down, blocks, shape, bias=biases[1], factors=weights.contiguous()), ids)
+    rows = multiply(inner, down, blocks, shape, bias=biases[1], factors=weights.contiguous())
+    return combine(rows, (ids.shape[0], ids.shape[1]), ids=ids)
 
 
 def cases(device: torch.device) -> Iterator[Case]:

@@ -28,6 +28,7 @@ def _down_row(
     groups,
     down,
     ranks,
+    rank_scales,
     inner,
     max_rank,
     INPUTS: tl.constexpr,
@@ -54,13 +55,14 @@ def _down_row(
                 weights = tl.load(at + start, exists[:, None] & left[None, :], 0.0).to(tl.float32)
                 total += weights * numbers[None, :]
             sums = tl.sum(total, 1)
+        sums *= tl.load(rank_scales + (group * projections + projection) * max_rank + k, exists, 0.0)
         tl.store(inner + (row * projections + projection) * max_rank + k, sums, exists)
 
 
 @triton.jit
 def _down_block(
-    x, groups, down, ranks, inner, count, max_rank, INPUTS: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr,
-    DEPTH: tl.constexpr,
+    x, groups, down, ranks, rank_scales, inner, count, max_rank,
+    INPUTS: tl.constexpr, BLOCK: tl.constexpr, RANKS: tl.constexpr, DEPTH: tl.constexpr,
 ):  # fmt: skip
     projection, projections = tl.program_id(1), tl.num_programs(1)
     rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
@@ -80,6 +82,7 @@ def _down_block(
                 )
                 weights = tl.load(at + start, left[:, None] & exists[None, :], 0.0)
                 sums = tl.dot(numbers, weights.to(numbers.dtype), sums, input_precision="ieee")
+            sums *= tl.load(rank_scales + (group * projections + projection) * max_rank + k, exists, 0.0)[None, :]
             to = inner + (rows[:, None] * projections + projection) * max_rank + k[None, :]
             tl.store(to, sums, mine[:, None] & exists[None, :])
         group = tl.max(tl.where(group_of < group, group_of, -1), 0)
@@ -141,7 +144,7 @@ class LowRankSum:
         inner = torch.empty((rows, projections, max_rank), dtype=torch.float32, device=x.device)
         steps = triton.cdiv(max_rank, _RANKS)
         block = 1 if rows <= _ALONE else _BLOCK
-        matrices = x, groups, weights.down, weights.ranks, inner
+        matrices = x, groups, weights.down, weights.ranks, weights.rank_scales, inner
         if block == 1 or weights.table:
             grid = rows, projections, steps
             _down_row[grid](*matrices, max_rank, weights.inputs, weights.table, _RANKS, _DEPTH, num_warps=4)

@@ -1,5 +1,5 @@
-"""`ferrule serve --dry-run`: the configuration, the origin of each value, and the processes. Nothing is bound, fetched
-or started.
+"""`ferrule serve --dry-run`: the configuration, the origin of each value, what is served beside the model, and the
+processes. Nothing is bound, fetched or started.
 """
 
 from __future__ import annotations
@@ -38,6 +38,14 @@ class Process(NamedTuple):
     runs: str
 
 
+class Companion(NamedTuple):
+    """An adapter, or what guesses tokens."""
+
+    name: str
+    kind: str
+    place: str  # a folder, a hub id, or how many tokens are guessed
+
+
 def report(parsed: Parsed, config: Resolved, plugins: Plugins, sections: Mapping[str, type], form: str) -> str:
     """Return the text of a dry run.
 
@@ -45,13 +53,14 @@ def report(parsed: Parsed, config: Resolved, plugins: Plugins, sections: Mapping
     machines).
     """
     rows = list(_rows(parsed, config, Schema(sections)))
-    table = list(processes(config, plugins))
+    table, beside = list(processes(config, plugins)), list(companions(config))
     if form == "json":
         options = {row.name.lstrip("-"): {"value": row.value, "origin": row.origin} for row in rows}
         found = {"configuration": options, "processes": [process._asdict() for process in table]}
+        found["companions"] = [companion._asdict() for companion in beside]
         return msgspec.json.format(msgspec.json.encode(found)).decode()
     shown = rows if form == "all" else [row for row in rows if row.origin != _DEFAULT]
-    return "\n".join(_text(shown, table, everything=form == "all"))
+    return "\n".join(_text(shown, table, beside, everything=form == "all"))
 
 
 def _rows(parsed: Parsed, config: Resolved, schema: Schema) -> Iterator[Row]:
@@ -90,10 +99,28 @@ def processes(config: Resolved, plugins: Plugins) -> Iterator[Process]:
         yield Process(spec.name, spec.role, f"{runs[spec.role]}  (python -m ferrule.launch.child {spec.role})")
 
 
-def _text(rows: Sequence[Row], table: Sequence[Process], *, everything: bool) -> Iterator[str]:
+def companions(config: Resolved) -> Iterator[Companion]:
+    """Yield what is served with the model: adapters, and the method of speculative decoding."""
+    for module in config.lora.modules:
+        yield Companion(module.name, "LoRA adapter", module.path)
+    for adapter in config.prompt_adapter.modules:
+        yield Companion(adapter.name, "prompt adapter", adapter.path)
+    section = config.speculative
+    if section.method:
+        most = f"at most {section.num_tokens} guesses" if section.num_tokens else "guesses as is usual for the method"
+        yield Companion(section.method, "speculator", ", ".join(filter(None, (section.settings.get("model"), most))))
+
+
+def _text(
+    rows: Sequence[Row], table: Sequence[Process], beside: Sequence[Companion], *, everything: bool
+) -> Iterator[str]:
     what = "every value" if everything else "values that are not the default; --dry-run=all shows every one"
     yield f"Configuration ({what})"
     yield from _columns([(row.name, _shown(row.value), row.origin) for row in rows])
+    if beside:
+        yield ""
+        yield "Adapters and speculation"
+        yield from _columns(beside)
     yield ""
     yield "Processes"
     yield from _columns(table)
@@ -107,7 +134,7 @@ def _shown(value: Any) -> str:
     return msgspec.json.encode(value).decode() if isinstance(value, dict) else str(value) or "(empty)"
 
 
-def _columns(rows: Sequence[tuple[str, str, str]] | Sequence[Process]) -> Iterator[str]:
+def _columns(rows: Sequence[tuple[str, str, str]] | Sequence[Process] | Sequence[Companion]) -> Iterator[str]:
     first = max((len(row[0]) for row in rows), default=0)
     second = min(max((len(row[1]) for row in rows), default=0), _WIDEST)
     for name, value, rest in rows:

@@ -104,7 +104,7 @@ def _dry_run(parsed: Parsed, plugins: Plugins) -> int:
 
     config, chosen = prepare(with_model(parsed.config), parsed.notices, plugins, "launch")
     check_address(config.frontend)
-    check_start(config, chosen)
+    config = check_start(config, chosen)
     print(report(parsed, config, chosen, sections(), parsed.extra["serve"].dry_run))
     return 0
 

@@ -23,8 +23,8 @@ class UniExecutor(Executor):
         self._profiles = Path()  # folder
         self._tracks: StepTracks | None = None  # while a profile is recorded
 
-    def check(self, config: WorkerSettings, plugins: Plugins) -> None:
-        WorkerThread(open_worker(config, plugins)).check()
+    def check(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo | None:
+        return WorkerThread(open_worker(config, plugins)).check()
 
     def start(self, config: WorkerSettings, plugins: Plugins) -> ModelInfo:
         self._worker = WorkerThread(open_worker(config, plugins))

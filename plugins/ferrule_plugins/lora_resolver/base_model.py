@@ -11,6 +11,10 @@ from ferrule.small_files import read_json
 
 CONFIG = "adapter_config.json"
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
+BESIDE = (  # what an adapter that adds tokens has as well: their rows, and the tokenizer that names them
+    *("new_embeddings.safetensors", "new_embeddings.bin"),
+    *("*token*.json", "vocab.json", "merges.txt", "*.model", "*.tiktoken", "tekken.json"),
+)
 _KEY = "base_model_name_or_path"
 _log = Log("adapters")
 

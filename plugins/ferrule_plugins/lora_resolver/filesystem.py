@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from ferrule.interfaces.lora_resolver import LoRAResolver
-from ferrule_plugins.lora_resolver.base_model import CONFIG, WEIGHTS, is_for
+from ferrule_plugins.lora_resolver.base_model import BESIDE, CONFIG, WEIGHTS, is_for
 
 
 class FilesystemResolver(LoRAResolver):
@@ -29,7 +29,7 @@ class FilesystemResolver(LoRAResolver):
             folder = (root / name).resolve(strict=True)
         except OSError:  # there is none, or the name is too long for one
             return None
-        files = (Path(os.path.realpath(folder / file)) for file in (CONFIG, *WEIGHTS))
+        files = (Path(os.path.realpath(file)) for name in (CONFIG, *WEIGHTS, *BESIDE) for file in folder.glob(name))
         if folder != root / name or not all(file.is_relative_to(root) for file in files):
             return None
         return folder if is_for(folder, self.context.base_models) else None

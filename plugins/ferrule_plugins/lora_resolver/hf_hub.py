@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ferrule.interfaces.lora_resolver import LoRAResolver
-from ferrule_plugins.lora_resolver.base_model import CONFIG, WEIGHTS, is_for
+from ferrule_plugins.lora_resolver.base_model import BESIDE, CONFIG, WEIGHTS, is_for
 
 _NAME = re.compile(
     r"(?P<repository>[\w-][\w.-]*/[\w-][\w.-]*)(?:/(?P<folder>[\w-][\w.-]*(?:/[\w-][\w.-]*)*))?", re.ASCII
@@ -36,7 +36,7 @@ class HubResolver(LoRAResolver):
 
         def choose(names: Sequence[str]) -> Sequence[str]:
             weights = next((name for name in WEIGHTS if prefix + name in names), WEIGHTS[0])
-            return prefix + CONFIG, prefix + weights
+            return prefix + CONFIG, prefix + weights, *(prefix + pattern for pattern in BESIDE)
 
         place = self.context.fetch(repository, choose) / folder
         return place if is_for(place, self.context.base_models) else None

@@ -22,7 +22,7 @@ from ferrule.log import Log
 from ferrule_kernels import cuda
 from ferrule_plugins.platform.cpu import describe
 from ferrule_plugins.platform.cuda_compile import compile_parts
-from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder
+from ferrule_plugins.platform.cuda_graphs import GraphLimits, graph_recorder, warn_of_unread
 from ferrule_plugins.platform.cuda_kernels import cuda_kernels
 from ferrule_plugins.platform.cuda_memory import Budget, Device, Reading, TorchDevice, gib
 from ferrule_plugins.platform.cuda_offload import HostWeights
@@ -112,6 +112,7 @@ class CudaExecution(Execution):
         self._device = device
         self._budget = budget
         self._transfers = PinnedTransfers()
+        self._warned = False
 
     def depth(self) -> int:
         return 2
@@ -128,6 +129,9 @@ class CudaExecution(Execution):
 
     def recorder(self, config: DeviceSettings) -> Recorder | None:
         """Return a recorder of graphs, unless the options forbid them; the cache leaves each its memory."""
+        if not self._warned:  # a server may have several recorders
+            warn_of_unread(config)
+        self._warned = True
         limits = GraphLimits.of(config)
         self._budget.graphs += 0 if limits is None else limits.budget_bytes
         return graph_recorder(limits, self._transfers, _DEVICE)

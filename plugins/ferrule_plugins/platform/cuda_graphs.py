@@ -50,15 +50,19 @@ class GraphLimits:
         given = config.device.compilation_config
         if optimization_level(config) == 0 or not given.get("use_cudagraph", True):
             return None
-        unread = ", ".join(sorted(given.keys() - _READ))
-        if unread:
-            _log.warning(f"--compilation-config: {unread} has no effect here")
         rows = config.scheduler.max_num_seqs
         sizes = _sizes(config.scheduler.cuda_graph_sizes, given)
         useful = sizes[: bisect_left(sizes, rows) + 1]
         budget = POOL_BYTES + GRAPH_BYTES * len(useful)
         max_len = config.max_seq_len_to_capture
         return cls(useful, max_len, budget) if useful and max_len else None
+
+
+def warn_of_unread(config: DeviceSettings) -> None:
+    """Log the keys of --compilation-config that nothing reads."""
+    unread = ", ".join(sorted(config.device.compilation_config.keys() - _READ))
+    if unread and optimization_level(config):
+        _log.warning(f"--compilation-config: {unread} has no effect here")
 
 
 def _sizes(given: Sequence[int], compilation: Mapping[str, Any]) -> tuple[int, ...]:

@@ -66,25 +66,24 @@ class Tokenize(Router):
 
         @routes.post("/tokenize", summary="Token ids of a prompt or a conversation.", response_model=Tokens)
         async def tokenize(body: TokenizeBody, info: CurrentRequest) -> Response:
-            await service.resolve(body.model)
+            spoken = await service.tokens(body.model)
             prompt, notes = _prompt_of(body), Notes.of(info.unknown_fields, TokenizeBody)
             if body.messages is not None:
                 notes.known += unread_by_template(body.messages, body, service)
             notes.settle(ctx.config.frontend.strict_requests)
-            read = await service.read(prompt)
+            read = await spoken.read(prompt)
             found = Tokens(
                 count=len(read.ids),
-                max_model_len=service.model.max_model_len,
+                max_model_len=spoken.max_model_len,
                 tokens=list(read.ids),
-                token_strs=[service.token_text(token_id) for token_id in read.ids] if body.return_token_strs else None,
+                token_strs=[spoken.token_text(token_id) for token_id in read.ids] if body.return_token_strs else None,
                 ferrule=extended(notes.extension, read.notes),
             )
             return JSON(found, headers=notes.headers)
 
         @routes.post("/detokenize", summary="Text of token ids.", response_model=Detokenized)
         async def detokenize(body: DetokenizeBody, info: CurrentRequest) -> Response:
-            await service.resolve(body.model)
-            text = await service.detokenize(body.tokens)
+            text = await (await service.tokens(body.model)).detokenize(body.tokens)
             return JSON(Detokenized(prompt=text, ferrule=Notes.of(info.unknown_fields, DetokenizeBody).extension))
 
         async def tokenizer_info() -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from itertools import zip_longest
 
 from ferrule import log
 from ferrule.config import StatSettings
@@ -50,13 +51,19 @@ class Console(StatLogger):
         if stats.draft_tokens > before.draft_tokens:
             drafts, guesses = stats.drafts - before.drafts, stats.draft_tokens - before.draft_tokens
             accepted = stats.accepted_tokens - before.accepted_tokens
+            past = before.accepted_by_place
+            places = [now - then for now, then in zip_longest(stats.accepted_by_place, past, fillvalue=0)]
             _logger.info(
-                "Engine %03d: SpecDecoding: Mean acceptance length: %.2f, Accepted: %.1f tokens/s, Drafted: %.1f "
-                "tokens/s, Avg draft acceptance rate: %.1f%%",
+                "Engine %03d: SpecDecoding metrics: Mean acceptance length: %.2f, Accepted throughput: %.2f tokens/s, "
+                "Drafted throughput: %.2f tokens/s, Accepted: %d tokens, Drafted: %d tokens, Per-position acceptance "
+                "rate: %s, Avg Draft acceptance rate: %.1f%%",
                 engine,
                 1 + accepted / drafts,
                 accepted / seconds,
                 guesses / seconds,
+                accepted,
+                guesses,
+                ", ".join(f"{right / drafts:.3f}" for right in places),
                 100 * accepted / guesses,
             )
 

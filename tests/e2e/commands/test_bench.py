@@ -168,10 +168,16 @@ def test_serve_reports_failures(server: servers.Server, here: Here) -> None:
 
 def test_throughput_and_latency(tiny_llama: Path, figures_of: Figures) -> None:
     args = (str(tiny_llama), "--dtype", "float32", "--input-len", "16", "--output-len", "8")
-    figures = figures_of("throughput", *args, "--num-prompts", "5", "--n", "2")
+    guesses = ("--speculative-config", '{"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 2}')
+    more = ("--input-len", "100", "--speculative-config.adaptive", "false")
+    figures = figures_of("throughput", *args[:-4], *args[-2:], *more, "--num-prompts", "5", "--n", "2", *guesses)
     assert figures["requests"] == 5
+    tokens, right = figures["spec_decode_draft_tokens"], figures["spec_decode_accepted_tokens"]
+    assert 0 < figures["spec_decode_num_drafts"] <= tokens <= 2 * figures["spec_decode_num_drafts"]
+    assert figures["spec_decode_acceptance_rate"] == round(100 * right / tokens, 2)
+    assert 1 <= figures["spec_decode_acceptance_length"] <= 3
     assert figures["total_token_throughput"] > figures["output_throughput"] > 0
-    assert (figures["num_requests"], figures["total_num_tokens"]) == (5, 5 * (16 + 2 * 8))
+    assert (figures["num_requests"], figures["total_num_tokens"]) == (5, 5 * (100 + 2 * 8))
     figures = figures_of("latency", *args, "--batch-size", "2", "--num-iters", "2", "--num-iters-warmup", "1")
     assert figures["batches"] == len(figures["latencies"]) == 2
     assert figures["percentiles"]["10"] <= figures["avg_latency"] <= figures["percentiles"]["99"]

@@ -16,6 +16,7 @@ from ferrule_testkit import server as servers
 ASK = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 24}
 
 
+@pytest.mark.slow  # tests/unit/plugins/command/test_packed.py packs and loads in one process
 @pytest.mark.skipif(dense.unit() is None, reason="there are no kernels for bfloat16 weights here")
 def test_the_embedded_model_from_a_packed_folder(tmp_path: Path) -> None:
     out = tmp_path / "a folder"

@@ -26,7 +26,6 @@ from ferrule_testkit.server import WITHOUT_MODEL, own_port
 
 ROWS = 120
 QUIET = ("--disable-log-requests", "--disable-log-stats", "--dtype", "float32", "--max-model-len", "512")
-MODEL = ("--distributed-executor-backend", "uni")  # otherwise tokens are made up
 
 
 def request(number: int) -> bytes:
@@ -185,29 +184,47 @@ def test_each_line_has_its_result_in_the_order_of_the_input(peaceful: list[tuple
             assert (custom_id, status, error) == (f"row-{number}", 200, "null")
 
 
-def test_killed_again_and_again_it_loses_and_doubles_nothing(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
+def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
+    """Kill it, limit the size of its files, which stands for a full disk since both make a write fail in the middle,
+    and let it finish.
+    """
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
-    rng = random.Random(5)
-    for _ in range(2):
-        moment = num_journalled(journal) + rng.randrange(1, 30)
-        with started(source, target, *holding(tmp_path, 40)) as process:
-            assert wait_for(process, lambda moment=moment: num_journalled(journal) >= moment)  # type: ignore[misc]
-            os.kill(process.pid, signal.SIGKILL)
-            process.wait(240)
-        assert not target.exists()
-        with journal.open("ab") as torn:  # what a power cut may leave behind the last fsync
-            torn.write(b'9999 200 {"id":"batch_req_')
-    before = num_journalled(journal)
-    assert moment <= before < ROWS
+    moment = random.Random(5).randrange(1, 30)
+    with started(source, target, *holding(tmp_path, 40)) as process:
+        assert wait_for(process, lambda: num_journalled(journal) >= moment)
+        os.kill(process.pid, signal.SIGKILL)
+        process.wait(240)
+    assert not target.exists()
+    with journal.open("ab") as torn:  # what a power cut may leave behind the last fsync
+        torn.write(b'9999 200 {"id":"batch_req_')
+    killed = num_journalled(journal)
+    assert moment <= killed < ROWS
+
+    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))
+    # The process could not write its coverage either.
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    done = run(source, target, preexec_fn=limit, env=environment)
+    assert done.returncode == 1
+    assert f"resuming: {killed} of {ROWS} rows are done" in done.stderr
+    assert "Cannot write" in done.stderr
+    assert "file too large" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert not target.exists()
+    full = num_journalled(journal)
+    assert killed < full < ROWS
+
     done = run(source, target)
     assert done.returncode == 0, done.stderr
-    assert f"resuming: {before} of {ROWS} rows are done" in done.stderr
+    assert f"resuming: {full} of {ROWS} rows are done" in done.stderr
     assert gists(results(target)) == peaceful
     assert not journal.exists()
 
 
-@pytest.mark.parametrize(("number", "again"), [(signal.SIGTERM, True), (signal.SIGINT, False)])
+@pytest.mark.parametrize(
+    ("number", "again"),
+    [(signal.SIGTERM, False), pytest.param(signal.SIGINT, True, marks=pytest.mark.slow)],
+)
 def test_a_signal_lets_what_runs_finish(
     tmp_path: Path, number: int, again: bool, peaceful: list[tuple[Any, ...]]
 ) -> None:
@@ -227,26 +244,6 @@ def test_a_signal_lets_what_runs_finish(
     if again:
         assert run(source, target).returncode == 0
         assert gists(results(target)) == peaceful
-
-
-def test_a_full_disk_is_said_and_survived(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
-    """Limit the size of a file, which stands for a full disk: both make a write fail in the middle."""
-    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))
-    # The process could not write its coverage either.
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-    done = run(source, target, preexec_fn=limit, env=environment)
-    assert done.returncode == 1
-    assert "Cannot write" in done.stderr
-    assert "file too large" in done.stderr
-    assert "Traceback" not in done.stderr
-    assert not target.exists()
-    kept = num_journalled(tmp_path / "out.jsonl.journal")
-    assert 0 < kept < ROWS
-    done = run(source, target)
-    assert done.returncode == 0, done.stderr
-    assert f"resuming: {kept} of {ROWS}" in done.stderr
-    assert gists(results(target)) == peaceful
 
 
 _DYING = """
@@ -269,7 +266,7 @@ class Dying(FcfsPolicy):
     ("fault", "said", "again"),
     [
         ('raise RuntimeError("planted")', "The engine has stopped", False),
-        ("time.sleep(600)", "no progress for 5 s", True),
+        pytest.param("time.sleep(600)", "no progress for 5 s", True, marks=pytest.mark.slow),
     ],
 )
 def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
@@ -372,7 +369,7 @@ def test_urls_are_fetched_and_put(tmp_path: Path, store: tuple[str, type[Store]]
     handler.source, handler.failures = write_rows(tmp_path / "in.jsonl", 20).read_bytes(), 1
     folder = tmp_path / "work"
     folder.mkdir()
-    done = run(f"{base}/in.jsonl?sig=secret", f"{base}/out.jsonl?sig=secret", "--output-tmp-dir", str(folder), *MODEL)
+    done = run(f"{base}/in.jsonl?sig=secret", f"{base}/out.jsonl?sig=secret", "--output-tmp-dir", str(folder))
     assert done.returncode == 0, done.stderr
     assert "secret" not in done.stdout + done.stderr
     [(path, kind, body)] = handler.puts

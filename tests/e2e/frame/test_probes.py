@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from ferrule_testkit import server as servers
-from tests.e2e.frame.test_tls import Authority
 
 ARGS = [*servers.WITHOUT_MODEL, "--num-gpu-blocks-override", "64"]
 KEY = {"authorization": "Bearer secret"}
@@ -130,24 +129,6 @@ def test_keys_are_reloaded_on_both_ports(keyed: Keyed) -> None:
     keyed.server.process.send_signal(signal.SIGHUP)
     for port in (keyed.probes, keyed.server.port):
         assert servers.until(lambda port=port: _status(port, "/metrics", second) == 200)
-
-
-def test_https_has_a_port_for_probes(tiny_llama: Path, tmp_path: Path) -> None:
-    authority = Authority(tmp_path)
-    pair = authority.issue("server")
-    with servers.own_port() as probes:
-        args = [str(tiny_llama), *ARGS, "--ssl-certfile", str(pair.cert), "--ssl-keyfile", str(pair.key)]
-        args += ["--probe-port", str(probes)]
-        with servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
-            assert servers.until(lambda: _status(probes, "/health") == 200), server.text()
-            assert _status(probes, "/metrics") == 200
-            assert _status(probes, "/ping") == 200
-            assert _status(probes, "/v1/models") == 404
-            context = ssl.create_default_context(cafile=str(authority.cert))
-            with connected(server.port, context) as connection:
-                assert ask(connection, "/health", {})[0] == 200
-                assert ask(connection, "/v1/models", {})[0] == 200
-            assert server.stop() == 0
 
 
 def _status(port: int, path: str, headers: dict[str, str] | None = None) -> int:

@@ -149,15 +149,22 @@ def replace(target: Path, content: bytes) -> None:
 
 
 def test_https_with_renewal(authority: Authority, tmp_path: Path) -> None:
-    """Serve chat and streams; use a new pair for new connections, and not a broken one, which the log reports."""
+    """Serve chat and streams, and probes without TLS; use a new pair for new connections, and not a broken one, which
+    the log reports.
+    """
     first, second, other = (authority.issue(name) for name in ("first", "second", "other"))
     cert, key = tmp_path / "live.pem", tmp_path / "live.key"
     cert.write_bytes(first.cert.read_bytes())
     key.write_bytes(first.key.read_bytes())
     context = trusting(authority)
     args = ["--ssl-certfile", str(cert), "--ssl-keyfile", str(key), "--enable-ssl-refresh"]
-    with running(args, tmp_path / "log", context) as server:
+    with (
+        servers.own_port() as probes,
+        running([*args, "--probe-port", str(probes)], tmp_path / "log", context) as server,
+    ):
         assert server.says(f"ready at https://127.0.0.1:{server.port}/v1")
+        for path, status in (("/health", 200), ("/metrics", 200), ("/ping", 200), ("/v1/models", 404)):
+            assert httpx.get(f"http://127.0.0.1:{probes}{path}", timeout=240).status_code == status
         with httpx.Client(base_url=f"https://127.0.0.1:{server.port}", verify=context, timeout=240) as http:
             body = {"prompt": "Hello", "max_tokens": 8, "stream": True}
             assert http.post("/v1/completions", json=body).text.endswith("data: [DONE]\n\n")

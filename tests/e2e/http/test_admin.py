@@ -33,7 +33,7 @@ class Extension:
 PROMPT = {"prompt": [5, 6, 7, 8], "max_tokens": 24, "temperature": 0, "ignore_eos": True, "logprobs": 2}
 
 
-@pytest.fixture(scope="module", params=["processes", "one-process"])
+@pytest.fixture(scope="module", params=["processes", pytest.param("one-process", marks=pytest.mark.slow)])
 def dev(request: pytest.FixtureRequest, tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     folder = tmp_path_factory.mktemp("dev")
     (folder / "tests_extension.py").write_text(EXTENSION)
@@ -207,16 +207,8 @@ def test_plugins_with_their_origin(admin: httpx.Client) -> None:
     assert isinstance(told["refusals"], list)
 
 
-@pytest.fixture(scope="module")
-def plain(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    args = [str(tiny_llama), "--dtype", "float32", "--num-gpu-blocks-override", "64"]
-    log = tmp_path_factory.mktemp("plain") / "log"
-    with servers.running(args, log, {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}) as server:
-        yield server
-
-
-def test_what_was_not_switched_on_says_how(plain: Any) -> None:
-    with httpx.Client(base_url=plain.url, timeout=240) as client:
+def test_what_was_not_switched_on_says_how(generous_server: servers.Server) -> None:
+    with httpx.Client(base_url=generous_server.url, timeout=240) as client:
         for path in ("/sleep", "/wake_up"):
             error = _error(client.post(path), 403)
             assert "--enable-sleep-mode" in error["message"]

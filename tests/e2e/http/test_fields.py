@@ -18,20 +18,11 @@ from safetensors.torch import load_file
 from ferrule_testkit import server as servers
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
-FLAGS = (
-    *("--dtype", "float32", "--served-model-name", "tiny", "other", "--num-gpu-blocks-override", "512"),
-    *("--enable-prompt-embeds", "--enable-prompt-tokens-details", "--trust-request-chat-template"),
-    *("--enable-request-id-headers", "--max-logprobs", "-1", "--scheduling-policy", "priority"),
-    *("--target-first-token-ms", "5000", "--target-inter-token-ms", "500"),
-)
 
 
 @pytest.fixture(scope="module")
-def server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Run the random Llama with everything that a request can ask for switched on."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running([str(tiny_llama), *FLAGS], log, {"OMP_NUM_THREADS": "1"}) as running:
-        yield running
+def server(generous_server: servers.Server) -> servers.Server:
+    return generous_server
 
 
 @pytest.fixture

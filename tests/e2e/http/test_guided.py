@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -15,8 +14,6 @@ from pydantic import BaseModel, Field
 
 from ferrule_testkit import server as servers
 
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
-SMALL = ("--max-model-len", "1024", "--num-gpu-blocks-override", "512", "--served-model-name", "tiny")
 ASK: dict[str, Any] = {
     "model": "tiny",
     "messages": [{"role": "user", "content": "What is the weather in Paris?"}],
@@ -41,10 +38,8 @@ class Weather(BaseModel):
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running([*SMALL, *FLAGS], log, {"OMP_NUM_THREADS": "1"}) as running:
-        yield running
+def server(tiny_server: servers.Server) -> servers.Server:
+    return tiny_server
 
 
 def fits(text: str | None) -> bool:

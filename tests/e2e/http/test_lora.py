@@ -389,16 +389,23 @@ def test_after_a_restart_of_the_engine_the_adapters_are_there(
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora"),
-        (["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model"),
-        (["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice"),
+        # What the options alone tell is in tests/unit/config/test_adapter_options.py, too.
+        pytest.param(["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora", marks=pytest.mark.slow),
+        pytest.param(
+            ["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model", marks=pytest.mark.slow
+        ),
+        pytest.param(["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice", marks=pytest.mark.slow),
         (["--enable-lora", "--lora-modules", "a"], "expected name=path"),
         (["--enable-lora", "--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean 'path'?"),
         (["--enable-lora", "--lora-modules", "a=./nowhere"], "'./nowhere' is not a folder"),
         (["--enable-lora", "--max-lora-rank", "2", "--lora-modules", "a=OUTSIDE"], "--lora-modules: a: "),
-        (["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras"),
+        pytest.param(
+            ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"],
+            "must be at least --max-loras",
+            marks=pytest.mark.slow,
+        ),
         (["--enable-lora", "--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
-        (["--enable-lora", "--long-lora-scaling-factors", "2"], "not in this build"),
+        (["--enable-lora", "--long-lora-scaling-factors", "0.5"], "--long-lora-scaling-factors"),
     ],
 )
 def test_options_that_contradict_stop_the_start(
@@ -412,7 +419,8 @@ def test_options_that_contradict_stop_the_start(
 
 
 def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: Path) -> None:
-    names = ["tiny", "one", "nobody"]
+    names = ["tiny", "one", "found", "nobody"]
+    shutil.copytree(world.root / "modules/one", tmp_path / "resolved/found")
     rows = [
         {
             "custom_id": name,
@@ -425,8 +433,9 @@ def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: 
     (tmp_path / "in").write_text("\n".join(map(json.dumps, rows)))
     args = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", str(tiny_llama)]
     args += ["--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
-    args += ["--lora-modules", f"one={world.root}/modules/one"]
+    args += ["--lora-modules", f"one={world.root}/modules/one", "--lora-resolver-cache-dir", str(tmp_path / "resolved")]
     subprocess.run([sys.executable, "-m", "ferrule", *args], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
     found = {row["custom_id"]: row["response"] for row in map(json.loads, (tmp_path / "out").read_text().splitlines())}
-    assert [found[name]["status_code"] for name in names] == [200, 200, 404]
-    assert [found[name]["body"]["choices"][0]["text"] for name in names[:2]] == [world.said[name] for name in names[:2]]
+    assert [found[name]["status_code"] for name in names] == [200, 200, 200, 404]
+    texts = [found[name]["body"]["choices"][0]["text"] for name in names[:3]]
+    assert texts == [world.said[name] for name in ("tiny", "one", "one")]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,11 +17,8 @@ PROMPT = [5, 100, 60, 200, 31, 17, 250, 9, 9, 80, 41, 7, 120, 66, 33, 12, 90, 3]
 
 
 @pytest.fixture(scope="module")
-def url(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "256"]
-    with servers.running([*args, "--enable-prompt-embeds"], log, {"OMP_NUM_THREADS": "1"}) as running:
-        yield running.url
+def url(generous_server: servers.Server) -> str:
+    return generous_server.url
 
 
 def complete(url: str, **body: Any) -> Any:

@@ -25,7 +25,6 @@ WEATHER: dict[str, Any] = {
 }
 CITIES = ("Lisbon", "Paris", "Oslo", "Rome", "Madrid", "Berlin")  # the model is small: one of them must work
 BASE: dict[str, Any] = {"model": "tiny", "temperature": 0, "max_tokens": 120, "tools": [WEATHER]}
-FLAGS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
 SMALL = ("--max-model-len", "1024", "--num-gpu-blocks-override", "256", "--served-model-name", "tiny")
 
 # A parser in the manner of vLLM's plugin files, for the same format.
@@ -69,12 +68,8 @@ class PlainHermes(ToolParser):
 
 
 @pytest.fixture(scope="module")
-def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with (
-        servers.running([*FLAGS, *SMALL], log, {"OMP_NUM_THREADS": "1"}) as running,
-        openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=240) as found,
-    ):
+def client(tiny_server: servers.Server) -> Iterator[openai.OpenAI]:
+    with openai.OpenAI(base_url=f"{tiny_server.url}/v1", api_key="none", max_retries=0, timeout=240) as found:
         yield found
 
 
@@ -213,6 +208,7 @@ def test_the_example_of_the_documentation(client: openai.OpenAI, tmp_path: Path)
     assert done.stdout.strip()
 
 
+@pytest.mark.slow  # tests/unit/plugins/compat_vllm has such files give the same calls
 def test_a_file_written_for_vllm(tmp_path: Path, asked: tuple[list[Any], Any]) -> None:
     messages, choice = asked
     file = tmp_path / "plain.py"
@@ -238,7 +234,7 @@ def test_a_file_written_for_vllm(tmp_path: Path, asked: tuple[list[Any], Any]) -
     [
         (["--enable-auto-tool-choice"], "--enable-auto-tool-choice needs --tool-call-parser"),
         (["--tool-call-parser", "hermse"], "Did you mean 'hermes'"),
-        (["--reasoning-parser", "qwen"], "Did you mean 'qwen3'"),
+        pytest.param(["--reasoning-parser", "qwen"], "Did you mean 'qwen3'", marks=pytest.mark.slow),
         (["--tool-parser-plugin", "/no/such/file.py"], "cannot be read"),
     ],
 )

@@ -380,6 +380,27 @@ def test_a_page_that_is_left_open_over_a_restart_sees_the_new_models(browser: Br
         expect(model).to_have_value("other")
 
 
+def test_a_chat_names_its_adapter(browser: Browser, server: servers.Server) -> None:
+    served = [{"id": MODEL}, {"id": "sql", "parent": MODEL}, {"id": "poet", "parent": MODEL}]
+    with opened(browser, server) as page:
+        page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
+        page.get_by_role("link", name="Live").click()
+        page.get_by_role("link", name="Chat").click()  # an adapter that was loaded meanwhile is there
+        model = page.get_by_label("model", exact=True)
+        expect(model.locator("optgroup[label=Adapters] option")).to_have_text(["sql", "poet"])
+        expect(model).to_have_value(MODEL)
+        bodies = answer_with(page, delta("stop", content="yes"))
+        for name in ("poet", MODEL):
+            model.select_option(name)
+            ask(page, "hello")
+            expect(answers(page).last.locator("header")).to_contain_text(name)
+            expect(answers(page).last).to_contain_text("yes")
+        assert [body["model"] for body in bodies] == ["poet", MODEL]
+        page.get_by_role("link", name="Models and options").click()
+        cells = page.get_by_role("region", name="Models").get_by_role("row", name="sql").get_by_role("cell")
+        expect(cells.nth(1)).to_have_text(MODEL)
+
+
 def test_markdown_thoughts_and_tools(browser: Browser, server: servers.Server) -> None:
     with opened(browser, server) as page:
         bodies = answer_with(page, delta(reasoning="Hm."), delta(content=RICH), delta("tool_calls", tool_calls=[CALL]))
@@ -531,6 +552,47 @@ def test_live_shows_who_runs_and_nothing_of_what_they_say(browser: Browser, serv
         assert {row["phase"] for row in found["running"]} <= {"prefill", "decode"}
         assert all(row["blocks"] > 0 for row in found["running"])
         assert found["figures"]["running"] == 8
+
+
+def test_live_shows_adapters_and_guesses(browser: Browser, server: servers.Server) -> None:
+    """Add what a server with both shows to the picture of one that has neither."""
+    adapters = [
+        {"name": "<i>sql</i>", "loaded": True, "running": 2, "waiting": 1},
+        {"name": "poet", "loaded": False, "running": 0, "waiting": 3},
+    ]
+    asked = 0
+
+    def fulfil(route: Route) -> None:
+        nonlocal asked
+        picture = route.fetch().json()
+        picture["adapters"], picture["limits"]["adapter_slots"] = adapters, 1
+        picture["now"] += asked  # each one is new
+        guesses = {"drafts": 10 * asked, "draft_tokens": 40 * asked, "accepted_by_place": [8 * asked, 2 * asked]}
+        picture["figures"] |= guesses
+        picture["steps"] = [[0.1, 0.01, 7, 2, 5]]
+        for row in picture["running"]:
+            row |= {"adapter": "<i>sql</i>", "guesses": guesses}
+        asked += 1
+        route.fulfill(json=picture)
+
+    with opened(browser, server, "live") as page:
+        page.route("**/ui/api/live", fulfil)
+        load(page, {"prompt": "a b c"})
+        rows = page.get_by_role("region", name="Adapters").locator("tbody tr")
+        expect(rows).to_have_text(["<i>sql</i>loaded21", "poetwaits for a slot03"])
+        expect(page.get_by_role("heading", name="Adapters 1 of 1 slot taken")).to_be_visible()
+        expect(page.locator(".card", has_text="Tokens a step")).to_contain_text("2.00")
+        expect(page.locator(".card", has_text="Guesses that hold")).to_contain_text("25.0 %")
+        expect(page.locator(".steps .guess")).to_be_attached()
+        expect(page.get_by_text("0 prompt tokens, 2 decoding, 5 guesses.")).to_be_visible()
+        running = page.get_by_role("region", name="Running").locator("tbody tr")
+        expect(running).to_contain_text("<i>sql</i>")
+        expect(running).to_contain_text("25.0 %")
+        assert Axe().run(page).violations_count == 0
+    with opened(browser, server, "live") as page:
+        expect(page.get_by_role("region", name="Running").or_(page.get_by_text("None.")).first).to_be_visible()
+        expect(page.get_by_role("region", name="Adapters")).to_have_count(0)
+        expect(page.get_by_text("Guesses that hold")).to_have_count(0)
 
 
 def test_live_asks_only_while_it_is_seen(browser: Browser, server: servers.Server) -> None:

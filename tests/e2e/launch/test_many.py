@@ -19,7 +19,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ferrule_testkit import server as servers
 
-COUNT = 3
+COUNT = 2
 ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, "--num-gpu-blocks-override", "512"]
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 4, "ignore_eos": True, "temperature": 0, "seed": 1}
 
@@ -196,16 +196,18 @@ def test_load_is_that_of_all_processes(many: servers.Server, held: servers.Gate)
     asyncio.run(ask())
 
 
-def test_the_queue_is_one_for_all(tiny_llama: Path, tmp_path: Path) -> None:
-    """Let five wait, in whichever process: a few more where several count at the same moment."""
+def test_the_queue_is_one_for_all_and_sigterm_drains_all(tiny_llama: Path, tmp_path: Path) -> None:
+    """Let twelve wait, in whichever process: a few more where several count at the same moment. Then end intact what
+    streams in each process.
+    """
     gate = servers.Gate(tmp_path)
 
-    async def ask(server: servers.Server) -> Counter[int]:
+    async def crowd(server: servers.Server) -> Counter[int]:
         async with session() as http:
             with gate.shut():
-                asked = {asyncio.create_task(post(http, f"{server.url}/v1/completions")) for _ in range(30)}
+                asked = {asyncio.create_task(post(http, f"{server.url}/v1/completions")) for _ in range(40)}
                 waiting = asked
-                while len(waiting) > 5 + COUNT - 1:
+                while len(waiting) > 12 + COUNT - 1:
                     _, waiting = await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED, timeout=240)
             statuses = Counter(status for status, _ in await asyncio.gather(*asked))
             figures = await scrape(http, server)
@@ -213,41 +215,12 @@ def test_the_queue_is_one_for_all(tiny_llama: Path, tmp_path: Path) -> None:
             assert rejections == statuses[429]
             return statuses
 
-    with several(tiny_llama, tmp_path, "--max-waiting-requests", "5", *gate.args) as server:
-        statuses = asyncio.run(ask(server))
-        assert set(statuses) == {200, 429}
-        assert statuses[429] >= 30 - 5 - (COUNT - 1)
-        assert server.stop() == 0
-
-
-def test_the_death_of_one_is_the_end_of_all(tiny_llama: Path, tmp_path: Path) -> None:
-    with several(tiny_llama, tmp_path) as fresh:
-        pids = servers.descendants(fresh.process.pid)
-        apis = api_pids(fresh)
-        assert len(apis) == COUNT
-        os.kill(apis[1], signal.SIGKILL)
-        assert fresh.process.wait(240) != 0
-        assert servers.until(lambda: all(gone(pid) for pid in pids))
-
-
-def test_one_that_hangs_is_ended_and_all_with_it(tiny_llama: Path, tmp_path: Path) -> None:
-    """End all processes by the watchdog, which has time enough for what is slow only because the machine is busy."""
-    with several(tiny_llama, tmp_path, "--watchdog-timeout", "6") as fresh:
-        pids = servers.descendants(fresh.process.pid)
-        os.kill(api_pids(fresh)[2], signal.SIGSTOP)
-        assert fresh.process.wait(240) != 0
-        assert fresh.says("does not respond")
-        assert servers.until(lambda: all(gone(pid) for pid in pids))
-
-
-def test_sigterm_drains_all(tiny_llama: Path, tmp_path: Path) -> None:
-    gate = servers.Gate(tmp_path)
-
-    async def ask(server: servers.Server) -> list[tuple[int, list[dict[str, Any]], bool]]:
+    async def drain(server: servers.Server) -> list[tuple[int, list[dict[str, Any]], bool]]:
+        before = server.taken()
         async with session() as http:
             with gate.shut(after=20):
                 streams = [asyncio.create_task(stream(http, server)) for _ in range(12)]
-                while server.taken() < 12:
+                while server.taken() < before + 12:
                     await asyncio.sleep(0.01)
                 server.process.send_signal(signal.SIGTERM)
                 assert servers.until(lambda: draining(server) == COUNT)
@@ -263,12 +236,36 @@ def test_sigterm_drains_all(tiny_llama: Path, tmp_path: Path) -> None:
     def draining(server: servers.Server) -> int:
         return len(re.findall(r"\] draining", server.text()))
 
-    with several(tiny_llama, tmp_path, "--max-num-seqs", "4", *gate.args) as fresh:
-        for status, events, done in asyncio.run(ask(fresh)):
+    with several(tiny_llama, tmp_path, "--max-waiting-requests", "12", "--max-num-seqs", "4", *gate.args) as fresh:
+        statuses = asyncio.run(crowd(fresh))
+        assert set(statuses) == {200, 429}
+        assert statuses[429] >= 40 - 12 - (COUNT - 1)
+        for status, events, done in asyncio.run(drain(fresh)):
             assert (status, done) == (200, True)
             assert events[-1]["choices"][0]["finish_reason"] == "length"
         assert fresh.process.wait(240) == 0
         assert draining(fresh) == COUNT
+
+
+@pytest.mark.slow  # test_processes.py kills the only one
+def test_the_death_of_one_is_the_end_of_all(tiny_llama: Path, tmp_path: Path) -> None:
+    with several(tiny_llama, tmp_path) as fresh:
+        pids = servers.descendants(fresh.process.pid)
+        apis = api_pids(fresh)
+        assert len(apis) == COUNT
+        os.kill(apis[1], signal.SIGKILL)
+        assert fresh.process.wait(240) != 0
+        assert servers.until(lambda: all(gone(pid) for pid in pids))
+
+
+def test_one_that_hangs_is_ended_and_all_with_it(tiny_llama: Path, tmp_path: Path) -> None:
+    """End all processes by the watchdog, which has time enough for what is slow only because the machine is busy."""
+    with several(tiny_llama, tmp_path, "--watchdog-timeout", "6") as fresh:
+        pids = servers.descendants(fresh.process.pid)
+        os.kill(api_pids(fresh)[1], signal.SIGSTOP)
+        assert fresh.process.wait(240) != 0
+        assert fresh.says("does not respond")
+        assert servers.until(lambda: all(gone(pid) for pid in pids))
 
 
 def test_what_is_said_once(many: servers.Server) -> None:

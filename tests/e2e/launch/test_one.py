@@ -68,7 +68,11 @@ def unix(path: Path, *args: str, umask: int = 0o077) -> Iterator[UnixServer]:
             server.process.wait()
 
 
-@pytest.mark.parametrize("processes", [["-asc", "2"], ["--disable-frontend-multiprocessing"]], ids=["two", "one"])
+@pytest.mark.parametrize(
+    "processes",
+    [["-asc", "2"], pytest.param(["--disable-frontend-multiprocessing"], marks=pytest.mark.slow)],
+    ids=["two", "one"],
+)
 def test_unix_socket(tiny_llama: Path, tmp_path: Path, processes: list[str]) -> None:
     path = tmp_path / "f.sock"
     with socket.socket(socket.AF_UNIX) as dead:

@@ -126,6 +126,7 @@ def test_launcher_killed_leaves_no_survivor(fresh: servers.Server) -> None:
     assert servers.until(lambda: all(gone(pid) for pid in below))
 
 
+@pytest.mark.slow  # test_many.py drains two API processes, test_one.py one that is the engine too
 def test_sigterm_drains(fresh: servers.Server, gate: servers.Gate) -> None:
     """End streams intact, refuse new work, and exit with 0."""
     refused: list[int] = []
@@ -179,18 +180,3 @@ def test_port_taken_is_said_before_loading(server: servers.Server, tiny_llama: P
     assert f"port {server.port}" in second.stderr
     assert "Traceback" not in second.stderr
     assert "engine" not in second.stderr
-
-
-def test_one_process_with_disabled_multiprocessing(tiny_llama: Path, tmp_path: Path) -> None:
-    args = [str(tiny_llama), *ARGS, "--disable-frontend-multiprocessing"]
-    with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as running:
-        assert running.children() == {}
-        outcome = asyncio.run(_one(running.url))
-        assert outcome[0] == 200
-        assert outcome[2]
-        assert running.stop() == 0
-
-
-async def _one(url: str) -> tuple[int, list[dict[str, Any]], bool]:
-    async with aiohttp.ClientSession() as session:
-        return await stream(session, url, {**BODY, "max_tokens": 5}, asyncio.Event())

@@ -90,7 +90,7 @@ def settle(url: str) -> None:
 
 @pytest.mark.parametrize(
     ("asks", "streams"),
-    [(6, 32), pytest.param(100, 64, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
+    [(3, 32), pytest.param(100, 64, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])],
     ids=["short", "long"],
 )
 def test_streams_with_disconnects(tmp_path: Path, asks: int, streams: int) -> None:

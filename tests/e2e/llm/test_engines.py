@@ -159,6 +159,37 @@ def test_metrics_are_counted_and_read(llm: LLM) -> None:
     assert kinds["vllm:e2e_request_latency_seconds"] is Histogram
 
 
+def test_a_request_tells_of_its_times_and_guesses(tiny_llama: Path) -> None:
+    guesses = {"method": "ngram", "prompt_lookup_min": 1, "num_speculative_tokens": 3, "adaptive": False}
+    params = SamplingParams(temperature=0, max_tokens=60, ignore_eos=True, n=2)
+    begun = time.time()
+    with LLM(str(tiny_llama), disable_log_stats=False, speculative_config=guesses, **OPTIONS) as opened:
+        (output,) = opened.generate("a b c", params, use_tqdm=False)
+        counters = {one.name: one.value for one in opened.get_metrics() if isinstance(one, Counter)}
+        text = output.outputs[0].text
+        stopped = opened.generate("a b c", SamplingParams(temperature=0, max_tokens=60, stop=text[-2:]), use_tqdm=False)
+    metrics = output.metrics
+    assert metrics is not None
+    counts = metrics.spec_token_acceptance_counts
+    assert counts is not None
+    told = [counters[f"vllm:spec_decode_num_{what}"] for what in ("drafts", "draft_tokens", "accepted_tokens")]
+    assert told == [counts[0], metrics.num_draft_tokens, sum(counts[1:])]
+    assert 0 < sum(counts[1:]) <= 3 * counts[0]
+    assert metrics.first_scheduled_time is not None
+    assert metrics.first_token_time is not None
+    times = [
+        begun,
+        metrics.arrival_time,
+        metrics.first_scheduled_time,
+        metrics.first_token_time,
+        metrics.last_token_time,
+    ]
+    assert times == sorted(times)
+    assert stopped[0].outputs[0].finish_reason == "stop"
+    assert stopped[0].metrics is not None
+    assert metrics.last_token_time <= stopped[0].metrics.arrival_time <= stopped[0].metrics.last_token_time
+
+
 def test_requests_one_by_one(llm: LLM) -> None:
     steps = llm.llm_engine
     wanted = _ids(llm.generate([[9, 8], "hello"], GREEDY, use_tqdm=False))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ferrule import LLM, AsyncEngineArgs, AsyncLLM, BeamSearchParams, LoRARequest, SamplingParams
 from ferrule.errors import RequestError
@@ -91,6 +92,37 @@ def test_an_adapter_is_replaced_in_place(llm: LLM, adapters: list[LoRARequest], 
         text(LoRARequest("swapped", 9, adapters[1].path))
     assert text(LoRARequest("swapped", 9, adapters[1].path, load_inplace=True)) == said[2]
     assert llm.remove_lora(9)
+
+
+def test_a_pinned_adapter_stays_on_the_device(tiny_llama: Path, adapters: list[LoRARequest], said: list[str]) -> None:
+    def slots() -> set[str]:
+        return set(llm._backend.client.loop.preparing.loaded())  # type: ignore[attr-defined]
+
+    def ask(adapter: LoRARequest) -> str:
+        return llm.generate(PROMPT, GREEDY, use_tqdm=False, lora_request=adapter)[0].outputs[0].text
+
+    one, two, three = adapters
+    with LLM(str(tiny_llama), enable_lora=True, max_loras=2, max_cpu_loras=4, **OPTIONS) as llm:
+        with pytest.raises(RequestError, match="No adapter with the lora_int_id 1"):
+            llm.pin_lora(1)
+        for adapter in (one, two, three):
+            llm.add_lora(adapter)
+        assert llm.pin_lora(1)
+        assert llm.pin_lora(1)  # again
+        for adapter in (two, three, two, three):
+            assert ask(adapter) == said[adapter.lora_int_id]
+            assert slots() == {one.lora_name, adapter.lora_name}
+        assert llm.llm_engine.pin_lora(3)
+        for refused in (lambda: llm.pin_lora(2), lambda: ask(two)):
+            with pytest.raises(RequestError, match="Every slot for adapters .* has a pinned one"):
+                refused()
+        assert ask(one) == said[1]
+        assert llm.remove_lora(1)
+        assert ask(two) == said[2]
+        assert slots() == {two.lora_name, three.lora_name}
+        assert ask(replace(three, load_inplace=True)) == said[3]  # read again, it stays pinned
+        assert [ask(two), ask(one)] == [said[2], said[1]]
+        assert slots() == {one.lora_name, three.lora_name}
 
 
 def test_what_is_refused(llm: LLM, adapters: list[LoRARequest], tiny_llama: Path, tmp_path: Path) -> None:

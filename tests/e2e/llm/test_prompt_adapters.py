@@ -11,7 +11,7 @@ import torch
 from peft import PeftModel, PromptEncoderConfig, PromptTuningConfig, get_peft_model
 from transformers import LlamaForCausalLM
 
-from ferrule import LLM, LoRARequest, PromptAdapterRequest, RequestOutput, SamplingParams
+from ferrule import LLM, BeamSearchParams, LoRARequest, PromptAdapterRequest, RequestOutput, SamplingParams
 from ferrule.errors import ConfigError, RequestError
 from tests.fakes.lora_files import merged, write_adapter
 
@@ -231,3 +231,17 @@ def test_steps_and_chats_take_adapters(llm: LLM, folder: Path, wanted: list[list
         for given in (None, adapter)
     )
     assert plain != with_adapter
+
+
+def test_beams_take_adapters(llm: LLM, folder: Path) -> None:
+    params, prompts = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True), [[9, 8, 7], [5, 6]]
+    adapters = [request(folder, "first"), None]
+    wanted = llm.generate(prompts, params, use_tqdm=False, prompt_adapter_request=adapters)
+    beams = BeamSearchParams(beam_width=1, max_tokens=8, ignore_eos=True)
+    found = llm.beam_search(prompts, beams, prompt_adapter_request=adapters)
+    assert [one.sequences[0].tokens for one in found] == [
+        [*prompt, *one.outputs[0].token_ids] for prompt, one in zip(prompts, wanted, strict=True)
+    ]
+    plain = llm.beam_search(prompts, beams)
+    assert plain[0].sequences[0].tokens != found[0].sequences[0].tokens
+    assert plain[1] == found[1]

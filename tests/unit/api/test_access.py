@@ -87,6 +87,8 @@ async def test_every_route_with_every_way_to_bring_a_key(admin: str | None) -> N
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:
         for method, path, access in cases():
             what = (method, path, access)
+            if admin is None and not access.administers:
+                continue  # as with an admin key
             if access is Access.PUBLIC:
                 assert (await http.request(method, path)).status_code == 200, what
                 continue

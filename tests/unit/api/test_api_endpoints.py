@@ -43,7 +43,7 @@ class Said(BaseModel):
 
 
 def application(declare: Callable[[APIRouter], object], made: APIRouter | None = None, **frontend: Any) -> ASGIApp:
-    """Return an application with the routes that `declare` adds, and those of the plugins; its service is ready."""
+    """Return an application with the routes that `declare` adds, and that of health; its service is ready."""
 
     class Added(Router):
         def router(self, ctx: RouterContext) -> APIRouter:
@@ -53,7 +53,8 @@ def application(declare: Callable[[APIRouter], object], made: APIRouter | None =
 
     lifecycle = Lifecycle()
     limits = LimitsConfig(body_timeout=0.2, max_body_bytes=10_000)  # what must come is here
-    app = build_app(Config(frontend=FrontendConfig(**frontend), limits=limits), FakePlugins(added=Added), lifecycle)
+    front = FrontendConfig(**{"routers": ("added", "health")} | frontend)
+    app = build_app(Config(frontend=front, limits=limits), FakePlugins(added=Added), lifecycle)
     lifecycle.ready(ScriptedService())
     return app
 
@@ -141,7 +142,7 @@ async def test_a_body_is_decoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
             return JSON(await request.json())
 
     monkeypatch.setattr("starlette.requests.json.loads", decode)
-    http = client(declare)
+    http = client(declare, routers=("added", "openai"))
     answer = await http.post("/ask", json={"question": "why?"})
     chat = await http.post("/v1/chat/completions", json=CHAT)
     monkeypatch.undo()
@@ -308,7 +309,7 @@ async def test_routers_within_routers() -> None:
 
         routes.include_router(inner, prefix="/outer", dependencies=[Depends(outer)], tags=["nested"])
 
-    http = client(declare)
+    http = client(declare, routers=("added", "docs"))
     assert (await http.get("/outer/inner/open")).json() == "open"
     assert called == ["outer"]
     message = check_error(await http.post("/outer/inner/ask/me", json={"question": "why?"}), 404)

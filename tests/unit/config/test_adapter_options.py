@@ -31,6 +31,7 @@ def test_both_forms_of_a_module() -> None:
         ("=x", "must be printable"),
         ("a=", "has no path"),
         ("a\nb=x", "must be printable"),
+        ("a,b=x", "may not have commas"),
         ("{", "not JSON"),
         ("{" * 100_000, "not JSON"),
         ('{"name": "a"}', "has no path"),
@@ -75,7 +76,7 @@ def test_a_base_model_must_be_served() -> None:
     for names, fine in ((["else"], True), (["m"], False)):
         argv = ["x", "--served-model-name", *names, "--enable-lora", "--lora-modules", module]
         if fine:
-            (adapter,) = first_adapters(resolve(parse(argv, env=Environment()).config))
+            (adapter,) = first_adapters(resolve(parse(argv, env=Environment()).config).lora)
             assert (adapter.served, adapter.path) == ("a", "b")
         else:
             with pytest.raises(ConfigError, match="the base model of 'a' is 'else'; served is m"):

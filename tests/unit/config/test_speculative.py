@@ -77,6 +77,30 @@ def test_shortcuts_and_what_means_the_default() -> None:
     assert drafts.settings == {"model": "/x", "quantization": "fp8"}
 
 
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_shortcut_that_contradicts_the_object_stops_the_start(turned: bool) -> None:
+    short, whole = ["--spec-method", "suffix"], ["--speculative-config", '{"method": "ngram"}']
+    with pytest.raises(ConfigError) as caught:
+        resolved(*((*whole, *short) if turned else (*short, *whole)))
+    for part in (
+        "--spec-method",
+        "--speculative-config.method different values",
+        "'suffix'",
+        "'ngram'",
+        "leave one out",
+    ):
+        assert part in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    same = resolved("--spec-method", "ngram", *whole, "--spec-tokens", "3")
+    assert (same.method, same.num_tokens) == ("ngram", 3)
+
+
+def test_a_later_source_still_wins(tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("speculative-config: {method: ngram}")
+    assert resolved("--config", str(file), "--spec-method", "suffix").method == "suffix"
+
+
 def test_a_method_has_a_usual_number_of_guesses() -> None:
     usual = {name: PLUGINS.load("speculator", name).usual_tokens for name in ("ngram", "suffix")}
     assert {name: given(method=name).num_tokens for name in usual} == usual
@@ -102,6 +126,7 @@ def test_the_method_that_keys_belong_to() -> None:
             "the method ngram has no 'promt_lookup_max'; it has prompt_lookup",
         ),
         ({"method": "ngram", "promt_lookup_max": 3}, "Did you mean 'prompt_lookup_max'?"),
+        ({"method": "suffix", "model": "[ngram]"}, "method is 'suffix', and model '[ngram]' names another one"),
         ({"method": "suffix", "model": "/x"}, "the method suffix has no 'model'"),
         ({"num_speculative_tokens": 4}, "names neither a method nor a model"),
         ({"methud": "ngram"}, "Did you mean 'method'?"),

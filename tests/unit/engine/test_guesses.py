@@ -6,6 +6,7 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import groupby, pairwise
 
 import pytest
@@ -16,9 +17,22 @@ from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
 from ferrule.types import CacheGroup, EngineRequest, EngineStats, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import FakeDevice, FakeModel, VirtualClock, solo
+from tests.shared import grid
 
 MOST = 5
 WINDOW = CacheGroup("sliding", 16, 4)  # steps of the fake device take the same time for any length
+
+
+def request_of(row: int) -> EngineRequest:
+    """Return the request of a row."""
+    return EngineRequest(id=f"r{row}", prompt_ids=(row % 50, 1, 2), work=TokenSampling(seed=row, max_tokens=1800))
+
+
+@cache
+def text(row: int, groups: tuple[CacheGroup, ...]) -> Sequence[int]:
+    """Return the prompt and the answer of a row."""
+    request = request_of(row)
+    return [*request.prompt_ids, *solo(FakeModel(groups, 50), request, 3000).token_ids]
 
 
 class Engine:
@@ -46,9 +60,8 @@ class Engine:
         self.clock, self._seconds, self._chance, self._draw = VirtualClock(), seconds, chance, random.Random(0)
         self._texts: dict[str, Sequence[int]] = {}
         for row in range(rows):
-            work = TokenSampling(seed=row, max_tokens=1800)
-            request = EngineRequest(id=f"r{row}", prompt_ids=(row % 50, 1, 2), work=work)
-            self._texts[request.id] = [*request.prompt_ids, *solo(model, request, 3000).token_ids]
+            request = request_of(row)
+            self._texts[request.id] = text(row, groups)
             self.scheduler.add(request, self.clock.now)
 
     def _guess(self, id: str, ids: Sequence[int]) -> tuple[int, ...]:
@@ -98,10 +111,17 @@ def speed(
     return engine.stats.generation_tokens / engine.clock.now
 
 
-@pytest.mark.parametrize("chance", [0.0, 0.5, 0.9])
-@pytest.mark.parametrize(
-    ("rows", "each", "asking"),
-    [(32, 0.001, 0.0), (32, 0.001, 0.01), (32, 0.0003, 0.002), (4, 0.002, 0.001), (1, 0.0001, 0.02)],
+@grid(
+    {
+        "rows,each,asking": [
+            (32, 0.001, 0.0),
+            (32, 0.001, 0.01),
+            (32, 0.0003, 0.002),
+            (4, 0.002, 0.001),
+            (1, 0.0001, 0.02),
+        ],
+        "chance": [0.0, 0.5, 0.9],
+    }
 )
 def test_guesses_never_cost_more_than_three_percent(rows: int, each: float, asking: float, chance: float) -> None:
     plain = speed(rows, chance, each, most=0)
@@ -137,13 +157,13 @@ def test_guesses_that_cost_little_bring_what_they_can(rows: int, chance: float, 
 
 
 def test_more_rows_get_fewer_guesses() -> None:
-    asked = []
+    means = []
     for rows in (1, 8, 32):
         engine = Engine(rows, GuessLimits(most=MOST), step_seconds(0.0006), 0.7)
         plans = engine.run(300)
-        asked.append(sum(c.drafts for plan in plans for c in plan.chunks) / sum(len(plan.chunks) for plan in plans))
-    assert asked[0] > 2 > asked[2]
-    assert asked[0] > asked[1] > asked[2]
+        means.append(sum(c.drafts for plan in plans for c in plan.chunks) / sum(len(plan.chunks) for plan in plans))
+    assert means[0] > 2 > means[2]
+    assert means[0] > means[1] > means[2]
 
 
 def test_a_request_whose_guesses_fail_is_left_alone_and_tried_again() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from ferrule.engine.loop import STATS_SECONDS, EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
-from ferrule.errors import CheckpointError, EngineDead, RequestError, RequestFailed
+from ferrule.errors import AsleepError, CheckpointError, EngineDead, RequestError, RequestFailed
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
 from ferrule.types import Adapter, AdapterLoad, CacheGroup, CompiledGrammar, EngineRequest, FinishReason, TokenSampling
 from ferrule.wire.messages import Call, CallReply, Cancel, Deltas, Pause, Submit
@@ -809,6 +809,26 @@ def test_an_adapter_is_read_ahead_while_steps_run():
     harness.steps(1)
     replies = [message for message in harness.sent[A] if isinstance(message, CallReply)]
     assert replies == [CallReply(7, error="of rank 99", status=400), CallReply(8)]
+
+
+def test_an_adapter_that_needed_the_weights_of_a_sleeping_model_is_loaded_again():
+    harness = Preparing(adapter_slots=1, sleep_mode=True)
+    adapted(harness, "a", "x")
+    harness.steps(1)
+    ask(harness, ("sleep",))
+    harness.loading[0].set_exception(AsleepError("planted"))
+    harness.inbox.append((B, Call(9, "read_adapter", ("y", "/y", "y"))))
+    harness.steps(2)
+    harness.loading[1].set_exception(AsleepError("asleep"))
+    harness.steps(2)
+    assert CallReply(9, error="asleep", status=503) in harness.sent[B]
+    ask(harness, ("wake_up", None))
+    harness.steps(2)
+    assert harness.needs[2:] == [AdapterLoad(adapter=Adapter(name="x"), slot=1)]
+    harness.executor.device.load(harness.needs[2])
+    harness.loading[2].set_result(None)
+    harness.drain()
+    assert len(harness.said(A, "a")) == 4
 
 
 def test_adapters_are_loaded_when_the_model_is_awake():

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import threading
+import time
 import weakref
-from concurrent.futures import ThreadPoolExecutor
+from collections import defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from ferrule.execution.worker import Worker
+from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, BankContext
+from ferrule.types import Adapter, AdapterLoad
 
 
 class Runner:
@@ -50,24 +57,93 @@ def test_a_worker_that_never_started_closes() -> None:
     worker.close()
 
 
-def test_weights_stay_until_adapters_have_been_loaded() -> None:
-    worker: Any = Worker.__new__(Worker)
-    with ThreadPoolExecutor(1) as worker._loader:
-        seen: list[str] = []
-        begun, go_on = threading.Event(), threading.Event()
+class SlowBank(AdapterBank):
+    """A bank that does nothing until the adapter's gate is open. `seen` has what began and ended."""
 
-        def load() -> None:
-            begun.set()
-            go_on.wait(10)
-            seen.append("loaded")
+    def __init__(self) -> None:
+        super().__init__(
+            BankContext(num_slots=1, max_rank=1, max_host=1, dtype=torch.float32, device=torch.device("cpu"))
+        )
+        self.gates: dict[str, threading.Event] = defaultdict(threading.Event)
+        self.seen: list[str] = []
 
-        worker._loader.submit(load)
-        worker._missing, worker._own_memory = set(), False
-        worker._runner = SimpleNamespace(use=lambda model: seen.append("weights are given back"))
-        worker.platform = SimpleNamespace(memory=lambda: SimpleNamespace(trim=lambda: None))
-        assert begun.wait(10)
-        with ThreadPoolExecutor(1) as other:
-            released = other.submit(worker.release, ("weights",), 1)
-            go_on.set()
-            released.result()
-    assert seen == ["loaded", "weights are given back"]
+    def layer(self, layer: AdaptedLayer) -> None:
+        return None
+
+    def read(self, adapter: Adapter) -> None:
+        self.seen.append(f"begun {adapter.name}")
+        assert self.gates[adapter.name].wait(10)
+        self.seen.append(adapter.name)
+
+    def load(self, slot: int, adapter: Adapter) -> None:
+        self.read(adapter)
+
+
+class SlowBanks(SlowBank):
+    concurrent = True
+
+
+@pytest.fixture
+def worker() -> Iterator[Any]:
+    made: Any = Worker.__new__(Worker)
+    made._missing, made._own_memory, made._slot_loads = set(), False, {}
+    made.platform = SimpleNamespace(memory=lambda: SimpleNamespace(trim=lambda: None))
+    with ThreadPoolExecutor(4) as made._loader:
+        yield made
+
+
+def need(name: str, slot: int = 0) -> AdapterLoad:
+    return AdapterLoad(adapter=Adapter(name=name), slot=slot)
+
+
+def test_weights_stay_while_a_load_may_read_them(worker: Any) -> None:
+    bank = worker._adapters = SlowBank()
+    worker._runner = SimpleNamespace(use=lambda model: bank.seen.append("weights are given back"))
+    loading = worker.prepare(need("x"))
+    while not bank.seen:
+        time.sleep(0.001)
+    with ThreadPoolExecutor(1) as other:
+        released = other.submit(worker.release, ("weights",), 1)
+        assert not wait((released,), 0.05).done
+        bank.gates["x"].set()
+        released.result(10)
+    loading.result(10)
+    assert bank.seen == ["begun x", "x", "weights are given back"]
+
+
+def test_a_slow_load_holds_up_others_only_in_a_bank_for_one_thread(worker: Any) -> None:
+    for bank, beside in ((SlowBanks(), True), (SlowBank(), False)):
+        worker._adapters = bank
+        bank.gates["quick"].set()
+        slow, quick = worker.prepare(need("slow")), worker.prepare(need("quick", 1))
+        assert bool(wait((quick,), 10 if beside else 0.05).done) == beside
+        bank.gates["slow"].set()
+        slow.result(10)
+        quick.result(10)
+
+
+def test_loads_into_one_slot_end_in_their_order(worker: Any) -> None:
+    bank = worker._adapters = SlowBanks()
+    for name in ("b", "other"):
+        bank.gates[name].set()
+    first, second, third = (worker.prepare(each) for each in (need("a", 1), need("b", 1), need("other", 2)))
+    third.result(10)
+    assert not wait((second,), 0.05).done
+    bank.gates["a"].set()
+    first.result(10)
+    second.result(10)
+    assert [name for name in bank.seen if name in "ab"] == ["a", "b"]
+
+
+def test_what_follows_the_weights_is_computed_again_when_they_were_read_again(worker: Any) -> None:
+    bank = worker._adapters = SlowBanks()
+    bank.follow_model = lambda: bank.seen.append("followed")
+    worker._runner = SimpleNamespace(use=lambda *models: bank.seen.append("used"))
+    worker._missing = {"kv_cache"}
+    worker.platform = SimpleNamespace(memory=lambda: SimpleNamespace(guard=lambda what: nullcontext()))
+    worker._weights = lambda: ("model", None)
+    for asleep, seen in ((None, ["used", "followed"]), (("kept",), ["used"])):
+        worker._asleep = asleep
+        worker.restore("weights")
+        assert bank.seen == seen
+        bank.seen.clear()

@@ -315,7 +315,7 @@ async def post(body: dict[str, Any], route: str = "chat/completions", **frontend
 
 async def posted(service: Service, body: dict[str, Any], route: str, **frontend: Any) -> httpx.Response:
     lifecycle = Lifecycle()
-    config = resolve(Config(frontend=FrontendConfig(**frontend)))
+    config = resolve(Config(frontend=FrontendConfig(**{"routers": ("openai",)} | frontend)))
     app = build_app(config, discover(), lifecycle)
     lifecycle.ready(service)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=app), base_url="http://test") as http:

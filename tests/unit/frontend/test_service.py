@@ -7,7 +7,7 @@ import gc
 import os
 import re
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -49,7 +49,7 @@ from ferrule.interfaces.service import ChatPrompt, Generate, Output, Prompt, Rea
 from ferrule.interfaces.stats import HttpStats, RequestStats, StatLogger
 from ferrule.plugin import discover
 from ferrule.sampling_params import Beam, SamplingParams
-from ferrule.types import EngineRequest, EngineStats, FinishReason, RequestDelta, Targets, TokenLogprobs
+from ferrule.types import EngineRequest, EngineStats, FinishReason, Guesses, RequestDelta, Targets, TokenLogprobs
 from ferrule_testkit.tokenizers import ByteTokenizer, ByteTokenizers
 from tests.fakes.engine import FakeEngine, Script, echo, fake_info, says, tokens
 from tests.fakes.frontend import (
@@ -306,7 +306,9 @@ def test_any_cut_into_deltas_folds_to_one_answer(content: str, data: st.DataObje
         folder = tmp_path_factory.mktemp("cut")
         (folder / "config.json").write_text('{"architectures": ["F"]}')
         async with serving(folder, FakeEngine(how)) as service:
-            return (await answers(service, ask("x", stop=["b!", "é"])))[0]
+            (answer,) = await answers(service, ask("x", stop=["b!", "é"]))
+            assert answer.times is not None
+            return replace(answer, times=None)
 
     async def both() -> None:
         assert await run(script) == await run(says(ids))
@@ -1063,6 +1065,24 @@ async def test_requests_are_logged_unless_told_otherwise(folder: Path, caplog: p
     async with serving(folder, FakeEngine(), frontend={"disable_log_requests": True}) as service:
         await outputs(service, ask("abc", max_tokens=1))
     assert len(logged()) == 2
+
+
+async def test_guesses_of_a_request_are_logged_at_its_end(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ferrule")
+
+    def script(request: EngineRequest) -> Iterator[RequestDelta]:
+        for number, delta in enumerate(echo(request)):
+            yield replace(delta, guesses=Guesses(number, 3 * number, (number, 1)) if number else None)
+
+    for quiet in (False, True):
+        async with serving(folder, FakeEngine(script), frontend={"disable_log_requests": quiet}) as service:
+            found = await outputs(service, ask("abc", max_tokens=4))
+            await outputs(service, ask("abc", max_tokens=1))  # without guesses
+    assert found[-1].guesses == Guesses(3, 9, (3, 1))
+    told = [each.ferrule_fields for each in caplog.records if each.getMessage() == "guesses of a request"]  # type: ignore[attr-defined]
+    assert [{name: each[name] for name in ("output_tokens", "guesses", "held")} for each in told] == [
+        {"output_tokens": 4, "guesses": 9, "held": 4}
+    ]
 
 
 async def test_64_streams_at_once(folder: Path) -> None:

@@ -11,9 +11,10 @@ import torch
 from ferrule_kernels.cpu import library
 from ferrule_kernels.cpu.low_rank import LowRankSum
 from ferrule_kernels.cpu.recording import Arena, Recording
-from ferrule_kernels.low_rank import LowRank, add
+from ferrule_kernels.low_rank import LowRank, add, quantize
 
-TYPES = [(x, y, w) for x in (torch.float32, torch.bfloat16) for y in (x, torch.float32) for w in (x, torch.float32)]
+FLOATS = (torch.float32, torch.bfloat16)
+TYPES = [(x, y, w) for x in FLOATS for y in (x, torch.float32) for w in (x, torch.float32, torch.int8)]
 compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no compiler")
 
 
@@ -23,19 +24,23 @@ def filled(
     """Make weights with a rank of its own for each group and projection; group 0 has none, and NaN is never read."""
     draw = torch.Generator().manual_seed(groups + inputs)
     weights = LowRank(groups, max_rank, inputs, outputs, dtype, torch.device("cpu"), table)
-    for tensor in (weights.down, weights.up, weights.scales, weights.offsets):
-        tensor.fill_(float("nan"))
+    whole = dtype == torch.int8
+    for tensor in (weights.down, weights.up, weights.scales, weights.offsets, weights.rank_scales):
+        tensor.fill_(float("nan") if tensor.is_floating_point() else 99)
     for group in range(1, groups):
         start = 0
         for projection, size in enumerate(outputs):
             rank = (group * 3 + projection * 5) % (max_rank + 1)
             weights.ranks[group, projection] = rank
             down = torch.randn(rank, inputs, generator=draw) * inputs**-0.5
+            up = torch.randn(rank, size, generator=draw)
+            down, up, scales = quantize(down, up) if whole else (down.to(dtype), up.to(dtype), torch.ones(rank))
             if table:
-                weights.down[group, :, :rank] = down.t().to(dtype)
+                weights.down[group, :, :rank] = down.t()
             else:
-                weights.down[group, projection, :rank] = down.to(dtype)
-            weights.up[group, :rank, start : start + size] = torch.randn(rank, size, generator=draw).to(dtype)
+                weights.down[group, projection, :rank] = down
+            weights.up[group, :rank, start : start + size] = up
+            weights.rank_scales[group, projection, :rank] = scales
             start += size
         if group % 3 == 2:
             weights.changed[group] = 1
@@ -72,6 +77,20 @@ def test_the_definition_is_that_of_merged_weights() -> None:
             merged = weights.up[group, :rank, part].t() @ weights.down[group, projection, :rank]
             wanted[row, part] += merged @ x[row]
     close(add(weights, x, y, groups), wanted)
+
+
+def test_integers_are_within_half_a_step_of_the_numbers() -> None:
+    draw = torch.Generator().manual_seed(0)
+    down, up = torch.randn(5, 300, generator=draw), torch.randn(5, 200, generator=draw) * 1e-3
+    down[1], up[2] = 0, 0
+    small_down, small_up, scales = quantize(down, up)
+    assert int(small_down.abs().max()) == int(small_up.abs().max()) == 127
+    largest = down.abs().amax(1, keepdim=True) * up.abs().amax(1).unsqueeze(1)
+    for rank in range(5):  # |ab - AB| <= |a - A| |b| + |A| |b - B|, each of them half a 127th of the largest
+        found = torch.outer(small_down[rank].float(), small_up[rank].float()) * scales[rank]
+        assert (found - torch.outer(down[rank], up[rank])).abs().max() <= largest[rank] / 127
+    assert not torch.isfinite(quantize(down, up.index_fill(0, torch.tensor([3]), float("inf")))[2][3])
+    assert not torch.isfinite(quantize(down, up.index_fill(0, torch.tensor([3]), float("nan")))[2][3])
 
 
 @compiled

@@ -22,7 +22,15 @@ from ferrule.client.demux import DemuxClient
 from ferrule.client.process import ProcessClient
 from ferrule.config import Config, FrontendConfig
 from ferrule.config.resolve import resolve
-from ferrule.errors import ConfigError, EngineDead, RequestFailed, StartupError
+from ferrule.errors import (
+    ConfigError,
+    EngineDead,
+    ForbiddenError,
+    RequestError,
+    RequestFailed,
+    StartupError,
+    UnavailableError,
+)
 from ferrule.launch import engine_main
 from ferrule.launch.listen import base_url
 from ferrule.launch.process import Boot, private_dir
@@ -292,6 +300,12 @@ async def test_calls_are_answered_by_number() -> None:
     assert await good == [1]
     with pytest.raises(RequestFailed, match="no"):
         await bad
+    for status, error in ((503, UnavailableError), (403, ForbiddenError), (400, RequestError)):
+        refused = asyncio.create_task(client.call("z"))
+        await asyncio.sleep(0)
+        client.answer(CallReply(client.sent[-1].number, error="no", status=status))
+        with pytest.raises(error, match="no"):
+            await refused
 
 
 async def test_client_and_engine_socket_talk_over_a_private_socket(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ferrule.errors import RequestError
+from ferrule.errors import AsleepError
 from ferrule.interfaces.adapters import BankContext
 from ferrule.interfaces.ranks import WHOLE, Shard
 from ferrule.types import Adapter
@@ -111,5 +111,5 @@ def test_weights_that_have_lost_their_memory_are_not_read() -> None:
     assert norms is not None
     assert norms(0, torch.zeros(1, 8), torch.zeros(4, 1)).shape == (4,)
     layer.weight.untyped_storage().resize_(0)  # as in sleep of level 1 on a device of its own
-    with pytest.raises(RequestError, match="the model sleeps"):
+    with pytest.raises(AsleepError, match="the model sleeps"):
         norms(0, torch.zeros(1, 8), torch.zeros(4, 1))

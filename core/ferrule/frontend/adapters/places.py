@@ -14,6 +14,7 @@ from ferrule.config import ResolvedLoRA
 from ferrule.errors import ForbiddenError, RequestError
 from ferrule.locate.localise import ADAPTER_FILES
 
+_CONFIG = "adapter_config.json"
 _HINT = "Folders for adapters are named by --allowed-lora-path and --lora-resolver-cache-dir."
 
 
@@ -34,12 +35,12 @@ class Places:
         root = next((root for root in self._roots if folder.is_relative_to(root)), None)
         if root is None:
             raise ForbiddenError(f"lora_path is not below a folder for adapters. {_HINT}", "lora_path")
-        if not os.path.isfile(folder / ADAPTER_FILES[0]):
-            raise RequestError(f"lora_path is not a folder with an {ADAPTER_FILES[0]}.", "lora_path")
+        if not os.path.isfile(folder / _CONFIG):
+            raise RequestError(f"lora_path is not a folder with an {_CONFIG}.", "lora_path")
         if any(not file.is_relative_to(root) for file in _real_files(folder)):
             raise ForbiddenError("lora_path has a file that is a link to another folder.", "lora_path")
         return folder
 
 
 def _real_files(folder: Path) -> Iterator[Path]:
-    return (Path(os.path.realpath(folder / name)) for name in ADAPTER_FILES)
+    return (Path(os.path.realpath(file)) for pattern in ADAPTER_FILES for file in folder.glob(pattern))

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from weakref import WeakValueDictionary
+
+from msgspec.structs import replace
 
 from ferrule import log
 from ferrule.client.base import EngineClient
@@ -17,7 +20,7 @@ from ferrule.frontend.adapters.places import Places
 from ferrule.frontend.adapters.resolving import Resolvers, open_resolvers
 from ferrule.frontend.adapters.table import AdapterTable, Served
 from ferrule.interfaces.plugins import Plugins
-from ferrule.types import Adapter
+from ferrule.types import Adapter, AdapterInfo
 
 _MAX_ADAPTERS = 4096  # names in the table
 _MAX_LOADS = 1024  # that are being loaded, or wait for it, in this process
@@ -33,14 +36,28 @@ class Adapters:
     never found. Requests that run keep the adapter that they have begun with.
     """
 
-    def __init__(self, config: Resolved, plugins: Plugins, client: EngineClient) -> None:
-        """Make the resolvers. Raises PluginError."""
+    def __init__(
+        self,
+        config: Resolved,
+        plugins: Plugins,
+        client: EngineClient,
+        check: Callable[[Served], Awaitable[object]] | None = None,
+    ) -> None:
+        """Make the resolvers. `check` raises RequestError for an adapter that was read and cannot be served. Raises
+        PluginError.
+        """
+        self._check = check
         self._names = config.model.served_model_name
         self._enabled = config.lora.enable_lora
         self._client = client
-        first = zip(config.lora.modules, first_adapters(config), strict=True)
+        first = zip(config.lora.modules, first_adapters(config.lora), strict=True)
         entries = [
-            Served(name=module.name, adapter=adapter, parent=module.base_model_name or self._names[0])
+            Served(
+                name=module.name,
+                adapter=adapter,
+                parent=module.base_model_name or self._names[0],
+                info=client.info.adapters.get(adapter.name, AdapterInfo()),
+            )
             for module, adapter in first
         ]
         entries += [Served(name=one.name, prompt=one, parent=self._names[0]) for one in config.prompt_adapter.modules]
@@ -48,6 +65,7 @@ class Adapters:
         self._places = Places(config.lora)
         self._resolvers = Resolvers(open_resolvers(config, plugins), self._add_found)
         self._loading = 0
+        self._reading: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()  # by path
 
     def all(self) -> list[Served]:
         return list(self._table.entries().values())
@@ -74,12 +92,12 @@ class Adapters:
         await self._resolvers.find(model)
         return self.known(model)
 
-    async def adapter(self, model: str | None) -> Adapter | None:
-        """Return the engine's adapter of what `find` finds. Raises RequestError for a prompt adapter, too."""
+    async def for_vectors(self, model: str | None) -> Served | None:
+        """Do as `find`. Raises RequestError for a prompt adapter, too."""
         served = await self.find(model)
         if served is not None and served.prompt is not None:
             raise RequestError("A prompt adapter is for generating, and not for vectors.", "model")
-        return None if served is None else served.adapter
+        return served
 
     async def load(self, name: str, path: str, in_place: bool = False) -> None:
         """Read and check an adapter, and serve it. A failed load changes nothing.
@@ -131,28 +149,33 @@ class Adapters:
             raise RequestError(f"lora_name {problem}.", "lora_name")
         if name in self._names:
             raise RequestError(f"lora_name {name!r:.120} is a name of the model.", "lora_name")
+        adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
+        _check_free(name, self._table.entries(), in_place)
+        async with self._reading.setdefault(adapter.path, asyncio.Lock()):  # a folder that hangs takes one place
+            info = await self._read(adapter)
+        served = Served(name=name, adapter=adapter, parent=self._names[0], info=info)
+        if self._check is not None:
+            await self._checked(served, self._check)
         async with self._table.changing() as entries:
-            if name in entries and entries[name].adapter is None:
-                raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
-            if name in entries and not in_place:
-                raise RequestError(
-                    f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
-                )
-            if len(entries) >= _MAX_ADAPTERS and name not in entries:
-                raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")
-            adapter = Adapter(name=f"{name}@{secrets.token_hex(8)}", path=str(folder), served=name)
-            await self._read(adapter)
-            earlier = entries.get(name)
-            served = Served(name=name, adapter=adapter, parent=self._names[0] if earlier is None else earlier.parent)
+            _check_free(name, entries, in_place)
+            if name in entries:
+                served = replace(served, parent=entries[name].parent)
             self._table.replace({**entries, name: served}.values())
         _logger.info("adapter loaded", name=name, path=adapter.path)
 
-    async def _read(self, adapter: Adapter) -> None:
-        """Have the engine read and check an adapter."""
+    async def _read(self, adapter: Adapter) -> AdapterInfo:
+        """Have the engine read and check an adapter, and describe it."""
         try:
             await self._client.call("read_adapter", adapter.name, adapter.path, adapter.served)
+            return AdapterInfo(**await self._client.call("describe_adapter", adapter.name))
         except EngineDead:
             raise UnavailableError("The engine is not running.") from None
+        except RequestError as error:
+            raise error.about("lora_path") from None
+
+    async def _checked(self, served: Served, check: Callable[[Served], Awaitable[object]]) -> None:
+        try:
+            await check(served)
         except RequestError as error:
             raise error.about("lora_path") from None
 
@@ -165,3 +188,15 @@ class Adapters:
             yield
         finally:
             self._loading -= 1
+
+
+def _check_free(name: str, entries: Mapping[str, Served], in_place: bool) -> None:
+    """Raise RequestError for a name that an adapter cannot get now."""
+    if name in entries and entries[name].adapter is None:
+        raise RequestError(f"lora_name {name!r:.120} is the name of a prompt adapter.", "lora_name")
+    if name in entries and not in_place:
+        raise RequestError(
+            f"The adapter {name!r:.120} is loaded already. With load_inplace true it is replaced.", "lora_name"
+        )
+    if len(entries) >= _MAX_ADAPTERS and name not in entries:
+        raise RequestError(f"At most {_MAX_ADAPTERS} adapters can be loaded: unload one first.", "lora_name")

@@ -21,7 +21,7 @@ from msgspec import Struct
 
 from ferrule.config import PromptAdapter
 from ferrule.shared_memory.board import ADAPTER_CHANGES, Board
-from ferrule.types import Adapter
+from ferrule.types import Adapter, AdapterInfo
 
 _LOCK_POLL = 0.005  # seconds
 
@@ -35,6 +35,7 @@ class Served(Struct, frozen=True, kw_only=True):
     parent: str
     adapter: Adapter | None = None
     prompt: PromptAdapter | None = None
+    info: AdapterInfo = AdapterInfo()  # of `adapter`
 
     @property
     def path(self) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,13 +112,27 @@ class PromptReader:
         self.rules = rules
         self.renderer = renderer
         self._adapters = adapters
-        self.max_characters = _CHARACTERS * rules.max_model_len
+        self.num_virtual = adapters.num_virtual
         self._encoder = encoder
         self._decoding = asyncio.Semaphore(_DECODERS)
 
     @property
     def tokenizer(self) -> Tokenizer | None:
         return None if self._encoder is None else self._encoder.tokenizer
+
+    @property
+    def max_characters(self) -> int:
+        return _CHARACTERS * self.rules.max_model_len
+
+    def under(self, rules: AdmissionRules, tokenizer: Tokenizer | None = None) -> PromptReader:
+        """Return a reader under other rules, and with another tokenizer. It has the threads and children of this one,
+        and is closed with it.
+        """
+        other = copy.copy(self)
+        other.rules = rules
+        if self._encoder is not None and tokenizer is not None:
+            other._encoder = self._encoder.of(tokenizer)
+        return other
 
     async def prepare(self, prompt: Prompt | ChatPrompt, checked: Checked) -> Prepared:
         """Return a prompt ready for the engine: read, truncated as asked, and with its sampling. Raises

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
+from ferrule import log
 from ferrule.api_keys import BACKGROUND, Visit
 from ferrule.config import LimitsConfig
 from ferrule.errors import OverloadedError, RequestError
@@ -32,6 +33,7 @@ from ferrule.shared_memory.board import (
 from ferrule.shared_memory.buffers import Buffers
 from ferrule.types import EngineStats, FinishReason, RequestDelta, RequestTimes
 
+_logger = log.get("frontend")
 TOKEN_BYTES = 40  # bytes of a prompt's token as a Python object, with its place in a tuple
 
 
@@ -114,6 +116,7 @@ class Ledger:
         self.buffers = Buffers(self.board, limits.max_buffered_bytes)
         self.open = 0
         self.retry_after = 1
+        self.logs_requests = False  # with the guesses that were made for them
         self._clock = clock
 
     @property
@@ -188,6 +191,9 @@ class Ledger:
         times = times or RequestTimes(account.arrival, first_token=account.first_token, finished=now)
         stats = _stats(account, finish, times, last, now)
         self.loggers.tell("on_finish", stats)
+        if self.logs_requests and (guesses := stats.guesses) is not None:
+            told = {"output_tokens": stats.generation_tokens, "guesses": guesses.draft_tokens}
+            _logger.info("guesses of a request", id=account.id, **told, held=guesses.accepted_tokens)
         if account.id:
             self.loggers.hooks.request_finished(account.id, stats)
 
@@ -271,5 +277,6 @@ def _stats(
         key_name=account.caller.name if account.caller else "",
         streamed=account.streamed,
         times=times,
+        guesses=last.guesses if last else None,
         error=last.error if last else None,
     )

@@ -100,6 +100,7 @@ class PromptAdapters:
         self._size = hidden_size
         self._kept: OrderedDict[str, MediaItem] = OrderedDict()  # by path
         self._reading = asyncio.Lock()
+        self.num_virtual: dict[str, int] = {}  # tokens of the server's own adapters, by name, once they are open
 
     async def get(self, adapter: PromptAdapter) -> MediaItem:
         """Return the virtual tokens of an adapter that the server has or that the caller gives.
@@ -118,7 +119,9 @@ class PromptAdapters:
         """Read the server's adapters, to see that they can be used. Raises ConfigError."""
         for adapter in self.named.values():
             with _told(adapter):
-                self._keep(adapter.path, read_adapter(adapter, self._settings.max_prompt_adapter_token, self._size))
+                item = read_adapter(adapter, self._settings.max_prompt_adapter_token, self._size)
+            self._keep(adapter.path, item)
+            self.num_virtual[adapter.name] = item.count
 
     async def _read(self, adapter: PromptAdapter) -> MediaItem:
         try:

@@ -20,6 +20,7 @@ from ferrule.config import LimitsConfig
 from ferrule.errors import RequestError
 from ferrule.frontend.text.stops import StopStrings
 from ferrule.interfaces.service import Generate
+from ferrule.interfaces.tokenizer import Tokenizer
 from ferrule.sampling_params import Beam, SamplingParams
 from ferrule.schema import CacheSalt, Priority
 from ferrule.schema import checked as checked_as
@@ -66,6 +67,17 @@ class AdmissionRules(Struct, frozen=True, kw_only=True):
     prompt_embeds: bool = False  # whether prompts may be embeddings
     hidden_size: int = 0  # width of an embedding; 0: the model takes none
     parts_thoughts: bool = False  # whether a reasoning parser runs
+
+    def within(self, longest: int) -> AdmissionRules:
+        """Return the rules of requests that may have `longest` tokens; 0: as many as any."""
+        longest = min(longest or self.max_model_len, self.max_model_len)
+        return replace(self, max_model_len=longest, context=min(self.context, longest))
+
+    def with_added(self, count: int, tokenizer: Tokenizer | None) -> AdmissionRules:
+        """Return the rules of requests with `count` more tokens, which may end at that of another `tokenizer`."""
+        end = None if tokenizer is None else tokenizer.eos_token_id
+        ends = self.eos_ids if end is None else tuple(dict.fromkeys((*self.eos_ids, end)))
+        return replace(self, vocab_size=self.vocab_size + count, eos_ids=ends)
 
 
 class Checked(Struct, frozen=True, kw_only=True):

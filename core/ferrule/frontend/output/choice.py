@@ -19,7 +19,7 @@ from ferrule.frontend.admission.ledger import Account, Ledger
 from ferrule.frontend.output.answer_tokens import AnswerTokens, Token
 from ferrule.frontend.output.reading import OutputReading
 from ferrule.interfaces.service import Output, Outputs, Usage, add_up
-from ferrule.types import FinishReason, RequestDelta, TokenLogprobs
+from ferrule.types import FinishReason, RequestDelta, RequestTimes, TokenLogprobs
 
 _logger = log.get("frontend")
 _FAILED = "This request failed on the server."
@@ -125,6 +125,8 @@ class Choice:
             stop_reason=reason,
             error=(delta.error or _FAILED) if finish is FinishReason.ERROR else None,
             usage=self._usage(),
+            times=None if finish is None else delta.times or self._times(),
+            guesses=delta.guesses,
             invalid=delta.invalid,
             param=self._param if delta.invalid else None,
         )
@@ -146,6 +148,10 @@ class Choice:
         self.finish = FinishReason.ERROR
         first, self._first = self._first, False
         return Output(index=self.index, first=first, finish=FinishReason.ERROR, error=_FAILED, usage=self._usage())
+
+    def _times(self) -> RequestTimes:
+        account = self.account
+        return RequestTimes(account.arrival, first_token=account.first_token, finished=account.last_token)
 
     def _usage(self) -> Usage:
         reasoning = 0 if self._answer_tokens is None else self.num_tokens - self._num_answer
@@ -204,7 +210,9 @@ def _one_by_one(delta: RequestDelta) -> Iterable[RequestDelta]:
         if place == last:
             yield replace(delta, token_ids=(token,), logprobs=logprobs, prompt_logprobs=())
         else:
-            yield RequestDelta(id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached)
+            yield RequestDelta(
+                id=delta.id, token_ids=(token,), logprobs=logprobs, cached=delta.cached, guesses=delta.guesses
+            )
 
 
 class OutputStream(Outputs):

@@ -5,6 +5,7 @@ ids.
 from __future__ import annotations
 
 import asyncio
+import copy
 import json
 import secrets
 from collections.abc import Callable, Sequence
@@ -43,6 +44,12 @@ class Encoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenize")
+
+    def of(self, tokenizer: Tokenizer) -> Encoder:
+        """Return an encoder by another tokenizer on the same threads. It is closed with this one."""
+        other = copy.copy(self)
+        other.tokenizer = tokenizer
+        return other
 
     async def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
         if len(text) <= _INLINE:

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ferrule.interfaces.service import Answer, Output, ReadPrompt, Service
+from ferrule.interfaces.service import Answer, Output, ReadPrompt, Tokens
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_protocol import Extension, finite
 from ferrule_tgi.answers import Finish, Generated, PromptToken, Sequence, StreamDetails, Token, TokenEvent
@@ -17,17 +17,17 @@ from ferrule_tgi.schema import Parameters
 class TokenForm:
     """The form of tokens. `special` are the ids of those that are not part of a text."""
 
-    service: Service
+    tokens: Tokens
     special: frozenset[int]
 
     @classmethod
-    def of(cls, service: Service) -> TokenForm:
-        return cls(service, frozenset() if service.tokenizer is None else service.tokenizer.all_special_ids)
+    def of(cls, tokens: Tokens) -> TokenForm:
+        return cls(tokens, frozenset() if tokens.tokenizer is None else tokens.tokenizer.all_special_ids)
 
     def token(self, token_id: int, logprob: float, text: str | None = None) -> Token:
         """Return a token with its share of the text; with its own text where it has none."""
         special = token_id in self.special
-        shown = self.service.token_text(token_id) if text is None or special else text
+        shown = self.tokens.token_text(token_id) if text is None or special else text
         return {"id": token_id, "text": shown, "logprob": finite(logprob), "special": special}
 
     def top(self, entry: TokenLogprobs) -> list[Token]:
@@ -37,7 +37,7 @@ class TokenForm:
         return [
             {
                 "id": token_id,
-                "text": self.service.token_text(token_id),
+                "text": self.tokens.token_text(token_id),
                 "logprob": None if entry is None else finite(entry.logprob),
             }
             for token_id, entry in zip(ids, entries, strict=True)

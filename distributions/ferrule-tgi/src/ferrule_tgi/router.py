@@ -144,7 +144,7 @@ class _Handler:
         notes = self._notes(body, asked, info)
         admitted = await self._service.admit(self._request(body, asked, stream))
         prompt = admitted.prompts[0]
-        tokens = TokenForm.of(self._service)
+        tokens = TokenForm.of(admitted.tokens or self._service)
         form = Form(asked, body.inputs, prompt, tokens, extended(notes.extension, prompt.notes))
         if stream:
             outputs = admitted.outputs()

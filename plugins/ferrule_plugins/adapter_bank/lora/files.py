@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -14,7 +16,8 @@ from ferrule_files.safetensors import read_header, read_tensors, shapes
 from ferrule_plugins.load_format.pt import read_file
 
 FILES = ("adapter_model.safetensors", "adapter_model.bin")
-_EXTRA = ("new_embeddings.safetensors", "new_embeddings.bin")
+ADDED_FILES = ("new_embeddings.safetensors", "new_embeddings.bin")
+ADDED_ROWS = {"input_embeddings": "input_rows", "output_embeddings": "output_rows"}  # names in them, and their roles
 _PREFIX = "base_model.model."
 _ROLES = re.compile(
     r"\.(lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|base_layer)"
@@ -38,7 +41,8 @@ class Entry:
     """A tensor of an adapter: its name in the file, the module that it changes, and its role there.
 
     Roles: "down" and "up" are A and B, "up_bias" that of B, "magnitude" of DoRA, "bias" in the place of the model's,
-    "base" the model's own weights, which PEFT saves beside the adapter of an embedding or a head, and does not train.
+    "base" the model's own weights, which PEFT saves of an embedding or a head, and does not train, with the rows of
+    tokens that were added to the vocabulary. "input_rows" and "output_rows" are such rows alone.
     """
 
     source: str
@@ -58,25 +62,38 @@ class AdapterFile:
 
 def open_adapter(folder: Path) -> AdapterFile:
     """Read the names and shapes of an adapter's tensors. Raises CheckpointError, and OSError where files are gone."""
-    extra = next((name for name in _EXTRA if (folder / name).exists()), None)
-    if extra is not None:
-        raise CheckpointError(f"{extra} is there: tokens that an adapter adds to the vocabulary cannot be served.")
     file = next((folder / name for name in FILES if (folder / name).is_file()), None)
     if file is None:
         raise CheckpointError(f"{folder} has neither {' nor '.join(FILES)}.")
+    own = _opened(file, _entry)
+    if not own.entries:
+        raise CheckpointError("it has no tensors.")
+    beside = next((folder / name for name in ADDED_FILES if (folder / name).exists()), None)
+    if beside is None:
+        return own
+    more = _opened(beside, partial(_added_entry, beside.name))
+    return AdapterFile({**own.entries, **more.entries}, lambda: chain(own.read(), more.read()))
+
+
+def _opened(file: Path, entry: Callable[[str, tuple[int, ...]], Entry]) -> AdapterFile:
+    """Open one file, whose tensors `entry` describes."""
     if file.suffix == ".safetensors":
         sizes = read_header(file)
         found = {name: shape for name, (shape, _) in shapes(file).items()}
-        return AdapterFile(_entries(found), lambda: read_tensors(file, sizes))
+        return AdapterFile(_entries(found, entry), lambda: read_tensors(file, sizes))
     content = read_file(file)
     found = {name: tuple(tensor.shape) for name, tensor in content.items()}
-    return AdapterFile(_entries(found), lambda: iter(content.items()))
+    return AdapterFile(_entries(found, entry), lambda: iter(content.items()))
 
 
-def _entries(found: Mapping[str, tuple[int, ...]]) -> dict[str, Entry]:
-    if not found:
-        raise CheckpointError("it has no tensors.")
-    return {name: _entry(name, shape) for name, shape in found.items()}
+def _entries(found: Mapping[str, tuple[int, ...]], entry: Callable[[str, tuple[int, ...]], Entry]) -> dict[str, Entry]:
+    return {name: entry(name, shape) for name, shape in found.items()}
+
+
+def _added_entry(file: str, source: str, shape: tuple[int, ...]) -> Entry:
+    if source not in ADDED_ROWS:
+        raise CheckpointError(f"{file} has the tensor {source!r:.200}; there are {' and '.join(ADDED_ROWS)}.")
+    return Entry(source, source, ADDED_ROWS[source], shape, False)
 
 
 def _entry(source: str, shape: tuple[int, ...]) -> Entry:
@@ -86,4 +103,6 @@ def _entry(source: str, shape: tuple[int, ...]) -> Entry:
         return Entry(source, name[: match.start()], _NAMES[match[1], match[2]], shape, "embedding" in match[1])
     if name.endswith(".bias"):
         return Entry(source, name.removesuffix(".bias"), "bias", shape, False)
+    if name.endswith(".weight"):
+        return Entry(source, name.removesuffix(".weight"), "base", shape, False)
     raise CheckpointError(f"the tensor {source!r:.200} is not one of a LoRA adapter's.")

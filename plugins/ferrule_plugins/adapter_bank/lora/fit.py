@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from ferrule.errors import CheckpointError
 from ferrule.interfaces.adapters import AdaptedLayer, Stacked
+from ferrule_plugins.adapter_bank.lora.added import Added, Vocabulary, find_added
 from ferrule_plugins.adapter_bank.lora.files import Entry
 from ferrule_plugins.adapter_bank.lora.settings import LoraSettings
 
@@ -19,11 +20,12 @@ _WRAPPED = ".base_layer"
 
 @dataclass(frozen=True)
 class Limits:
-    """The bounds of what is loaded, and the type of weights in memory."""
+    """The bounds of what is loaded, the type of weights in memory, and the layers that tokens can be added to."""
 
     max_rank: int
     dtype: torch.dtype
     bias: bool  # biases may be there
+    vocabulary: Vocabulary = Vocabulary()
 
 
 @dataclass(frozen=True)
@@ -55,20 +57,35 @@ class Fitted:
     scale: float
 
 
-def fit(entries: Mapping[str, Entry], settings: LoraSettings, find: Find, limits: Limits) -> dict[str, Fitted]:
-    """Return what each module is changed by. Raises CheckpointError for what does not fit the model."""
+def fit(
+    entries: Mapping[str, Entry], settings: LoraSettings, find: Find, limits: Limits
+) -> tuple[dict[str, Fitted], Added]:
+    """Return what each module is changed by, and the tokens that are added. Raises CheckpointError for what does not
+    fit the model.
+    """
+
+    def layer_of(entry: Entry) -> AdaptedLayer | None:
+        return next((place.layer for place in find(entry.module)), None)
+
+    added = find_added(entries, layer_of, limits.vocabulary)
     modules: dict[str, dict[str, Entry]] = {}
-    for entry in entries.values():
+    for name, entry in entries.items():
+        if name in added.sources:
+            continue
         roles = modules.setdefault(entry.module, {})
         if entry.role in roles:
             raise CheckpointError(f"{entry.source!r:.200} and {roles[entry.role].source!r:.200} mean the same.")
         roles[entry.role] = entry
-    fitted = {module: _fitted(module, roles, settings, find, limits) for module, roles in modules.items()}
+    fitted = {module: _fitted(module, roles, settings, find, limits, added.count) for module, roles in modules.items()}
     _check_apart(fitted)
-    return fitted
+    return fitted, added
 
 
-def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: Find, limits: Limits) -> Fitted:
+def _fitted(
+    module: str, roles: dict[str, Entry], settings: LoraSettings, find: Find, limits: Limits, added: int
+) -> Fitted:
+    if set(roles) == {"base"}:
+        raise CheckpointError(f"the tensor {roles['base'].source!r:.200} is not one of a LoRA adapter's.")
     found = find(module)
     places = [place for place in found if place.stacked is None or _is_for(roles, place)]
     if not found:
@@ -77,7 +94,7 @@ def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: 
         )
     place = (places or found)[0]
     for entry in roles.values():
-        _check(entry, place, limits)
+        _check(_without_added(entry, place.layer, limits.vocabulary, added), place, limits)
     factors = {"down", "up"} & set(roles)
     if len(factors) == 1 or not factors and set(roles) != {"bias"}:
         have, lacks = ("A", "B") if "down" in roles else ("B", "A")
@@ -102,6 +119,16 @@ def _fitted(module: str, roles: dict[str, Entry], settings: LoraSettings, find: 
         raise CheckpointError(f"DoRA cannot be served at {module!r:.200}.")
     name = module if place.stacked is None else f"{bare(module)}.{place.layer.name.rpartition('.')[2]}"
     return Fitted(places, settings.scale(name, rank))
+
+
+def _without_added(entry: Entry, layer: AdaptedLayer, vocabulary: Vocabulary, added: int) -> Entry:
+    """Return an entry with the shape that it would have if no tokens were added."""
+    axis = {"down": 1} if layer.table else {"up": 0}
+    if not added or not vocabulary.has(layer) or entry.role not in axis or len(entry.shape) != 2:
+        return entry
+    sizes = list(entry.shape)
+    sizes[axis[entry.role]] -= added * (sizes[axis[entry.role]] == vocabulary.size + added)
+    return replace(entry, shape=tuple(sizes))
 
 
 def bare(module: str) -> str:

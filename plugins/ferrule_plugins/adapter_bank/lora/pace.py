@@ -13,13 +13,15 @@ _TURN = 0.0005  # seconds for which a thread keeps Python's lock when another wa
 
 
 class Pace:
-    """Rests as long as the work before each: a load has about half of a processor's core."""
+    """Rests as long as the work before each: a load has about half of a processor's core. `rests` counts them."""
 
     def __init__(self) -> None:
         self._since = time.monotonic()
+        self.rests = 0
 
     def rest(self) -> None:
         """Sleep, unless there was hardly any work since the last rest."""
+        self.rests += 1
         worked = time.monotonic() - self._since
         if worked >= _LEAST:
             time.sleep(min(_MOST, worked))

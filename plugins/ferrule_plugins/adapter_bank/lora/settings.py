@@ -23,6 +23,7 @@ _SECONDS = 0.05  # for an expression and a name
 _LITERAL = re.compile(r"\w+")
 _MOST = 10_000  # entries of `alpha_pattern`
 _LARGEST = 1e6  # of a scale
+_LONGEST = 1 << 27  # tokens: far beyond any model
 # Settings that change what an adapter computes, and are not served.
 _UNKNOWN = (
     *("alora_invocation_tokens", "arrow_config", "layer_replication", "trainable_token_indices"),
@@ -43,6 +44,7 @@ class LoraSettings:
     alphas: Mapping[str, float]
     root_scaled: bool
     decomposed: bool  # DoRA
+    context_length: int = 0  # of the texts that it was trained with, in tokens; 0: as the model's
 
     def scale(self, module: str, rank: int) -> float:
         """Return the factor of a module's product (rsLoRA: Kalajdzievski 2023). Raises CheckpointError."""
@@ -78,6 +80,7 @@ def read_settings(folder: Path) -> LoraSettings:
         alphas={str(name): _number(f"alpha_pattern[{name!r:.80}]", alpha) for name, alpha in alphas.items()},
         root_scaled=_value(config, "use_rslora", bool, False),
         decomposed=_value(config, "use_dora", bool, False),
+        context_length=_length(_value(config, "context_length", int, 0)),
     )
 
 
@@ -94,6 +97,12 @@ def _number(what: str, value: Any) -> float:
     if type(value) not in (int, float) or not -_LARGEST <= value <= _LARGEST:
         raise CheckpointError(f"{CONFIG}: {what} must be a number within ±{_LARGEST:g}, and is {value!r:.80}.")
     return float(value)
+
+
+def _length(value: int) -> int:
+    if not 0 <= value <= _LONGEST:
+        raise CheckpointError(f"{CONFIG}: context_length must be from 0 to {_LONGEST} tokens, and is {value:.8g}.")
+    return value
 
 
 def _means(name: str, module: str) -> bool:

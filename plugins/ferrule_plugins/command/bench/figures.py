@@ -41,6 +41,21 @@ def report(title: str, figures: Mapping[str, Any], path: str | None, kept: Mappi
         print(f"\nwritten to {path}")
 
 
+def guess_figures(drafts: int, tokens: int, accepted: int) -> dict[str, float]:
+    """Return what speculative decoding did: rows with guesses, guesses, and how many of them were right. Nothing where
+    there were none.
+    """
+    if not tokens:
+        return {}
+    return {
+        "spec_decode_num_drafts": drafts,
+        "spec_decode_draft_tokens": tokens,
+        "spec_decode_accepted_tokens": accepted,
+        "spec_decode_acceptance_rate": round(100 * accepted / tokens, 2),
+        "spec_decode_acceptance_length": round(1 + accepted / drafts, 3),
+    }
+
+
 def random_prompts(
     count: int, length: int, shared: int, ids: tuple[int, int], seed: int, spread: float = 0.0
 ) -> list[list[int]]:

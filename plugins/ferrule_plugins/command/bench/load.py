@@ -13,8 +13,9 @@ from typing import Any
 import aiohttp
 
 from ferrule.errors import StartupError
+from ferrule.llm.metrics import Counter, read_metrics
 from ferrule_plugins.command.bench import limits
-from ferrule_plugins.command.bench.figures import PERCENTILES, percentile, report, summary
+from ferrule_plugins.command.bench.figures import PERCENTILES, guess_figures, percentile, report, summary
 from ferrule_plugins.command.bench.prompts import Prompts
 from ferrule_plugins.command.bench.serve_options import METRICS, ServeBench
 from ferrule_plugins.command.http_client import DONE, events, open_session
@@ -52,11 +53,11 @@ def run(options: ServeBench) -> int:
     base = (options.base_url or f"http://{options.host}:{options.port}").rstrip("/").removesuffix("/v1")
     machine = limits.measure() if limits.here(base) else None
     try:
-        records, duration, card = asyncio.run(_drive(options, base))
+        records, duration, card, guessed = asyncio.run(_drive(options, base))
     except aiohttp.ClientError as error:  # before the first request that counts
         raise StartupError(f"No answer from {base}: {error}.", "Check --base-url, or --host and --port.") from None
     model = str(card["id"])
-    figures = {"model": model, **figures_of(records, duration, options.shown, options.percentiles)}
+    figures = {"model": model, **figures_of(records, duration, options.shown, options.percentiles), **guessed}
     if options.goals:
         figures["request_goodput"] = goodput(records, duration, options.goals)
     if machine is not None:
@@ -73,16 +74,32 @@ def _renamed(figures: Mapping[str, Any]) -> dict[str, Any]:
     return {new: figures[ours] for ours, new in names.items()}
 
 
-async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, dict[str, Any]]:
+async def _drive(options: ServeBench, base: str) -> tuple[list[Record], float, dict[str, Any], dict[str, float]]:
     async with open_session(options.headers) as session:
         card = await _card(session, base, options.served_model_name or options.model)
         bodies = await Prompts(session, base, str(card["id"]), options).bodies()
         url = base + options.route
         for body in bodies[: options.num_warmups]:
             await send(session, url, body)
-        start = time.perf_counter()
+        before, start = await _guesses(session, base), time.perf_counter()
         records = await _paced(session, url, bodies[options.num_warmups :], options)
-        return records, time.perf_counter() - start, card
+        duration = time.perf_counter() - start
+        return (
+            records,
+            duration,
+            card,
+            guess_figures(
+                *(after - earlier for earlier, after in zip(before, await _guesses(session, base), strict=True))
+            ),
+        )
+
+
+async def _guesses(session: aiohttp.ClientSession, base: str) -> list[int]:
+    """Return the server's counters of guesses as `guess_figures` takes them; zeros where it does not show them."""
+    async with session.get(f"{base}/metrics") as response:
+        found = read_metrics(await response.text()) if response.status == 200 else []
+    names = [f"vllm:spec_decode_num_{what}" for what in ("drafts", "draft_tokens", "accepted_tokens")]
+    return [sum(one.value for one in found if isinstance(one, Counter) and one.name == name) for name in names]
 
 
 async def _card(session: aiohttp.ClientSession, base: str, model: str | None) -> dict[str, Any]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ferrule import LLM, SamplingParams
+from ferrule import LLM, RequestOutput, SamplingParams
 from ferrule.config import Config
 from ferrule.config.option import opt
 from ferrule.interfaces.plugins import Plugins
 from ferrule_plugins.command.bench import limits
-from ferrule_plugins.command.bench.figures import percentile, random_prompts, report, summary
+from ferrule_plugins.command.bench.figures import guess_figures, percentile, random_prompts, report, summary
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,15 +61,19 @@ def latency(options: LatencyBench, config: Config, plugins: Plugins) -> int:
             params = _params(options).model_copy(update={"max_tokens": output_len})
             prompts = random_prompts(options.batch_size, options.input_len, 0, (10, vocab), number)
             start = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            return time.perf_counter() - start
+            found = llm.generate(prompts, params, use_tqdm=False)
+            duration = time.perf_counter() - start
+            outputs.extend(found if number >= options.num_iters_warmup else ())
+            return duration
 
         count = options.num_iters_warmup + options.num_iters
+        outputs: list[RequestOutput] = []  # of the batches that are measured
         first = [seconds(-1 - number, 1) for number in range(count)][options.num_iters_warmup :]
         counted = [seconds(number, options.output_len) for number in range(count)][options.num_iters_warmup :]
     rows = options.batch_size * options.n
     figures = {"batches": len(counted), **summary("latency", counted), **summary("prefill", first)}
     figures["output_throughput"] = round(rows * options.output_len * len(counted) / sum(counted), 2)
+    figures.update(_guessed(outputs))
     prefill, steps = percentile(first, 50), options.output_len - 1
     figures.update(limits.computed("prefill", machine, cost, (options.batch_size * options.input_len, rows), prefill))
     if steps and (step := (percentile(counted, 50) - prefill) / steps) > 0:
@@ -107,6 +112,7 @@ def throughput(options: ThroughputBench, config: Config, plugins: Plugins) -> in
         "output_throughput": round(generated / duration, 2),
         "total_token_throughput": round((generated + prompted) / duration, 2),
         "cached_tokens": sum(output.num_cached_tokens for output in outputs),
+        **_guessed(outputs),
     }
     tokens = prompted + generated - figures["cached_tokens"]
     figures.update(limits.computed("compute", machine, cost, (tokens, generated), duration))
@@ -120,6 +126,13 @@ def throughput(options: ThroughputBench, config: Config, plugins: Plugins) -> in
     }
     report("bench throughput", figures, options.output_json, figures | renamed)
     return 0
+
+
+def _guessed(outputs: Sequence[RequestOutput]) -> dict[str, float]:
+    metrics = [output.metrics for output in outputs if output.metrics is not None]
+    counts = [each.spec_token_acceptance_counts for each in metrics if each.spec_token_acceptance_counts]
+    accepted = sum(sum(each[1:]) for each in counts)
+    return guess_figures(sum(each[0] for each in counts), sum(each.num_draft_tokens for each in metrics), accepted)
 
 
 def _params(options: LatencyBench | ThroughputBench) -> SamplingParams:

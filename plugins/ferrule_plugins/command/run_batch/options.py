@@ -33,7 +33,11 @@ _SERVED = {
     "observability": ("show_hidden_metrics_for_version",),
     "plugins": ("tool_parser_plugin", "plugin_adapter"),
     "limits": ("max_body_bytes", "max_json_depth"),
+    "lora": ("lora_resolvers", "lora_resolver_cache_dir", "lora_resolver_hf_repo_list"),
+    "prompt_adapter": ("prompt_adapters",),
 }
+# Options of adapters that decide an answer.
+_ADAPTERS = {"lora": ("lora_modules", "lora_dtype", *_SERVED["lora"]), "prompt_adapter": _SERVED["prompt_adapter"]}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +123,7 @@ def identity(config: Config) -> dict[str, Any]:
     Secrets are left out.
     """
     default = Config()
-    picked = {"model": None, **{key: names for key, names in _SERVED.items() if key == "frontend"}}
+    picked = {"model": None, "frontend": _SERVED["frontend"], **_ADAPTERS}
     quiet = {"max_log_len", "disable_log_requests", "shutdown_timeout", "hf_token"}
     found: dict[str, Any] = {}
     for key, names in picked.items():

@@ -136,7 +136,7 @@ class _Handler:
 
     async def count(self, body: CountBody, info: RequestInfo) -> JSON:
         prompt, notes = await self._read(body, info)
-        read = await self._service.read(prompt)
+        read = await (await self._service.tokens(body.model)).read(prompt)
         found: TokenCount = {"input_tokens": len(read.ids)}
         if (extension := extended(notes.extension, read.notes)) is not None:
             found["ferrule"] = extension
@@ -145,7 +145,7 @@ class _Handler:
     async def answer(self, body: MessagesBody, info: RequestInfo) -> JSON | EventStream:
         prompt, notes = await self._read(body, info)
         name = f"msg_{info.id}"
-        admitted = await self._service.admit(replace(self._request(body, prompt), answer_id=name))
+        admitted = await self._service.admit(replace(await self._request(body, prompt), answer_id=name))
         user = body.metadata.user_id if body.metadata is not None else None
         if user is not None and not self._config.frontend.disable_log_requests:
             _logger.info("request notes", id=name, user_id=user)
@@ -189,9 +189,9 @@ class _Handler:
         notes.settle(frontend.strict_requests)
         return prompt, notes
 
-    def _request(self, body: MessagesBody, prompt: ChatPrompt) -> Generate:
+    async def _request(self, body: MessagesBody, prompt: ChatPrompt) -> Generate:
         service = self._service
-        longest = service.model.max_model_len
+        longest = (await service.tokens(body.model)).max_model_len
         given = {
             "temperature": body.temperature,
             "top_k": body.top_k,

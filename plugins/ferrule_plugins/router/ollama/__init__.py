@@ -215,7 +215,7 @@ class _Handler:
             )
         messages = conversation(body.messages)
         prompt = self._conversation(messages, body, notes, last=continues(body.messages))
-        admitted = await self._service.admit(self._request(body, model, prompt))
+        admitted = await self._service.admit(await self._request(body, model, prompt))
         form = ChatForm(admitted, self._service, began, extended(notes.extension, admitted.prompts[0].notes))
         return await _answer(form, admitted, body, notes)
 
@@ -236,8 +236,8 @@ class _Handler:
             messages = [*system, {"role": "user", "content": body.prompt}]
             prompt = self._conversation(messages, body, notes)
             if body.context:
-                prompt, told = await self._following(body.context, prompt)
-        request = self._request(body, model, prompt)
+                prompt, told = await self._following(body.context, prompt, model)
+        request = await self._request(body, model, prompt)
         admitted = await self._service.admit(replace(request, raw=written) if written else request)
         read = admitted.prompts[0]
         extension = extended(notes.extension, (*told, *read.notes))
@@ -248,7 +248,7 @@ class _Handler:
         began, model, notes = time.perf_counter_ns(), await self._models.resolve(body.model), self._notes(body, info)
         notes.settle(self._config.frontend.strict_requests)
         texts = [body.input] if isinstance(body.input, str) else body.input
-        prompts = [await self._cut(text) if body.truncate else Prompt(text=text) for text in texts]
+        prompts = [await self._cut(text, model) if body.truncate else Prompt(text=text) for text in texts]
         pooled = await self._service.pool(Pool(prompts=tuple(prompts), normalize=True, model=model)) if prompts else []
         answer: OllamaEmbedded = {
             "model": model,
@@ -264,7 +264,7 @@ class _Handler:
         notes.settle(self._config.frontend.strict_requests)
         vector: Sequence[float] = ()
         if body.prompt:
-            (one,) = await self._service.pool(Pool(prompts=(await self._cut(body.prompt),), model=model))
+            (one,) = await self._service.pool(Pool(prompts=(await self._cut(body.prompt, model),), model=model))
             vector = one.vector
         return JSON({"embedding": list(vector), **_told(notes.extension)}, headers=notes.headers)
 
@@ -299,20 +299,23 @@ class _Handler:
         notes.settle(self._config.frontend.strict_requests)
         return Prompt(text=body.prompt, suffix=body.suffix or None)
 
-    async def _following(self, context: Sequence[int], prompt: ChatPrompt) -> tuple[Prompt, tuple[str, ...]]:
+    async def _following(
+        self, context: Sequence[int], prompt: ChatPrompt, model: str
+    ) -> tuple[Prompt, tuple[str, ...]]:
         """Return the ids of an earlier conversation and of a prompt that follows it, with notes on the prompt."""
-        vocab_size = self._service.model.vocab_size
-        if not 0 <= min(context) <= max(context) < vocab_size:
-            raise RequestError(f"context holds a token id that is not in [0, {vocab_size}).", "context")
-        read = await self._service.read(prompt)
-        tokenizer = self._service.tokenizer
+        tokens = await self._service.tokens(model)
+        if not 0 <= min(context) <= max(context) < tokens.vocab_size:
+            raise RequestError(f"context holds a token id that is not in [0, {tokens.vocab_size}).", "context")
+        read = await tokens.read(prompt)
+        tokenizer = tokens.tokenizer
         begins = tokenizer is not None and read.ids[:1] == (tokenizer.bos_token_id,)
         return Prompt(ids=(*context, *read.ids[begins:])), read.notes
 
-    async def _cut(self, text: str) -> Prompt:
+    async def _cut(self, text: str, model: str) -> Prompt:
         """Return the beginning of a text that fits the context. The token that ends every text, if any, stays."""
-        most, tokenizer = self._service.model.max_model_len, self._service.tokenizer
-        ids = await self._service.tokenize(Prompt(text=text[: most * _CHARACTERS]))
+        tokens = await self._service.tokens(model)
+        most, tokenizer = tokens.max_model_len, tokens.tokenizer
+        ids = await tokens.tokenize(Prompt(text=text[: most * _CHARACTERS]))
         if len(ids) > most and tokenizer is not None and ids[-1] in tokenizer.all_special_ids:
             return Prompt(ids=(*ids[: most - 1], ids[-1]))
         return Prompt(ids=tuple(ids[:most]))
@@ -332,13 +335,14 @@ class _Handler:
                 notes.known.append(("think", "no reasoning parser runs here, so thoughts are part of the text."))
         return notes
 
-    def _request(self, body: GenerateFields, model: str, prompt: Prompt | ChatPrompt) -> Generate:
+    async def _request(self, body: GenerateFields, model: str, prompt: Prompt | ChatPrompt) -> Generate:
         service, options = self._service, body.options or OllamaOptions()
+        longest = (await service.tokens(model)).max_model_len
         given = {name: getattr(options, _OPTIONS.get(name, name)) for name in _SAMPLING}
         own: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
         defaults = service.sampling_defaults()
         most = defaults.get("max_tokens") if options.num_predict is None else options.num_predict
-        own["max_tokens"] = most if most is not None and 0 < most < service.model.max_model_len else None
+        own["max_tokens"] = most if most is not None and 0 < most < longest else None
         own["logprobs"] = (body.top_logprobs or 0) if body.logprobs else None
         tools = prompt.tools if isinstance(prompt, ChatPrompt) else None
         return Generate(

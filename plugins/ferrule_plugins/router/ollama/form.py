@@ -31,7 +31,7 @@ class Form(ABC):
 
     def __init__(self, admitted: Admitted, service: Service, began: int, extension: Extension | None) -> None:
         self._model = admitted.model
-        self._spell = service.token_bytes
+        self._spell = (admitted.tokens or service).token_bytes
         self._began, self._first = began, 0
         self._calls = Calls()
         self._head: dict[str, Any] = {} if extension is None else {"ferrule": extension}

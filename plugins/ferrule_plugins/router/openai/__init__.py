@@ -79,6 +79,6 @@ class _Cards:
             created=self._created,
             root=self._service.names[0] if adapter is None else adapter.path,
             parent=None if adapter is None else adapter.parent,
-            max_model_len=self._service.model.max_model_len,
+            max_model_len=(adapter and adapter.max_model_len) or self._service.max_model_len,
             permission=[ModelPermission(id=f"modelperm-{name}", created=self._created)],
         )

@@ -173,7 +173,7 @@ class ChatForm(Form):
 
     def _logprob(self, entry: TokenLogprobs) -> ChatLogprob:
         asked = self.asked
-        spell = asked.service.token_bytes
+        spell = asked.tokens.token_bytes
         return {
             "token": asked.token(entry.token_id),
             "logprob": finite(entry.logprob),

@@ -38,7 +38,7 @@ class Completions:
         """Return the text to repeat of each prompt."""
         if not body.echo:
             return [""] * len(admitted.prompts)
-        detokenize = self._ctx.service.detokenize
+        detokenize = (admitted.tokens or self._ctx.service).detokenize
         try:
             return [await detokenize(one.ids) if one.text is None else one.text for one in admitted.prompts]
         except BaseException:
@@ -168,7 +168,7 @@ class CompletionForm(Form):
     def _echo_logprobs(self, choice: CompletionChoice, first: Output, ids: Sequence[int]) -> None:
         asked = self.asked
         choice["logprobs"] = lists = _no_logprobs()
-        offsets = asked.service.text_offsets(ids, choice["text"])
+        offsets = asked.tokens.text_offsets(ids, choice["text"])
         for offset, token_id, entry in zip(offsets, ids, first.prompt_logprobs or (), strict=True):
             if entry is None:
                 lists["text_offset"].append(offset)

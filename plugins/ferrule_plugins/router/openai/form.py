@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ferrule import log
 from ferrule.errors import RequestError
 from ferrule.interfaces.router import JSON, EventStream, RequestInfo, RouterContext
-from ferrule.interfaces.service import Admitted, Answer, Generate, Output, Service, Usage
+from ferrule.interfaces.service import Admitted, Answer, Generate, Output, Tokens, Usage
 from ferrule.schema import REQUEST_ID
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.openai.answers import PromptLogprob, PromptLogprobs, UsageInfo
@@ -38,7 +38,7 @@ class Asked:
     created: int
     model: str
     fingerprint: str
-    service: Service
+    tokens: Tokens
     token_names: bool  # show tokens as token_id:N
     token_ids: bool  # return_token_ids; without a tokenizer the ids are all that there is
     cached_details: bool
@@ -74,7 +74,7 @@ class Asked:
             created=int(time.time()),
             model=admitted.model,
             fingerprint=fingerprint(service),
-            service=service,
+            tokens=admitted.tokens or service,
             token_names=front.return_tokens_as_token_ids if as_ids is None else as_ids,
             token_ids=config.skip_tokenizer_init if with_ids is None else with_ids,
             cached_details=front.enable_prompt_tokens_details,
@@ -87,7 +87,7 @@ class Asked:
         return asked, admitted
 
     def token(self, token_id: int) -> str:
-        return f"token_id:{token_id}" if self.token_names else self.service.token_text(token_id)
+        return f"token_id:{token_id}" if self.token_names else self.tokens.token_text(token_id)
 
     def usage(self, total: Usage) -> UsageInfo:
         """Return the usage of all choices, with the details that this server reports."""

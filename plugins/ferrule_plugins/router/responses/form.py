@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
-from ferrule.interfaces.service import Answer, Output, Service, Usage
+from ferrule.interfaces.service import Answer, Output, Tokens, Usage
 from ferrule.types import FinishReason, TokenLogprobs
 from ferrule_plugins.router.responses.answers import (
     LogprobEntry,
@@ -41,7 +41,7 @@ class ResponseForm:
     `head` has the fields of the response that do not change, `name` is its id without ``resp_``.
     """
 
-    def __init__(self, head: Response, name: str, many_calls: bool, encrypts: bool, logprobs: Service | None) -> None:
+    def __init__(self, head: Response, name: str, many_calls: bool, encrypts: bool, logprobs: Tokens | None) -> None:
         self._head, self._name = head, name
         self._many_calls = many_calls
         self._encrypts = encrypts
@@ -214,9 +214,9 @@ def _usage(usage: Usage) -> ResponseUsage:
     }
 
 
-def _logprob(entry: TokenLogprobs, service: Service) -> LogprobEntry:
+def _logprob(entry: TokenLogprobs, tokens: Tokens) -> LogprobEntry:
     def shown(token_id: int, logprob: float) -> LogprobEntry:
-        spelt = service.token_text(token_id)
-        return {"token": spelt, "logprob": finite(logprob), "bytes": list(service.token_bytes(token_id))}
+        spelt = tokens.token_text(token_id)
+        return {"token": spelt, "logprob": finite(logprob), "bytes": list(tokens.token_bytes(token_id))}
 
     return {**shown(entry.token_id, entry.logprob), "top_logprobs": [shown(*each) for each in entry.top]}

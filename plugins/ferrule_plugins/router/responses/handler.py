@@ -51,7 +51,7 @@ class Handler:
 
     async def count(self, body: TokensBody, info: RequestInfo) -> JSON:
         prompt, reading, _ = await self._read(body, info, info.id)
-        read = await self._ctx.service.read(prompt)
+        read = await (await self._ctx.service.tokens(body.model)).read(prompt)
         found: InputTokens = {"object": "response.input_tokens", "input_tokens": len(read.ids)}
         if (extension := extended(reading.notes.extension, read.notes)) is not None:
             found["ferrule"] = extension
@@ -74,7 +74,7 @@ class Handler:
             name,
             body.parallel_tool_calls is not False,
             encrypts=ENCRYPTED in include,
-            logprobs=service if LOGPROBS in include else None,
+            logprobs=(admitted.tokens or service) if LOGPROBS in include else None,
         )
         record = _Kept(info.key_name, body.previous_response_id, items, self._history if body.store else None)
         headers = reading.notes.headers
@@ -112,7 +112,7 @@ class Handler:
         own = await self._own_items(body, info.key_name, name)
         placed: list[Placed] = []
         if body.previous_response_id is not None:
-            room = _CHARACTERS * service.model.max_model_len
+            room = _CHARACTERS * (await service.tokens(body.model)).max_model_len
             earlier = await self._history.before(info.key_name, body.previous_response_id, room)
             if not earlier.whole and body.truncation != "auto":
                 raise RequestError(

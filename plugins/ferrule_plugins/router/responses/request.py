@@ -75,13 +75,15 @@ class Reading:
 
     async def fitting(self, items: Sequence[Placed]) -> ChatPrompt:
         """Return the prompt of as many of the last items as fit. Raises RequestError where no part of them fits."""
-        longest = self._service.model.max_model_len
+        tokens = await self._service.tokens(self._body.model)
+        longest = tokens.max_model_len
         most = getattr(self._body, "max_output_tokens", None) or max(1, longest // _LEFT_FOR_ANSWER)
+        most += sum(one.num_virtual for one in self._service.adapters() if one.name == self._body.model)
         places = [0, *cuts(items)]
 
         async def fits(place: int) -> bool:
             try:
-                read = await self._service.read(self.prompt(items[place:]))
+                read = await tokens.read(self.prompt(items[place:]))
             except RequestError:  # it has more characters than the context can hold; a real fault is found at the end
                 return False
             return len(read.ids) + most <= longest

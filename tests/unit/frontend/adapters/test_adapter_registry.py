@@ -32,14 +32,18 @@ class Engine(FakeEngine):
         self.fault: Exception | None = None
         self.gate = asyncio.Event()
         self.gate.set()
+        self.slow = self.gate
 
     async def call(self, name: str, *args: Any) -> Any:
+        if name == "describe_adapter":
+            return {}
         assert name == "read_adapter"
         _, path, served = args
         self.read.append((served, path))
         await self.gate.wait()
         if self.fault is not None:
             raise self.fault
+        return None
 
 
 def config(*argv: str) -> Resolved:
@@ -125,6 +129,7 @@ async def test_a_load_that_fails_changes_nothing(tmp_path: Path) -> None:
         ("m", "a", RequestError),
         ("", "a", RequestError),
         ("x\n", "a", RequestError),
+        ("x,y", "a", RequestError),
         ("x", "../outside", ForbiddenError),
         ("x", "link", ForbiddenError),
         ("x", "linked", ForbiddenError),
@@ -158,6 +163,23 @@ async def test_loads_and_the_table_are_bounded(tmp_path: Path, monkeypatch: pyte
     found = await asyncio.gather(*tasks, return_exceptions=True)
     kinds = [type(each).__name__ for each in found]
     assert sorted(kinds) == ["NoneType", "NoneType", "OverloadedError", "OverloadedError", "RequestError"]
+
+
+async def test_a_folder_that_hangs_holds_up_no_other_and_takes_one_place(tmp_path: Path) -> None:
+    engine = Engine()
+    adapters = Adapters(config("--allowed-lora-path", str(tmp_path)), FakePlugins(), engine)
+    engine.gate.clear()
+    share, disk = folder(tmp_path, "share"), folder(tmp_path, "disk")
+    waits = [asyncio.ensure_future(adapters.load(name, share)) for name in ("a", "b", "a")]
+    await until(lambda: engine.read)
+    engine.slow, engine.gate = engine.gate, asyncio.Event()
+    engine.gate.set()
+    await adapters.load("c", disk)
+    assert [name for name, path in engine.read if path == share] == [engine.read[0][0]]
+    engine.slow.set()
+    found = await asyncio.gather(*waits, return_exceptions=True)
+    assert sorted(type(each).__name__ for each in found) == ["NoneType", "NoneType", "RequestError"]
+    assert sorted(entry.name for entry in adapters.all()) == ["a", "b", "c"]
 
 
 async def test_without_adapters_none_is_looked_for() -> None:

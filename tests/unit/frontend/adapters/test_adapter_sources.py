@@ -56,10 +56,12 @@ def plugins(hub: type[Hub]) -> FakePlugins:
 def test_a_module_of_a_hub_becomes_a_folder(hub: type[Hub], tmp_path: Path) -> None:
     model = model_folder(tmp_path)
     argv = [str(model), "--enable-lora", "--hf-token", "secret", "--lora-modules", "a=org/adapters", f"b={tmp_path}"]
+    argv += ["--enable-prompt-adapter", "--max-prompt-adapter-token", "4", "--prompt-adapters", "p=org/adapters"]
     config = resolve(parse(argv, env=Environment()).config)
     local = localise(config, plugins(hub))
     assert [module.path for module in local.lora.modules] == [str(hub.root), str(tmp_path.resolve())]
-    assert [(name, token) for name, token, _ in hub.fetched] == [("org/adapters", "secret")]
+    assert [(one.name, one.path) for one in local.prompt_adapter.modules] == [("p", str(hub.root))]
+    assert [(name, token) for name, token, _ in hub.fetched] == [("org/adapters", "secret")] * 2
     for name, said in (
         ("org/none", "no repository 'org/none'"),
         ("./none", "'./none' is not a folder"),

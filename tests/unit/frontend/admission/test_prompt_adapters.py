@@ -198,6 +198,7 @@ def test_faults_of_options_stop_the_start(tmp_path: Path) -> None:
         (("a",), "expected name=path"),
         (("a=",), "expected name=path"),
         (("=/p",), "its name must be printable"),
+        (("a,b=/p",), "its name may not have commas"),
         (("base=/p",), "another model or adapter has the name 'base'"),
         (("a=/p", "a=/q"), "another model or adapter has the name 'a'"),
     ],
@@ -228,7 +229,7 @@ async def test_they_share_a_table_with_adapters_of_weights(tmp_path: Path) -> No
     with pytest.raises(NotFoundError):
         await adapters.unload("a")
     with pytest.raises(RequestError, match="not for vectors"):
-        await adapters.adapter("a")
+        await adapters.for_vectors("a")
     await adapters.close()
 
 

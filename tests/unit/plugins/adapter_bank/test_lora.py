@@ -6,19 +6,23 @@ import gc
 import shutil
 import weakref
 from collections.abc import Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from msgspec.structs import replace
 from safetensors.torch import load_file, save_file
 
 from ferrule.config import LoRAConfig
-from ferrule.types import Adapter
+from ferrule.errors import AsleepError
+from ferrule.types import Adapter, AdapterLoad
 from ferrule_nn import Linear
 from ferrule_testkit.checkpoints import NATIVE, tiny_checkpoint
 from ferrule_testkit.harness import Harness, Output
 from tests.fakes.peft_adapters import make_adapter
+from tests.shared import grid
 
 PROMPTS = [list(range(5, 5 + length)) for length in (3, 30, 17)]
 ALL = ["q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"]
@@ -44,6 +48,12 @@ def check(found: Output, wanted: Output, tolerance: float = 1e-3) -> None:
     )
 
 
+@cache
+def unadapted(folder: Path) -> list[Output]:
+    """Return what a model says without an adapter."""
+    return alone(folder)
+
+
 def alone(folder: Path, **kwargs: Any) -> list[Output]:
     with Harness(folder, dtype="float32", block_size=16) as opened:
         return opened.engine().run(PROMPTS, max_tokens=8, **kwargs)
@@ -54,7 +64,7 @@ BIASES: dict[str, dict[str, Any]] = {
     "all": {"target_modules": ["q_proj", "v_proj"], "bias": "all"},
     "dora": {"target_modules": ["q_proj", "v_proj"], "bias": "all", "use_dora": True},
 }
-QUICK = ("gpt2", "phi3", "mixtral", "deepseek_v3", "gemma2", "qwen3_moe", "falcon", "gpt_neox")
+QUICK = ("gpt2", "gpt_neox", "phi3", "deepseek_v3", "qwen3_moe")  # transposed, fused in two ways, latent, experts
 # PEFT does not adapt the first ones, and the last one's shared layers have other names in the model.
 OTHERS = {"mamba", "falcon_mamba", "mamba2", "falcon_h1", "falcon_h1-norm", "nemotron_h", "zamba2"}
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -71,7 +81,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 def compare(folder: Path, adapter: Adapter, **changes: Any) -> None:
     """Run rows with an adapter and without, in one batch, chunked, and behind a cached prefix."""
-    plain, wanted = alone(folder), alone(Path(adapter.path) / "merged")
+    plain, wanted = unadapted(folder), alone(Path(adapter.path) / "merged")
     assert said(plain) != said(wanted)
     with Harness(folder, dtype="float32", block_size=16, sections={"lora": section(**changes)}) as opened:
         engine = opened.engine(max_num_batched_tokens=16)
@@ -120,8 +130,22 @@ def test_recorded_steps_are_those_that_are_launched(llama: Path, tmp_path: Path)
             assert (found.token_ids, found.logprobs) == (wanted.token_ids, wanted.logprobs)
 
 
-@pytest.mark.parametrize("quantization", [None, "int8", "int4"])
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["default", "ranks", "dora", "ends"])
+def test_adapters_in_8_bits_are_near_those_of_the_merged_model(llama: Path, tmp_path: Path, name: str) -> None:
+    adapter = make_adapter(llama, tmp_path / name, **SETTINGS[name])
+    wanted, plain = alone(Path(adapter.path) / "merged"), alone(llama)
+    with Harness(llama, dtype="float32", block_size=16, sections={"lora": section(lora_dtype="int8")}) as opened:
+        engine = opened.engine(max_num_batched_tokens=16)
+        found = engine.run(PROMPTS, max_tokens=8, adapters=[adapter, None, adapter])
+        bank = opened.executor._worker._worker.model_runner._adapters  # type: ignore[attr-defined]
+        assert {each.down.dtype for each in bank._matrices.values()} == {torch.int8}
+    check(found[1], plain[1])
+    ours, theirs, without = ([each[row].logprobs[0].logprob for row in (0, 2)] for each in (found, wanted, plain))
+    off, moved = (sum(abs(a - b) for a, b in zip(one, theirs, strict=True)) for one in (ours, without))
+    assert 0 < off < 0.1 * moved
+
+
+@grid({"quantization": [None, "int8", "int4"], "dtype": ["bfloat16", "float32"]})
 def test_quantized_bases_get_the_adapters_part(
     llama: Path, tmp_path: Path, dtype: str, quantization: str | None
 ) -> None:
@@ -165,6 +189,36 @@ def test_adapters_stay_while_the_model_sleeps(llama: Path, tmp_path: Path) -> No
     assert said(again) == said(first)
 
 
+def scales(harness: Harness) -> torch.Tensor:
+    worker: Any = harness.executor._worker._worker  # type: ignore[attr-defined]
+    found: torch.Tensor = worker._adapters._matrices["layers.0.self_attn.qkv_proj"].scales[1:].clone()
+    assert not (found == 1).all()
+    return found
+
+
+def test_magnitudes_follow_the_weights_that_are_loaded_again(llama: Path, tmp_path: Path) -> None:
+    base, other = tmp_path / "base", tiny_checkpoint("llama", tmp_path / "other", seed=7)
+    shutil.copytree(llama, base)
+    settings: dict[str, Any] = {"dtype": "float32", "block_size": 16, "sections": {"lora": section()}}
+    one, two = (make_adapter(base, tmp_path / str(n), seed=n, target_modules=ALL, use_dora=True) for n in (1, 2))
+    with Harness(base, **settings) as opened:
+        first = opened.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])
+        opened.executor.call("release", (("weights", "kv_cache"), 2))
+        with pytest.raises(AsleepError):
+            opened.executor.prepare(AdapterLoad(adapter=replace(one, name="new"), slot=0)).result()
+        shutil.copy(other / "model.safetensors", base)
+        for part in ("weights", "kv_cache"):
+            opened.executor.call("restore", (part,))
+        kept = scales(opened)
+        found = opened.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])  # loaded from the host's memory
+    with Harness(base, **settings) as fresh:
+        wanted = fresh.engine().run(PROMPTS, max_tokens=8, adapters=[one, None, two])
+        torch.testing.assert_close(kept, scales(fresh))  # in the slots
+    assert said(first) != said(wanted)
+    for each, reference in zip(found, wanted, strict=True):
+        check(each, reference)
+
+
 def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
     adapter = make_adapter(llama, tmp_path / "adapter", target_modules=["q_proj", "lm_head"])
     wanted = alone(tmp_path / "adapter" / "merged", prompt_logprobs=0)
@@ -178,7 +232,7 @@ def test_prompt_logprobs_are_the_adapters(llama: Path, tmp_path: Path) -> None:
         )
 
 
-@pytest.mark.parametrize("model", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("model", ["mixtral", pytest.param("qwen3_moe", marks=pytest.mark.slow)])
 def test_experts_by_name_are_those_of_the_stack(tmp_path: Path, model: str) -> None:
     folder = tiny_checkpoint(model, tmp_path / model)
     targets = {"target_modules": ["q_proj"], "target_parameters": ["experts.gate_up_proj", "experts.down_proj"]}

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,13 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from ferrule.errors import RequestError
+from ferrule.errors import RequestError, UnavailableError
 from ferrule.interfaces.adapters import BankContext
 from ferrule.types import Adapter
 from ferrule_nn import Embedding, Linear, MergedLinear
 from ferrule_plugins.adapter_bank.lora import LoraBank
+from ferrule_plugins.adapter_bank.lora import bank as bank_module
+from ferrule_plugins.adapter_bank.lora.reading import FolderReads
 from ferrule_testkit.adapters import write_adapter
 
 MODULES = [("layers.0.q_proj", 16, 24), ("layers.0.v_proj", 16, 8), ("layers.0.o_proj", 24, 16)]
@@ -130,7 +134,11 @@ FAULTS: dict[str, tuple[Change, str]] = {
     "magnitude without dora": (set_to(key("o_proj", "lora_magnitude_vector"), torch.ones(16)), "use_dora is False"),
     "dora without magnitude": (config(use_dora=True), "use_dora is True"),
     "a bias": (set_to(key("o_proj", "lora_B.bias"), torch.ones(16)), "--enable-lora-bias"),
-    "new tokens": (text("new_embeddings.safetensors", b""), "adds to the vocabulary"),
+    "no file of rows": (text("new_embeddings.safetensors", b""), "is not a safetensors file"),
+    "no head for rows": (
+        lambda folder: save_file({"input_embeddings": torch.zeros(1, 16)}, folder / "new_embeddings.safetensors"),
+        "adds tokens .* the model has no embedding and head",
+    ),
     "a pickle": (
         lambda folder: (
             (folder / FILE).unlink(),
@@ -166,6 +174,15 @@ def test_a_fault_is_one_clear_error(tmp_path: Path, good: Adapter, what: str) ->
     for weights in bank._matrices.values():
         assert not weights.ranks[2].any()
     assert bank._matrices["layers.0.qkv_proj"].ranks[1].tolist() == [4, 0, 4]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8])
+@pytest.mark.parametrize(("value", "alpha"), [(float("nan"), 4), (float("inf"), 4), (3e38, 1000)])
+def test_no_type_hides_what_is_not_finite(tmp_path: Path, dtype: torch.dtype, value: float, alpha: int) -> None:
+    folder = write_adapter(tmp_path / "bad", MODULES, lora_alpha=alpha)
+    set_to(key("o_proj", B), torch.full((16, 4), value))(folder)
+    with pytest.raises(RequestError, match="not finite"):
+        bank_of(dtype=dtype).read(Adapter(name="bad", path=str(folder)))
 
 
 def test_paths_that_are_no_folders(tmp_path: Path) -> None:
@@ -226,3 +243,52 @@ def test_adapters_of_types_and_ranks_share_slots(tmp_path: Path) -> None:
     assert bank._matrices["layers.0.qkv_proj"].ranks.tolist() == [[0, 0, 0], [8, 0, 8], [1, 0, 1]]
     bank.load(1, Adapter(name="1", path=str(tmp_path / "1")))
     assert bank._matrices["layers.0.qkv_proj"].ranks.tolist() == [[0, 0, 0], [1, 0, 1], [1, 0, 1]]
+
+
+def test_a_folder_that_does_not_answer_holds_up_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_settings, answers = bank_module.read_settings, threading.Event()
+
+    def slow(folder: Path) -> Any:
+        assert folder.name != "share" or answers.wait(30)
+        return read_settings(folder)
+
+    monkeypatch.setattr(bank_module, "read_settings", slow)
+    share, disk = (Adapter(name=name, path=str(write_adapter(tmp_path / name, MODULES))) for name in ("share", "disk"))
+    bank = bank_of()
+    with ThreadPoolExecutor(1) as other:
+        waits = other.submit(bank.load, 1, share)
+        bank.load(2, disk)
+        assert not waits.done()
+        with bank.lock:  # as when the model's weights are given back
+            answers.set()
+        waits.result(30)
+    assert bank._matrices["layers.0.qkv_proj"].ranks.tolist() == [[0, 0, 0], [4, 0, 4], [4, 0, 4]]
+    answers.clear()
+    bank._reads = FolderReads(patience=0.05)
+    later = Adapter(name="later", path=share.path)
+    for _ in range(2):  # the second one at once
+        with pytest.raises(UnavailableError, match="does not answer"):
+            bank.load(1, later)
+    assert bank._matrices["layers.0.qkv_proj"].ranks.tolist() == [[0, 0, 0], [0, 0, 0], [4, 0, 4]]
+    assert len(bank._reads._given_up) == 1
+    answers.set()
+    (left,) = bank._reads._given_up.values()
+    left.result(30)
+    bank.load(1, later)
+    assert not bank._reads._given_up
+
+
+def test_a_folder_that_gives_tensors_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read_tensors, pause = bank_module.read_tensors, threading.Event()
+
+    def slow(file: Any, limits: Any, pace: Any) -> Any:
+        for _ in range(20):
+            pause.wait(0.05)
+            pace.rest()
+        return read_tensors(file, limits, pace)
+
+    monkeypatch.setattr(bank_module, "read_tensors", slow)
+    bank = bank_of()
+    bank._reads = FolderReads(patience=0.5)
+    bank.read(Adapter(name="x", path=str(write_adapter(tmp_path / "x", MODULES))))
+    assert list(bank._host) == ["x"]

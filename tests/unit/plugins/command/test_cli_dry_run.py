@@ -7,14 +7,18 @@ import shlex
 import shutil
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from ferrule import log
 from ferrule.launch import cli
 from ferrule_contrib import tiny
 from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
+from tests.fakes.lora_files import write_adapter
 
 
 @pytest.fixture(autouse=True)
@@ -260,3 +264,73 @@ def test_errors_begin_with_file_and_line(
     status = 1 if "hf-overrides" in text else 2  # where the file of the model may be at fault
     assert cli.main(["serve", str(tiny.path()), "--dry-run", "--config", str(file)]) == status
     assert f"error:\n  {file}:{line}: {part}" in capsys.readouterr().err
+
+
+def virtual(folder: Path, tokens: int, width: int) -> Path:
+    """Write a prompt adapter."""
+    folder.mkdir()
+    config = {"peft_type": "PROMPT_TUNING", "num_virtual_tokens": tokens}
+    (folder / "adapter_config.json").write_text(json.dumps(config))
+    save_file({"prompt_embeddings": torch.zeros(tokens, width)}, folder / "adapter_model.safetensors")
+    return folder
+
+
+def test_adapters_and_a_draft_model_are_read_and_printed(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(Safetensors, "tensors", lambda *given: pytest.fail("weights were read"))
+    width = json.loads((tiny.path() / "config.json").read_text())["hidden_size"]
+    plain, dora = write_adapter(tiny.path(), tmp_path / "plain", 1), write_adapter(tiny.path(), tmp_path / "dora", 2)
+    content = load_file(dora / "adapter_model.safetensors")
+    names = [name.removesuffix(".lora_B.weight") for name in content if name.endswith(".lora_B.weight")]
+    content |= {f"{name}.lora_magnitude_vector": torch.ones(len(content[f"{name}.lora_B.weight"])) for name in names}
+    save_file(content, dora / "adapter_model.safetensors")
+    config = json.loads((dora / "adapter_config.json").read_text())
+    (dora / "adapter_config.json").write_text(json.dumps(config | {"use_dora": True}))
+    poet = virtual(tmp_path / "poet", 3, width)
+    argv = ["--dry-run", "--enable-lora", "--lora-modules", f"a={plain}", f"b={dora}", "c=org/adapter"]
+    argv += ["--enable-prompt-adapter", "--max-prompt-adapter-token", "4", "--prompt-adapters", f"poet={poet}"]
+    argv += ["--speculative-config", json.dumps({"model": str(tiny.path()), "num_speculative_tokens": 2})]
+    found = rows(run(capsys, *argv))
+    assert found["a"] == ["LoRA", "adapter", str(plain)]
+    assert found["b"] == ["LoRA", "adapter", str(dora)]
+    assert found["c"] == ["LoRA", "adapter", "org/adapter"]
+    assert found["poet"] == ["prompt", "adapter", str(poet)]
+    assert found["draft_model"] == ["speculator", f"{tiny.path()},", "at", "most", "2", "guesses"]
+    argv[0] = "--dry-run=json"
+    made = json.loads(run(capsys, *argv))["companions"]
+    assert [each["name"] for each in made] == ["a", "b", "c", "poet", "draft_model"]
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        ({"lora": {"r": 3}}, "--lora-modules: mine: The adapter 'mine' cannot be loaded: adapter_config.json has the"),
+        ({"lora": {}, "argv": ["--max-lora-rank", "2"]}, "its rank is 4"),
+        ({"width": 7}, "--prompt-adapters mine: "),
+        ({"draft": True}, "draft have no tensor of this size"),
+        ({"argv": ["--enable-lora", "--lora-modules", "mine=org/model"]}, "'org/model' has no adapter_config.json"),
+    ],
+)
+def test_what_a_start_refuses_of_adapters_and_drafts(
+    capsys: pytest.CaptureFixture[str],
+    tmp_path: Path,
+    listing: dict[str, list[str]],
+    wrong: dict[str, Any],
+    said: str,
+) -> None:
+    listing["org/model"] = ["config.json"]
+    argv = [*wrong.get("argv", ())]
+    if "lora" in wrong:
+        folder = write_adapter(tiny.path(), tmp_path / "mine", 1, **wrong["lora"])
+        argv += ["--enable-lora", "--lora-modules", f"mine={folder}"]
+    if "width" in wrong:
+        folder = virtual(tmp_path / "mine", 3, wrong["width"])
+        argv += ["--enable-prompt-adapter", "--max-prompt-adapter-token", "4", "--prompt-adapters", f"mine={folder}"]
+    if "draft" in wrong:
+        shutil.copytree(tiny.path(), tmp_path / "draft")
+        config = json.loads((tmp_path / "draft/config.json").read_text())
+        (tmp_path / "draft/config.json").write_text(json.dumps(config | {"hidden_size": 7}))
+        argv += ["--speculative-config", json.dumps({"model": str(tmp_path / "draft")})]
+    assert cli.main(["serve", "--dry-run", *argv]) in (1, 2)
+    assert said in capsys.readouterr().err

@@ -620,6 +620,23 @@ def test_what_decides_an_answer_is_in_the_journal_and_secrets_are_not() -> None:
     found = parsed("m", "--hf-token", "secret", "--dtype", "float32", "--max-num-seqs", "7", "--response-role", "bot")
     config = options.applied(found.config, found.extra["served"])
     assert options.identity(config) == {"model": "m", "dtype": "float32", "response_role": "bot"}
+    adapters = [
+        "--enable-lora",
+        "--lora-modules",
+        "a=/a",
+        "--lora-resolver-cache-dir",
+        "/b",
+        "--prompt-adapters",
+        "c=/c",
+    ]
+    found = parsed("m", *adapters)
+    config = options.applied(found.config, found.extra["served"])
+    assert options.identity(config) == {
+        "model": "m",
+        "lora_modules": ("a=/a",),
+        "lora_resolver_cache_dir": "/b",
+        "prompt_adapters": ("c=/c",),
+    }
 
 
 def test_options_without_effect_are_said() -> None:

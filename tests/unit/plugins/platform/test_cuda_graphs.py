@@ -20,10 +20,12 @@ from ferrule.runner.state import RunnerLimits
 from ferrule.types import Admit, Chunk, RowResult, StepPlan, TokenSampling
 from ferrule_plugins.attention.cpu import CpuAttention
 from ferrule_plugins.model.llama import Llama
+from ferrule_plugins.platform.cuda import CudaPlatform
 from ferrule_plugins.platform.cuda_graphs import GraphLimits, GraphRecorder
 from ferrule_plugins.platform.cuda_stage import PinnedTransfers
 from ferrule_plugins.speculator.draft_model import DraftModel
 from tests.fakes.lazy_device import PagedAttention, tape_capture
+from tests.unit.plugins.platform.test_cuda import Numbers
 
 VOCAB, BLOCK, MAX_LEN = 64, 4, 32
 CPU = torch.device("cpu")
@@ -330,24 +332,26 @@ def test_entries_that_are_one_more_than_the_rows_are_padded_too() -> None:
 # ------------------------------------------------------------------------------------------------- options
 
 
-def _limits(
+def _settings(
     sizes: tuple[int, ...] = (512,),
     rows: int | None = None,
     eager: bool = False,
     longest: int = 8192,
     **compilation: Any,
-) -> GraphLimits | None:
-    return GraphLimits.of(
-        DeviceSettings.of(
-            resolve(
-                Config(
-                    model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
-                    scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
-                    device=DeviceConfig(compilation_config=compilation),
-                )
+) -> DeviceSettings:
+    return DeviceSettings.of(
+        resolve(
+            Config(
+                model=ModelConfig(model="none", enforce_eager=eager, max_seq_len_to_capture=longest),
+                scheduler=SchedulerConfig(max_num_seqs=rows, cuda_graph_sizes=sizes),
+                device=DeviceConfig(compilation_config=compilation),
             )
         )
     )
+
+
+def _limits(**given: Any) -> GraphLimits | None:
+    return GraphLimits.of(_settings(**given))
 
 
 @pytest.mark.parametrize(
@@ -401,8 +405,11 @@ def test_what_cannot_be_meant(given: dict[str, Any]) -> None:
         _limits(**given)
 
 
-def test_what_has_no_effect_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    assert _limits(splitting_ops=["a"], level=2) is not None
+def test_what_has_no_effect_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Say it once, for all recorders: those of the model, and of what guesses."""
+    execution = CudaPlatform(Numbers()).execution()
+    for _ in range(2):
+        assert execution.recorder(_settings(splitting_ops=["a"], level=2)) is not None
     assert [record.getMessage() for record in caplog.records] == [
         "--compilation-config: splitting_ops has no effect here"
     ]

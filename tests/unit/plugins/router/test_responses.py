@@ -13,7 +13,7 @@ import pytest
 from ferrule.errors import ConfigError, OverloadedError, RequestFailed, UnavailableError
 from ferrule.interfaces.parsers import CallArguments, CallEnd, CallStart, Content, Event, Reasoning
 from ferrule.interfaces.response_store import StoredResponse
-from ferrule.interfaces.service import ChatPrompt, Output, Usage, add_up
+from ferrule.interfaces.service import ChatPrompt, Output, ServedAdapter, Usage, add_up
 from ferrule.types import FinishReason
 from ferrule_plugins.response_store.bounds import Bounds
 from ferrule_plugins.response_store.memory import MemoryStore
@@ -172,6 +172,12 @@ async def test_a_conversation_beyond_the_context() -> None:
     assert prompt.messages[-1]["content"] == "c" * 120
     assert prompt.messages[0]["role"] == "user"
     assert sum(len(message["content"]) for message in prompt.messages) + 20 <= 256
+    site.service.loaded["poet"] = ServedAdapter(name="poet", parent="m", path="/poet", num_virtual=60)
+    await answer(site, truncation="auto", max_output_tokens=20, model="poet", **long)
+    (virtual,) = site.last.prompts
+    assert isinstance(virtual, ChatPrompt)
+    assert sum(len(message["content"]) for message in virtual.messages) + 20 + 60 <= 256
+    assert len(virtual.messages) < len(prompt.messages)
     counted = await send(site, "/input_tokens", truncation="auto", **long)
     assert counted.json()["input_tokens"] < 256
     assert "context" in error_of(await send(site, truncation="auto", input="d" * 300))["message"]

@@ -63,15 +63,18 @@ class Chat {
 
   show() {
     this.input.focus({ preventScroll: true });
-    if (!this.fields) this.load();
+    this.load();
   }
 
   /** Read which models there are, and once what a request can have. */
   async load() {
     try {
-      const names = (await json("v1/models")).data.map((each) => each.id);
-      const chosen = names.find((name) => name === this.model.value) ?? names[0];
-      this.model.replaceChildren(...names.map((name) => h("option", { value: name, selected: name === chosen }, name)));
+      const served = (await json("v1/models")).data;
+      const chosen = served.some((each) => each.id === this.model.value) ? this.model.value : served[0]?.id;
+      const choices = (some) => some.map((each) => h("option", { value: each.id, selected: each.id === chosen }, each.id));
+      const adapters = served.filter((each) => each.parent);
+      this.model.replaceChildren(...choices(served.filter((each) => !each.parent)),
+        ...(adapters.length ? [h("optgroup", { label: "Adapters" }, choices(adapters))] : []));
       const described = this.fields ? null : await json("openapi.json");
       if (!this.fields) {
         this.fields = controls(described);
@@ -145,6 +148,7 @@ class Chat {
       return;
     }
     const answer = message("assistant");
+    answer.model = this.model.length > 1 ? body.model : "";
     answer.made = { begun: performance.now(), first: null, last: 0, usage: null, ended: false };
     this.messages.push(answer);
     this.busy(new AbortController());

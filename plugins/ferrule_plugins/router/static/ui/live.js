@@ -8,6 +8,7 @@ const PERIOD_MS = 1000;
 const HISTORY = 120; // pictures that the curves show
 const RUNNING = [["request", "mono"], ["phase"], ["prompt", "num"], ["cached", "num"], ["computed", "num"], ["generated", "num"],
   ["blocks", "num"], ["age", "num"], ["first token", "num"], ["per token", "num"]];
+const ADAPTERS = [["adapter", "mono"], ["state"], ["running", "num"], ["waiting", "num"]];
 const WAITING = [["request", "mono"], ["prompt", "num"], ["generated", "num"], ["age", "num"], ["preempted", "num"], ["state"]];
 
 export function live() {
@@ -21,7 +22,7 @@ class Live {
     this.shown = false;
     this.paused = false;
     this.figures = h("dl", { class: "figures" });
-    [this.problem, this.cache, this.steps, this.running, this.waiting] = Array.from({ length: 5 }, () => h("div"));
+    [this.problem, this.cache, this.steps, this.adapters, this.running, this.waiting] = Array.from({ length: 6 }, () => h("div"));
     [this.numRunning, this.numWaiting] = [h("span", { class: "muted num" }), h("span", { class: "muted num" })];
     this.pause = button("Pause", () => this.toggle());
     this.element = h("div", { class: "page" },
@@ -30,6 +31,7 @@ class Live {
       h("div", { class: "two" },
         h("section", { "aria-label": "Cache" }, h("h2", null, "Cache"), this.cache),
         h("section", { "aria-label": "Steps" }, h("h2", null, "Last steps"), this.steps)),
+      this.adapters,
       h("h2", null, "Running ", this.numRunning), this.running,
       h("h2", null, "Waiting ", this.numWaiting), this.waiting);
     document.addEventListener("visibilitychange", () => this.go());
@@ -73,8 +75,13 @@ class Live {
     this.figures.replaceChildren(...cards(picture, this.history));
     this.cache.replaceChildren(...cacheMap(picture));
     this.steps.replaceChildren(...timeline(picture));
-    rows(this.running, this.numRunning, "Running", RUNNING, picture.running?.map(running), picture.figures.running);
-    rows(this.waiting, this.numWaiting, "Waiting", WAITING, picture.waiting?.map(waiting), picture.figures.waiting);
+    this.adapters.replaceChildren(...adapters(picture));
+    const more = further(picture);
+    const shown = (columns, cells) => [[...columns, ...more.map(([title, kind]) => [title, kind])], (row) => [...cells(row), ...more.map(([, , cell]) => cell(row))]];
+    const [runs, runningRow] = shown(RUNNING, running);
+    const [waits, waitingRow] = shown(WAITING, waiting);
+    rows(this.running, this.numRunning, "Running", runs, picture.running?.map(runningRow), picture.figures.running);
+    rows(this.waiting, this.numWaiting, "Waiting", waits, picture.waiting?.map(waitingRow), picture.figures.waiting);
   }
 }
 
@@ -101,6 +108,22 @@ function cards(picture, history) {
     card("Cache in use", total ? percent(have("blocks_used") / total) : "–", total ? `${have("blocks_used")} of ${total} blocks` : ""),
     card("Prefix hits", asked ? percent(have("prefix_hits") / asked) : "–", "of prompt tokens"),
     card("Preemptions", `${have("preemptions")}`, "since the start"),
+    ...guesses(figures, history),
+  ];
+}
+
+/** Return the cards of speculative decoding: of the time that the curves show, or since the start if nothing was guessed then. */
+function guesses(figures, history) {
+  if (!figures.draft_tokens) return [];
+  const right = (of) => (of.accepted_by_place ?? []).reduce((a, b) => a + b, 0);
+  const seen = history[0].figures;
+  const lately = figures.draft_tokens > (seen.draft_tokens ?? 0);
+  const grown = (read) => read(figures) - (lately ? read(seen) : 0);
+  const [rows, tokens, held] = [(of) => of.drafts ?? 0, (of) => of.draft_tokens ?? 0, right].map(grown);
+  const when = lately ? "lately" : "since the start";
+  return [
+    card("Tokens a step", (1 + held / rows).toFixed(2), `with guesses, ${when}`),
+    card("Guesses that hold", percent(held / tokens), `${held.toLocaleString("en")} of ${tokens.toLocaleString("en")}, ${when}`),
   ];
 }
 
@@ -163,24 +186,46 @@ function timeline({ steps }) {
   if (!steps.length) return [h("p", { class: "muted" }, "No step in the last seconds.")];
   const longest = Math.max(...steps.map((step) => step[1]));
   const width = 120;
-  const bars = steps.map(([, seconds, tokens, decoding], i) => {
+  const bars = steps.map(([, seconds, tokens, decoding, guesses], i) => {
     const high = Math.max(0.6, (seconds / longest) * 38);
-    const prompt = tokens ? (tokens - decoding) / tokens : 0;
+    const [prompt, guessed] = tokens ? [(tokens - decoding - guesses) / tokens, guesses / tokens] : [0, 0];
     const x = width - steps.length + i;
-    return [svg("rect", { class: "decode", x, y: 40 - high, width: 0.8, height: high }),
-      prompt > 0 && svg("rect", { class: "prefill", x, y: 40 - high, width: 0.8, height: Math.max(0.6, high * prompt) })];
+    const bar = (kind, top, share) => share > 0 && svg("rect", { class: kind, x, y: 40 - high * (1 - top), width: 0.8, height: Math.max(0.6, high * share) });
+    return [bar("decode", 0, 1), bar("guess", prompt, guessed), bar("prefill", 0, prompt)];
   });
-  const [, seconds, tokens, decoding] = steps.at(-1);
-  const last = `Last: ${ms(seconds)}, ${tokens - decoding} prompt tokens, ${decoding} decoding.`;
+  const [, seconds, tokens, decoding, guesses] = steps.at(-1);
+  const guessed = steps.some((step) => step[4]);
+  const last = `Last: ${ms(seconds)}, ${tokens - decoding - guesses} prompt tokens, ${decoding} decoding${guessed ? `, ${guesses} guesses` : ""}.`;
   return [
     svg("svg", { class: "steps", viewBox: `0 0 ${width} 40`, preserveAspectRatio: "none", role: "img", "aria-label": `${steps.length} steps, the longest ${ms(longest)}. ${last}` }, bars),
     h("ul", { class: "legend" }, h("li", null, h("span", { class: "swatch prefill" }), "share of prompt tokens"),
-      h("li", null, h("span", { class: "swatch decode" }), "share of decoding rows"), h("li", null, "highest ", h("span", { class: "num" }, ms(longest)))),
+      h("li", null, h("span", { class: "swatch decode" }), "share of decoding rows"),
+      guessed && h("li", null, h("span", { class: "swatch guess" }), "share of guesses"), h("li", null, "highest ", h("span", { class: "num" }, ms(longest)))),
     h("p", { class: "muted num" }, last),
   ];
 }
 
+// ---------------------------------------------------------------------------------------------------------- adapters
+
+function adapters({ adapters: found, limits }) {
+  if (!found) return [];
+  const loaded = found.filter((each) => each.loaded).length;
+  const count = h("span", { class: "muted num" }, `${loaded} of ${limits.adapter_slots} ${limits.adapter_slots === 1 ? "slot" : "slots"} taken`);
+  const cells = found.map((each) => [each.name, each.loaded ? "loaded" : h("span", { class: "muted" }, "waits for a slot"), each.running, each.waiting]);
+  return [h("h2", null, "Adapters ", count), found.length ? table("Adapters", ADAPTERS, cells) : h("p", { class: "muted" }, "None is loaded: the first request that names one loads it.")];
+}
+
 // -------------------------------------------------------------------------------------------------------------- rows
+
+/** Return columns that not every server needs: [title, class, cell of a row]. */
+function further(picture) {
+  const all = [...(picture.running ?? []), ...(picture.waiting ?? [])];
+  const held = (row) => row.guesses && row.guesses.accepted_by_place.reduce((a, b) => a + b, 0) / row.guesses.draft_tokens;
+  return [
+    picture.adapters && ["adapter", "mono", (row) => row.adapter ?? "–"],
+    all.some((row) => row.guesses) && ["guesses held", "num", (row) => (row.guesses ? percent(held(row)) : "–")],
+  ].filter(Boolean);
+}
 
 function running(row) {
   return [row.id, h("span", { class: `phase ${row.phase}` }, row.phase), row.prompt, row.cached, row.computed, row.generated,

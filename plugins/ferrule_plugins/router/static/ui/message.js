@@ -3,9 +3,9 @@
 import { h, button, copyButton } from "./dom.js";
 import { codeBlock, show } from "./markdown.js";
 
-/** Return a message. `made` has the figures of an answer. */
+/** Return a message. `made` has the figures of an answer, `model` who gave it where there are several. */
 export function message(role, content = "") {
-  return { role, content, reasoning: "", calls: [], call: null, error: "", finish: null, made: null };
+  return { role, content, reasoning: "", calls: [], call: null, error: "", finish: null, made: null, model: "" };
 }
 
 /** Add an event of the stream to an answer. */
@@ -48,7 +48,7 @@ export function view(one, actions) {
   const title = one.role === "tool" ? `${NAMES.tool}: ${one.call.name}` : NAMES[one.role];
   const tools = h("div", { class: "row actions" }, copyButton(() => one.content), actions.map(([label, act]) => button(label, () => act(update))));
   const element = h("article", { class: `message ${one.role}`, "aria-label": title },
-    h("header", null, h("strong", null, title), tools), wrote && thoughts, text, wrote && [calls, foot]);
+    h("header", null, h("strong", null, title), one.model && h("span", { class: "muted" }, one.model), tools), wrote && thoughts, text, wrote && [calls, foot]);
 
   function update() {
     if (!wrote) {

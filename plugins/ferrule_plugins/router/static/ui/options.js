@@ -3,7 +3,7 @@
 import { json } from "./api.js";
 import { h, newId, notice, table } from "./dom.js";
 
-const MODELS = [["id", "mono"], ["context", "num"], ["root", "mono"], ["owner"]];
+const MODELS = [["id", "mono"], ["adapter of", "mono"], ["context", "num"], ["root", "mono"], ["owner"]];
 const OPTIONS = [["option", "mono"], ["value", "mono"], ["source"], ["default", "mono"]];
 
 export function options() {
@@ -36,7 +36,7 @@ export function options() {
   async function show() {
     try {
       const served = await json("v1/models");
-      models.replaceChildren(table("Models", MODELS, served.data.map((each) => [each.id, number(each.max_model_len), each.root, each.owned_by])));
+      models.replaceChildren(table("Models", MODELS, served.data.map((each) => [each.id, each.parent ?? "–", number(each.max_model_len), each.root, each.owned_by])));
       const answer = await json("ui/api/options");
       version.textContent = answer.version;
       found = answer.options;

@@ -18,10 +18,15 @@ _PIECE = 64  # rows or columns of weights that are looked at together
 
 
 def adapted(
-    name: str, layers: Sequence[Any], modules: Mapping[str, tuple[int, int | None]], stack: str = "", tied: str = ""
+    name: str,
+    layers: Sequence[Any],
+    modules: Mapping[str, tuple[int, int | None]],
+    stack: str = "",
+    tied: str = "",
+    rows: Callable[[int], Rows | None] = lambda part: None,
 ) -> AdaptedLayer:
     """Describe `Linear` layers of one shape, which are the parts of one adapted layer; `stack` is a module that may
-    stand for all of them, as `of_experts`.
+    stand for all of them, as `of_experts`. `rows` returns what reads rows of a part's weights outside of its layer.
 
     The description does not keep the layers: a model's weights may be given back while a bank stays.
     """
@@ -51,10 +56,7 @@ def adapted(
         return torch.zeros_like(mine) if axis == INPUTS and shard.rank else mine  # one rank adds it
 
     def norms(part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        return row_norms(alive(refs[part]), down, up)
-
-    def rows(ids: torch.Tensor) -> tuple[torch.Tensor, bool] | None:
-        return weight_rows(alive(refs[0]), ids)
+        return row_norms(alive(refs[part]), down, up, rows(part))
 
     inputs = whole if axis == INPUTS else first.in_features
     return AdaptedLayer(
@@ -73,7 +75,7 @@ def adapted(
         norms=None if axis == INPUTS else norms,
         vocabulary=first.head,
         tied=tied,
-        weights=rows if first.head and not divided else None,
+        weights=None if divided or not first.head else lambda ids: weight_rows(alive(refs[0]), ids),
     )
 
 
@@ -178,8 +180,7 @@ def row_norms(layer: Any, down: torch.Tensor, up: torch.Tensor, rows: Rows | Non
         return torch.ones(layer.out_features)
     device = layer.device
     down, up = down.to(device, torch.float32), up.to(device, torch.float32)
-    if rows is None and layer.packed:
-        rows = layer.scheme.rows(layer)
+    rows = rows or (layer.scheme.rows(layer) if layer.packed else None)
     if rows is not None:
         found = []
         for start in range(0, layer.out_features, _PIECE):

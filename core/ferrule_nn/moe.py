@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import nn
@@ -15,7 +16,7 @@ from torch import nn
 from ferrule.interfaces.adapters import AdaptedLayer, AdapterBank, Add
 from ferrule_kernels.moe import Arranged, Routing, arrange, combine, route
 from ferrule_nn import ops
-from ferrule_nn.adapted import TokenAdd, adapted, alive, row_norms, token_add, undivided
+from ferrule_nn.adapted import Rows, TokenAdd, adapted, alive, token_add, undivided
 from ferrule_nn.division import UNDIVIDED
 from ferrule_nn.linear import Linear, PacksForCpu
 from ferrule_nn.mlp import GatedMLP
@@ -139,8 +140,6 @@ class Experts(nn.ModuleList):
 
     def adapt(self, name: str, bank: AdapterBank) -> bool:
         """Add adapters of single experts, each the part of a layer."""
-        if self._kernels.experts is not None and self._kernels.expert_product is None:
-            return False
         mine = weakref.ref(self)  # a bank keeps no layers
 
         def described(own: str, layers: Sequence[Linear]) -> AdaptedLayer:
@@ -149,10 +148,7 @@ class Experts(nn.ModuleList):
                 for index, layer in enumerate(layers)
                 for module, projection in layer.modules_of(f"{name}.{index}.{own}").items()
             }
-            layer = adapted(f"{name}.{own}", layers, named, stack=name)
-            if layer.norms is None:
-                return layer
-            return replace(layer, norms=lambda *given: alive(mine)._norms(own, *given))
+            return adapted(f"{name}.{own}", layers, named, name, rows=lambda part: alive(mine)._rows(own, part))
 
         gate_up = bank.layer(described("gate_up_proj", [block.gate_up_proj for block in self.blocks]))
         down = bank.layer(described("down_proj", [block.down_proj for block in self.blocks]))
@@ -160,11 +156,11 @@ class Experts(nn.ModuleList):
             self._adds = gate_up, down, bank
         return self._adds is not None
 
-    def _norms(self, own: str, part: int, down: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-        """Return the norms of the rows of W + up @ down, of an expert's weights W."""
-        rows = None if self._grouped is None else (self.gate_up if own == "gate_up_proj" else self.down)[part]
-        layer: Linear = getattr(self.blocks[part], own)
-        return row_norms(layer, down, up, None if rows is None else lambda ids: rows.index_select(0, ids))
+    def _rows(self, own: str, part: int) -> Rows | None:
+        """Return what reads rows of an expert's stacked weights; None where its layers have them."""
+        if self._grouped is None:
+            return None
+        return partial((self.gate_up if own == "gate_up_proj" else self.down)[part].index_select, 0)
 
     def packed_tensors(self) -> Iterable[torch.Tensor]:
         return self.buffers(recurse=False)
@@ -178,43 +174,33 @@ class Experts(nn.ModuleList):
         if weigh_inputs:
             rows = (rows * _sorted(weights, arranged).unsqueeze(1)).to(x.dtype)
             weights = torch.ones_like(weights)
-        given = (
-            self._multiplied(rows, arranged, shared)
-            if self._adds is None
-            else self._adapted(rows, arranged, ids, *self._adds)
-        )
+        given = self._multiplied(rows, arranged, ids, shared)
         return self._combine(given, weights, arranged.places).to(x.dtype)
 
-    def _multiplied(self, rows: torch.Tensor, arranged: Arranged, shared: bool) -> torch.Tensor:
+    def _multiplied(self, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor, shared: bool) -> torch.Tensor:
         """Return each expert's results for its rows, one after the other; with `shared`, all have the same row."""
-        blocks, count = self.blocks, len(arranged.tokens)
-        if self._banks is not None:
-            gate_up, down = self._banks
-            inner = blocks[0].gated(gate_up.multiply(rows, arranged.counts, count, shared))
-            return down.multiply(inner, arranged.counts, count)
-        counts: list[int] = arranged.counts.tolist()
-        pieces = rows.expand(count, -1).split_with_sizes(counts)
-        return torch.cat([blocks[expert](piece) for expert, piece in enumerate(pieces) if len(piece)])
-
-    def _adapted(
-        self, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor, add_up: Add, add_down: Add, bank: AdapterBank
-    ) -> torch.Tensor:
-        """Return what `_multiplied` does, with the adapters' parts."""
+        gated = self.blocks[0].gated
+        if self._adds is None:
+            return self._products(1, gated(self._products(0, rows, arranged, ids, shared)), arranged, ids)
+        add_up, add_down, bank = self._adds
         rows = rows.expand(len(arranged.tokens), -1)
         slots = _sorted(bank.token_slots.unsqueeze(1) * len(self.blocks) + ids, arranged)
-        inner = self.blocks[0].gated(add_up(rows, self._products(0, rows, arranged, ids), slots))
+        inner = gated(add_up(rows, self._products(0, rows, arranged, ids), slots))
         return add_down(inner, self._products(1, inner, arranged, ids), slots)
 
-    def _products(self, which: int, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor) -> torch.Tensor:
+    def _products(
+        self, which: int, rows: torch.Tensor, arranged: Arranged, ids: torch.Tensor, shared: bool = False
+    ) -> torch.Tensor:
         """Multiply each expert's rows by its gate_up matrix, or its down matrix."""
+        count = len(arranged.tokens)
         if self._banks is not None:
-            return self._banks[which].multiply(rows, arranged.counts, len(rows))
+            return self._banks[which].multiply(rows, arranged.counts, count, shared)
         if self._grouped is not None and self._kernels.expert_product is not None:
             weights, bias = ((self.gate_up, self.gate_up_bias), (self.down, self.down_bias))[which]
             return self._kernels.expert_product(rows, weights, _sorted(ids, arranged), bias)
         counts: list[int] = arranged.counts.tolist()
         layers = [(block.gate_up_proj, block.down_proj)[which] for block in self.blocks]
-        pieces = rows.split_with_sizes(counts)
+        pieces = rows.expand(count, -1).split_with_sizes(counts)
         return torch.cat([layer(piece) for layer, piece in zip(layers, pieces, strict=True) if len(piece)])
 
     def _stack(self) -> bool:
@@ -224,7 +210,8 @@ class Experts(nn.ModuleList):
             [block.down_proj for block in self.blocks],
         )
         kernel = self._kernels.experts
-        if kernel is None or any(layer.quantized for part in parts for layer in part):
+        missing = kernel is None or self._adds is not None and self._kernels.expert_product is None
+        if missing or any(layer.quantized for part in parts for layer in part):
             return False
         for name, part in zip(("gate_up", "down"), parts, strict=True):
             biases = [layer.bias.detach() for layer in part if layer.bias is not None]

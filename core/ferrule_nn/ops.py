@@ -213,7 +213,7 @@ class LayerKernels:
     arrange: Arrange | None = None
     combine: Combine | None = None
     experts: GroupedExperts | None = None
-    # Of rows [rows, in], stacked matrices [experts, out, in], experts of rows int32 [rows], and biases [experts, out].
+    # Of rows [rows, in], stacked matrices [experts, out, in], each row's expert int32 [rows], biases [experts, out].
     expert_product: ExpertProduct | None = None
     short_conv: Callable[[torch.Tensor, torch.Tensor | None, bool], Convolution] | None = None  # weight, bias, silu
     selective: Callable[..., Selective | None] | None = None  # as `selective`

@@ -61,7 +61,7 @@ class BankContext:
     max_rank: int
     max_host: int  # adapters in the host's memory
     bias: bool = False  # adapters may have biases
-    dtype: torch.dtype  # of the adapters' weights
+    dtype: torch.dtype  # of the adapters' weights; int8: rounded, with scales
     device: torch.device
     kernels: Kernels = Kernels()
     config: Mapping[str, Any] = field(default_factory=dict)  # config.json of the model

@@ -281,11 +281,11 @@ def test_a_folder_that_does_not_answer_holds_up_no_other(tmp_path: Path, monkeyp
 def test_a_folder_that_gives_tensors_is_not_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read_tensors, pause = bank_module.read_tensors, threading.Event()
 
-    def slow(file: Any, limits: Any, pace: Any) -> Any:
+    def slow(file: Any, contents: Any, limits: Any, pace: Any) -> None:
         for _ in range(20):
             pause.wait(0.05)
             pace.rest()
-        return read_tensors(file, limits, pace)
+        read_tensors(file, contents, limits, pace)
 
     monkeypatch.setattr(bank_module, "read_tensors", slow)
     bank = bank_of()

@@ -38,7 +38,7 @@ def own_length(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> int:
 
 
 def context_scaling(config: WorkerSettings, checkpoint: Mapping[str, Any]) -> ContextScaling:
-    """Return how adapters may scale positions; there are no factors for a model whose own scaling excludes them."""
+    """Return the factors that adapters may scale positions by: none for a model whose own scaling is not linear."""
     own = rotary.linear_factor(checkpoint)
     length = checkpoints.max_length(checkpoint, sliding_window=not config.model.disable_sliding_window)
     return ContextScaling(

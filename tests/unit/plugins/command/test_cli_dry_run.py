@@ -18,6 +18,7 @@ from ferrule.launch import cli
 from ferrule_contrib import tiny
 from ferrule_plugins.hub.huggingface import HuggingFace
 from ferrule_plugins.load_format.safetensors import Safetensors
+from tests.fakes.added_tokens import make_adapter
 from tests.fakes.lora_files import write_adapter
 
 
@@ -300,6 +301,15 @@ def test_adapters_and_a_draft_model_are_read_and_printed(
     argv[0] = "--dry-run=json"
     made = json.loads(run(capsys, *argv))["companions"]
     assert [each["name"] for each in made] == ["a", "b", "c", "poet", "draft_model"]
+
+
+def test_whole_tables_of_an_adapter_wait_for_the_weights(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """With no weights of the model to compare them with, what else an adapter with added tokens has is checked."""
+    adapter = make_adapter(tiny.path(), tmp_path / "more", 3, target_modules=["q_proj"])
+    argv = ["--dry-run", "--enable-lora", "--lora-modules", f"more={adapter.path}"]
+    assert rows(run(capsys, *argv))["more"] == ["LoRA", "adapter", adapter.path]
+    assert cli.main(["serve", *argv, "--lora-extra-vocab-size", "2"]) == 2
+    assert "it adds 3 tokens, and --lora-extra-vocab-size is 2" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,7 @@ class Server:
                 while (chunk := runner.run(_next(chunks))) is not None:
                     yield chunk
             finally:
-                runner.run(chunks.aclose())
+                runner.run(_close(chunks))
 
     async def _models(self) -> tuple[str, ...]:
         async with self._open("GET", "/models") as response:
@@ -183,6 +183,15 @@ def _socket_of(url: str) -> tuple[str, str] | None:
 
 async def _next(chunks: AsyncGenerator[Chunk, None]) -> Chunk | None:
     return await anext(chunks, None)
+
+
+async def _close(chunks: AsyncGenerator[Chunk, None]) -> None:
+    """End a request, once the task that an interrupt has left reading its answer has ended."""
+    left = asyncio.all_tasks() - {asyncio.current_task()}
+    for task in left:
+        task.cancel()
+    await asyncio.gather(*left, return_exceptions=True)
+    await chunks.aclose()
 
 
 async def _body_message(response: aiohttp.ClientResponse) -> str:

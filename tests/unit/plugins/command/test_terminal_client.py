@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import socket
 import socketserver
 import threading
 from collections.abc import Iterator
@@ -293,6 +295,23 @@ def test_an_error_in_the_middle_ends_the_line(script: Script, server: Server) ->
     assert shown.run("x", interactive=False) == 1
     assert shown.out == "half\n"
     assert shown.err == "error: The server ended the response with an error: the engine died\n"
+
+
+def test_a_second_interrupt_ends_the_request_as_the_first_does() -> None:
+    """While one interrupt is dealt with the next one is raised wherever the loop is: what reads the answer goes on."""
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            chunks = Server(f"http://127.0.0.1:{silent.getsockname()[1]}/v1", "k").stream("/completions", {})
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(KeyboardInterrupt):
+                next(chunks)
+    finally:
+        signal.signal(signal.SIGALRM, former)
 
 
 def test_nobody_there() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Sequence
+from weakref import WeakValueDictionary
 
 from msgspec.structs import replace
 
@@ -72,14 +73,14 @@ class AllTokens:
         self._open_added, self._keep = open_added, max(keep, _KEPT)
         self.own = ModelTokens(reader.under(reader.rules.within(own_len)), parsers)
         self._others: OrderedDict[Adapter | None, ModelTokens] = OrderedDict()  # the one used last at the end
-        self._opening = asyncio.Lock()
+        self._opening: WeakValueDictionary[Adapter | None, asyncio.Lock] = WeakValueDictionary()
 
     async def of(self, served: Served | None) -> ModelTokens:
         """Return those of an adapter. Raises RequestError for a tokenizer that cannot be used."""
         if served is None or served.info == AdapterInfo():
             return self.own
         if served.adapter not in self._others:
-            async with self._opening:
+            async with self._opening.setdefault(served.adapter, asyncio.Lock()):  # a folder may not answer
                 if served.adapter not in self._others:
                     return self._kept(served, await asyncio.to_thread(self._made, served))
         return self._kept(served, self._others[served.adapter])

@@ -24,7 +24,7 @@ _PATHS = ("/", "./", "../", "~")  # how a name begins that is not a hub id
 # Configuration, tokenizers (Mistral's too), chat templates.
 _COMMON = ("*.json", "*.jinja", "*.model", "tokenizer*.model.v*", "*.tiktoken", "*.txt")
 _DRAFT, _ADAPTER = "draft model", "adapter"
-_ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
 # Of an adapter, whose tokenizer counts if it adds tokens; `_COMMON` has its configuration.
 ADAPTER_FILES = (
     *("adapter_model.safetensors", "adapter_model.bin", "new_embeddings.safetensors", "new_embeddings.bin"),
@@ -150,8 +150,8 @@ def check_remote(config: Resolved, plugins: Plugins) -> list[str]:
             unknown.append(name)
         elif kind and not variants.has(kind, files):
             raise variants.missing(repository.name, kind, files)
-        elif what == _ADAPTER and _ADAPTER_CONFIG not in files:
-            raise CheckpointError(f"The repository {repository.name!r} has no {_ADAPTER_CONFIG}: it is not an adapter.")
+        elif what == _ADAPTER and ADAPTER_CONFIG not in files:
+            raise CheckpointError(f"The repository {repository.name!r} has no {ADAPTER_CONFIG}: it is not an adapter.")
         elif what == "model" and not kind:
             _check_listing(repository, files, config, plugins)
     return list(dict.fromkeys(unknown))

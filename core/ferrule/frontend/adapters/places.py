@@ -12,9 +12,8 @@ from pathlib import Path
 
 from ferrule.config import ResolvedLoRA
 from ferrule.errors import ForbiddenError, RequestError
-from ferrule.locate.localise import ADAPTER_FILES
+from ferrule.locate.localise import ADAPTER_CONFIG, ADAPTER_FILES
 
-_CONFIG = "adapter_config.json"
 _HINT = "Folders for adapters are named by --allowed-lora-path and --lora-resolver-cache-dir."
 
 
@@ -35,8 +34,8 @@ class Places:
         root = next((root for root in self._roots if folder.is_relative_to(root)), None)
         if root is None:
             raise ForbiddenError(f"lora_path is not below a folder for adapters. {_HINT}", "lora_path")
-        if not os.path.isfile(folder / _CONFIG):
-            raise RequestError(f"lora_path is not a folder with an {_CONFIG}.", "lora_path")
+        if not os.path.isfile(folder / ADAPTER_CONFIG):
+            raise RequestError(f"lora_path is not a folder with an {ADAPTER_CONFIG}.", "lora_path")
         if any(not file.is_relative_to(root) for file in _real_files(folder)):
             raise ForbiddenError("lora_path has a file that is a link to another folder.", "lora_path")
         return folder

@@ -13,6 +13,7 @@ from ferrule.errors import OverloadedError
 from ferrule_testkit.service import ScriptedService
 from tests.unit.api.test_server import Running, running
 
+ROUTERS = ("openai", "health", "tokenize")
 SMALL = b'{"prompt": '  # not JSON
 
 
@@ -30,7 +31,7 @@ def post(path: str, body: bytes, length: int | None = None) -> bytes:
 
 def asked(monkeypatch: pytest.MonkeyPatch, ask: Callable[[Running], object]) -> object:
     async def run() -> object:
-        async with running() as server:
+        async with running(routers=ROUTERS) as server:
             full(monkeypatch)
             found = ask(server)
             return await found if asyncio.iscoroutine(found) else found
@@ -84,7 +85,7 @@ def test_requests_that_wait_for_their_turn_are_ahead(monkeypatch: pytest.MonkeyP
 
         monkeypatch.setattr(Turns, "turn", turn)
         monkeypatch.setattr(ScriptedService, "check_room", lambda service, ahead: room.append(ahead))
-        async with running() as server:
+        async with running(routers=ROUTERS) as server:
             calls = []
             for path in ("/v1/completions", "/tokenize", "/v1/completions", "/v1/completions"):
                 calls.append(asyncio.create_task(server.http.post(path, json={"prompt": "hello"})))

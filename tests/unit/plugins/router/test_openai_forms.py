@@ -39,7 +39,7 @@ def asked(**changed: Any) -> Asked:
         "created": 7,
         "model": "m",
         "fingerprint": "f",
-        "service": ScriptedService(),
+        "tokens": ScriptedService(),
         "token_names": False,
         "token_ids": True,
         "cached_details": True,

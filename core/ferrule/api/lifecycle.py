@@ -99,6 +99,7 @@ class Lifecycle:
         self.live = LiveService(self)
         self.service = cast(Service, self.live)
         self.died = asyncio.Event()
+        self.stirred: Callable[[], None] = lambda: None  # an exchange begins
         self._full_until = 0.0  # a monotonic time
         self._open: set[Exchange] = set()
         self._quiet = asyncio.Event()
@@ -136,6 +137,7 @@ class Lifecycle:
         exchange = Exchange()
         self._open.add(exchange)
         self._quiet.clear()
+        self.stirred()
         try:
             yield exchange
         finally:

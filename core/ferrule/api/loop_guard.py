@@ -13,7 +13,8 @@ from types import FrameType
 
 from ferrule import log
 
-_TICK = 0.02  # seconds between two looks on the loop
+_TICK = 0.02  # seconds between two looks on the loop while it has work
+_REST = 0.5  # and while it has none
 _COUNTED = 0.005  # seconds of lateness that are counted
 _LONG = 1.0  # seconds after which the log says what the loop does
 _QUIET = 60.0  # seconds between two such lines
@@ -25,11 +26,13 @@ _logger = log.get("api")
 class LoopGuard:
     """A watch over the event loop. `count` is called on the loop with the seconds of each stall.
 
-    Create and close the guard on the loop.
+    While nothing is `busy` it looks seldom, so that an idle server costs next to nothing; `stir` says that work begins.
+    Use the guard on the loop.
     """
 
-    def __init__(self, count: Callable[[float], None]) -> None:
+    def __init__(self, count: Callable[[float], None], busy: Callable[[], bool]) -> None:
         self._count = count
+        self._busy = busy
         self._loop = asyncio.get_running_loop()
         self._owner = threading.get_ident()
         self._seen = self._due = time.monotonic()
@@ -41,8 +44,18 @@ class LoopGuard:
         now = time.monotonic()
         if now - self._due >= _COUNTED:
             self._count(now - self._due)
-        self._seen, self._due = now, now + _TICK
-        self._tick = self._loop.call_later(_TICK, self._on_tick)
+        self._wait(now, _TICK if self._busy() else _REST)
+
+    def _wait(self, now: float, seconds: float) -> None:
+        self._seen, self._due = now, now + seconds
+        self._tick = self._loop.call_later(seconds, self._on_tick)
+
+    def stir(self) -> None:
+        """Look often from now on, as long as there is work."""
+        now = time.monotonic()
+        if self._due > now + _TICK:
+            self._tick.cancel()
+            self._wait(now, _TICK)
 
     def _watch(self) -> None:
         """Log stalls, in a thread of its own: one line for each, and at most one a minute."""

@@ -86,7 +86,8 @@ async def serve(
     stop = Stop()
     server = HttpServer(config, front)
     running = asyncio.create_task(server.serve(sockets=[listener]))
-    guard = LoopGuard(lifecycle.live.stalled)
+    guard = LoopGuard(lifecycle.live.stalled, lambda: lifecycle.num_open > 0)
+    lifecycle.stirred = guard.stir
     opening = asyncio.create_task(_open(connect, lifecycle))
     beside = [asyncio.create_task(_watch(opening, lifecycle))]
     if context and config.frontend.enable_ssl_refresh:

@@ -11,7 +11,8 @@ another text with and without guesses; a sampler may still do so (`Sampler.verif
 
 How many are asked for depends on the load, see `Loads`, and on the request: of a row of guesses, each counts only if
 those before it did, so the n-th is right with the n-th power of the chance of one. A request whose guesses fail is
-left alone for some tokens, and then tried again.
+left alone for some tokens, and then tried again. So is one for which a speculator finds none to make: asking costs a
+step its place beside the one before it. Where no request has had any for long, a new one is seldom asked for, too.
 
 Recurrent states cannot be undone: after a wrong guess the runner computes the tokens that counted once more, from where
 the states are certain. Each chunk with a wrong guess leaves them there, so after some tokens a chunk without guesses
@@ -36,7 +37,8 @@ _TRIAL = 2  # guesses for a request whose guesses may not pay
 _SHORT, _LONG = 4, 64  # tokens without guesses, after some that did not pay
 _REDONE = 16  # tokens that a row with guesses may compute again, because states stay where they were certain
 _MOST_BESIDE = 0.75  # of a step's time for its prompts: one with more says little of the rest, and is not measured
-_SEARCH = 8  # tokens without asking, where a speculator has had no idea for a while
+_SEARCH = 16  # tokens without asking, where a speculator has had no idea for a while
+_HEARSAY = 4  # times that others asked in vain count like one of a request's own
 
 
 class Guesses:
@@ -51,6 +53,7 @@ class Guesses:
         self._most = 0  # guesses that a request may ask for in this plan
         self._bar = 0.0  # the chance that a guess must have to be asked for
         self._right, self._tried = _USUAL * _PRIOR, _PRIOR  # of all requests, fading
+        self._empty = 0  # times that none came, of all requests, since some last came
 
     def begin(self, budget: int, running: int, waiting: int) -> None:
         """Begin with a plan of so many tokens, of which each request that runs may need one."""
@@ -135,10 +138,12 @@ class Guesses:
                 luck.resume = request.known + luck.patience
                 luck.patience = min(2 * luck.patience, _LONG)
         if request.guesses:
-            luck.empty = 0
+            luck.empty = self._empty = 0
         elif chunk.wanted:
             luck.empty += 1
-            luck.resume = max(luck.resume, request.known + min(luck.empty // 2, _SEARCH))
+            self._empty += 1
+            empty = max(luck.empty, self._empty // _HEARSAY)
+            luck.resume = max(luck.resume, request.known + min(empty // 2, _SEARCH))
 
 
 def _decodes(chunk: Chunk) -> bool:

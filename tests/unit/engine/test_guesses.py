@@ -14,7 +14,7 @@ import pytest
 from ferrule.engine.guess_loads import NEVER, Loads
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import GuessLimits, SchedulerLimits
-from ferrule.types import CacheGroup, EngineRequest, EngineStats, StepPlan, StepResult, TokenSampling
+from ferrule.types import CacheGroup, EngineRequest, EngineStats, FinishReason, StepPlan, StepResult, TokenSampling
 from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import FakeDevice, FakeModel, VirtualClock, solo
 from tests.shared import grid
@@ -175,6 +175,27 @@ def test_a_request_whose_guesses_fail_is_left_alone_and_tried_again() -> None:
     late = [count for count in drafts["r1"][-150:] if count]
     assert late
     assert max(late) <= 3
+
+
+def test_where_no_request_has_ideas_a_new_one_is_seldom_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that has some is asked at each token again."""
+    engine = Engine(6, GuessLimits(most=MOST), step_seconds(0.0001), 0.9)
+    make, speaks = engine._guess, False
+    monkeypatch.setattr(engine.device, "_guess", lambda id, ids: make(id, ids) if speaks else ())
+
+    def asked(plans: Sequence[StepPlan]) -> float:
+        chunks = [chunk for plan in plans for chunk in plan.chunks if chunk.id == "r6"]
+        assert len(chunks) >= 34
+        return sum(chunk.wanted > 0 for chunk in chunks) / len(chunks)
+
+    engine.run(100)
+    engine.scheduler.cancel([f"r{row}" for row in range(6)], FinishReason.ABORT, engine.clock.now)
+    engine._texts["r6"] = text(6, (WINDOW,))
+    engine.scheduler.add(request_of(6), engine.clock.now)
+    assert 0 < asked(engine.run(40)) < 0.15
+    speaks = True
+    engine.run(40)
+    assert asked(engine.run(40)) > 0.9
 
 
 def test_without_adaption_each_row_gets_all() -> None:

@@ -1,6 +1,6 @@
 """What guessing brings: tokens a second with and without it, in turns, and how many guesses hold.
 
-    python -m tools.benchmarks.speculation all                      the tables of docs/benchmarks, in some five minutes
+    python -m tools.benchmarks.speculation all                      the tables of docs/benchmarks, in some ten minutes
     python -m tools.benchmarks.speculation pair                     the sibling, with the embedded model as its draft
     python -m tools.benchmarks.speculation long                     the same, prompts that answers copy from
     python -m tools.benchmarks.speculation copying                  the embedded model, prompts that answers copy from

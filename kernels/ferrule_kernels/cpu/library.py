@@ -1,13 +1,14 @@
 """The compiled kernels: the ones that were installed with the package, else built once into the user's cache.
 
-The sources are plain C++ with a C interface: no header of torch or Python, so they compile in half a minute and one
-build serves every version of both. Threads are those of torch: its OpenMP library is in the process already, and the
-kernels are linked against none of their own.
+The sources are plain C++ with a C interface: no header of torch or Python, so they compile in a minute or two of one
+core, and one build serves every version of both. Threads are those of torch: its OpenMP library is in the process
+already, and the kernels are linked against none of their own.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import logging
@@ -17,6 +18,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -74,7 +76,8 @@ VARIANTS = (
     ("_v4", _V4, ("-march=x86-64-v4",)),
     ("_v3", {"avx2", "fma", "f16c", "bmi2"}, ("-march=x86-64-v3",)),
 )
-_BUILD_SECONDS = 120
+_BUILD_SECONDS = 300  # for one file
+_SCRATCH = "build-"
 _STALE_SECONDS = 60  # a source that is newer than a library by this much was changed after it was built
 
 
@@ -187,15 +190,29 @@ def _cache_folder() -> Path:
 
 
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
-    """Build beside the target and rename, so that interrupted or concurrent builds leave no partial file."""
-    with tempfile.TemporaryDirectory(dir=target.parent) as scratch:
-        objects = []
-        for name in SOURCES:
-            made = Path(scratch) / f"{name}.o"
-            command = [compiler, *flags, "-c", str(HERE / name), "-o", str(made)]
+    """Build beside the target and rename, so that an interrupted build leaves no partial file.
+
+    One process builds at a time, as many files at once as there are cores; the others wait and find what it has built.
+    """
+    with (target.parent / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies gives it up
+        for left in target.parent.glob(f"{_SCRATCH}*"):  # by a build that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        if target.is_file():
+            return
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
+            large_first = sorted((HERE / name for name in SOURCES), key=lambda source: -source.stat().st_size)
+            with ThreadPoolExecutor(os.cpu_count() or 1) as files:
+                objects = list(files.map(lambda source: _object(compiler, flags, source, Path(scratch)), large_first))
+            linked = Path(scratch) / target.name
+            command = [compiler, "-shared", *objects, "-o", str(linked)]  # not -fopenmp: see above
             subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_SECONDS)
-            objects.append(str(made))
-        linked = Path(scratch) / target.name
-        command = [compiler, "-shared", *objects, "-o", str(linked)]  # not -fopenmp: see above
-        subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_SECONDS)
-        linked.replace(target)
+            linked.replace(target)
+
+
+def _object(compiler: str, flags: Sequence[str], source: Path, folder: Path) -> str:
+    """Compile one file, and return the path of what came of it."""
+    made = str(folder / f"{source.name}.o")
+    command = [compiler, *flags, "-c", str(source), "-o", made]
+    subprocess.run(command, capture_output=True, check=True, timeout=_BUILD_SECONDS)
+    return made

@@ -178,18 +178,23 @@ _MOST_MODULES = 300  # what the standard library brings included; a start takes 
     ("argv", "commands"),
     [
         (["--help"], set()),
-        (["help"], {"help"}),
-        (["--help=all"], set()),
-        (["--version"], set()),
         (["version"], {"version"}),
         (["serve", "--help"], {"serve"}),
-        (["serve", "--help=all"], {"serve"}),
-        (["help", "version"], {"version", "help"}),
-        (["collect-env"], {"collect_env"}),
-        (["serv"], set()),
-        (["serve", "--max-num-seq", "1"], {"serve"}),
         (["serve", "--port", "x"], {"serve"}),
-        (["templates"], {"templates"}),
+        (["collect-env"], {"collect_env"}),
+        *(
+            pytest.param(*row, marks=pytest.mark.slow)
+            for row in (
+                (["help"], {"help"}),
+                (["--help=all"], set()),
+                (["--version"], set()),
+                (["serve", "--help=all"], {"serve"}),
+                (["help", "version"], {"version", "help"}),
+                (["serv"], set()),
+                (["serve", "--max-num-seq", "1"], {"serve"}),
+                (["templates"], {"templates"}),
+            )
+        ),
     ],
 )
 def test_nothing_heavy_is_imported(argv: list[str], commands: set[str]) -> None:

@@ -94,8 +94,8 @@ def test_work_grows_with_the_text_and_no_faster(name: str, unit: str) -> None:
 
     for step in (1, 64, 1 << 20):
         assert cost(4096, step) < 2.3 * cost(2048, step) + 200
-    thoughts, content = read(name, unit * ((1 << 20) // len(unit)))
-    assert len(thoughts) + len(content) <= 1 << 20
+    thoughts, content = read(name, unit * ((1 << 17) // len(unit)))
+    assert len(thoughts) + len(content) <= 1 << 17
 
 
 def test_messages_of_harmony() -> None:

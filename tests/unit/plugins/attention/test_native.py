@@ -310,6 +310,10 @@ def test_without_installed_kernels_they_are_built_once(fresh: Path, monkeypatch:
     monkeypatch.setattr(library, "features", frozenset)  # tile registers are tried by another file
     library.load()
     (built,) = (fresh / ".cache/ferrule/kernels").glob("*.so")
+    left = built.with_name("build-killed")
+    left.mkdir()
+    library._compile("no compiler", (), built)  # another process waited meanwhile
+    assert not left.exists()
     library.load.cache_clear()
     monkeypatch.setattr(library, "_compile", lambda *_: pytest.fail("built twice"))
     assert library.load()._name == str(built)

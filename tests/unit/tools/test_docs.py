@@ -37,6 +37,7 @@ from tools.architecture.imports import LAYERS
 from tools.pages import cli as cli_page
 from tools.pages.files import main, stale
 
+PLUGINS = discover()
 DOCS = ROOT / "docs"
 PAGES = sorted([*DOCS.rglob("*.md"), ROOT / "README.md", ROOT / "CONTRIBUTING.md"])
 HISTORY = {"plugin-api-changes.md"}
@@ -138,7 +139,7 @@ def surface(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Schema]:
         parse_command(argv, usage, plugins, sections=sections, server=server)
         raise Stopped
 
-    for ref in discover().refs:
+    for ref in PLUGINS.refs:
         if ref.kind == "command" and ref.distribution in OURS:
             module = importlib.import_module(ref.target.partition(":")[0])
             if hasattr(module, "parse_command"):
@@ -157,14 +158,12 @@ def understood(words: Sequence[str]) -> str | None:
             Path(words[at + 1]).write_text("port: 8000\n", encoding="utf-8")
     if words[:1] == ["help"] or not words or words[0].startswith("-"):
         return None
-    refs = [
-        ref for ref in discover().refs if ref.kind == "command" and ref.name == words[0] and ref.distribution in OURS
-    ]
+    refs = [ref for ref in PLUGINS.refs if ref.kind == "command" and ref.name == words[0] and ref.distribution in OURS]
     if not refs:
         return f"unknown command {words[0]}"
     module, _, cls = refs[0].target.partition(":")
     try:
-        getattr(importlib.import_module(module), cls)().run(words[1:], discover())
+        getattr(importlib.import_module(module), cls)().run(words[1:], PLUGINS)
     except Stopped:
         return None
     except FerruleError as error:
@@ -215,7 +214,7 @@ def test_commands_within_sentences_are_understood(page: Path, surface: list[Sche
 def test_commands_say_in_help_what_they_do(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     shown = capsys.readouterr().out
-    for ref in discover().refs:
+    for ref in PLUGINS.refs:
         if ref.kind == "command" and ref.distribution in OURS:
             assert re.fullmatch(r"[A-Z].*\.", summary(ref.target)), ref.name
             assert re.search(rf"^  {ref.name} +[A-Z]", shown, re.MULTILINE)
@@ -307,8 +306,7 @@ def test_what_is_not_there_is_what_options_and_variables_lack() -> None:
 
 def test_routes_that_are_not_there_are_answered_with_advice(surface: list[Schema]) -> None:
     """Advise on the routes of the page, and on all that need another task."""
-    plugins = discover()
-    table = absent_routes(RouterContext(RouterSettings.of(Config(), plugins), plugins, Lifecycle().service))
+    table = absent_routes(RouterContext(RouterSettings.of(Config(), PLUGINS), PLUGINS, Lifecycle().service))
     named = set(re.findall(r"`(/[^`]+)`", VLLM.partition("Of the routes")[2]))
     assert {path.rstrip("/") for path, why in table.items() if "needs task" in why} - {"/v2/embed"} <= named
     assert named <= {path.rstrip("/") for path in table}

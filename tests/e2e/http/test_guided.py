@@ -63,8 +63,9 @@ def test_the_client_parses_a_pydantic_class(client: openai.OpenAI) -> None:
     ],
 )
 def test_other_forms(client: openai.OpenAI, field: dict[str, Any], pattern: str) -> None:
-    chat = client.chat.completions.create(**ASK, n=2, extra_body=field)
-    plain = {name: value for name, value in ASK.items() if name != "messages"}
+    ask = ASK | {"max_tokens": 40}
+    chat = client.chat.completions.create(**ask, n=2, extra_body=field)
+    plain = {name: value for name, value in ask.items() if name != "messages"}
     completion = client.completions.create(**plain, prompt="The number", extra_body=field)
     for choice in chat.choices:
         assert re.fullmatch(pattern, choice.message.content or "") or choice.finish_reason == "length"
@@ -186,11 +187,7 @@ def test_neighbours_keep_their_tokens(client: openai.OpenAI) -> None:
     ],
     ids=lambda field: str(field)[:60],
 )
-def test_constraints_that_cannot_be_kept_are_refused(
-    server: Here, field: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if "$ref" in str(field):  # it is compiled until its time is over
-        monkeypatch.setattr("ferrule.frontend.guided.compiler._SECONDS", 1.0)
+def test_constraints_that_cannot_be_kept_are_refused(server: Here, field: dict[str, Any]) -> None:
     answer = httpx.post(f"{server.url}/v1/chat/completions", json={**ASK, **field}, timeout=120)
     error = answer.json()["error"]
     assert (answer.status_code, error["type"]) == (400, "BadRequestError")

@@ -1,5 +1,6 @@
-"""Servers of several files: one for protocols that agents speak, with tools, thoughts and a key, and one that allows
-all that a request can ask for.
+"""Servers of several files: one for protocols that agents speak, with tools, thoughts and a key, one without a key, and
+one that allows all that a request can ask for. Each runs in the test's process, for the tests of one file: what they
+ask about goes over HTTP, and processes of servers are what tests/e2e/launch is about.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ferrule_testkit import server as servers
+from tests.fakes.serving import Here, serving_here
 
 AGENT_KEY = "sk-test"
 _TOOLS = ("--enable-auto-tool-choice", "--tool-call-parser", "hermes", "--reasoning-parser", "qwen3")
@@ -22,20 +23,24 @@ _GENEROUS = (
 _SMALL = ("--num-gpu-blocks-override", "512", "--served-model-name", "tiny", "--dtype", "float32")
 
 
-@pytest.fixture(scope="session")
-def agent_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Run `ferrule serve` on the embedded model, shared by the tests of a process. No test ends or changes it."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running([*_TOOLS, *_SMALL, "--api-key", AGENT_KEY], log, {"OMP_NUM_THREADS": "1"}) as running:
+@pytest.fixture(scope="module")
+def agent_server() -> Iterator[Here]:
+    """Serve the embedded model behind a key. No test ends or changes the server."""
+    with serving_here([*_TOOLS, *_SMALL, "--api-key", AGENT_KEY]) as running:
         yield running
 
 
-@pytest.fixture(scope="session")
-def generous_server(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Run the random Llama with everything that a request can ask for switched on, and routes for administration,
-    shared by the tests of a process. No test ends or changes it.
+@pytest.fixture(scope="module")
+def tiny_server() -> Iterator[Here]:
+    """Serve the embedded model, which calls tools and thinks. No test ends or changes the server."""
+    with serving_here([*_TOOLS, *_SMALL, "--max-model-len", "1024"]) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def generous_server(tiny_llama: Path) -> Iterator[Here]:
+    """Serve the random Llama with everything that a request can ask for switched on, and routes for administration. No
+    test ends or changes the server.
     """
-    log = tmp_path_factory.mktemp("server") / "log"
-    env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
-    with servers.running([str(tiny_llama), *_GENEROUS], log, env) as running:
+    with serving_here([str(tiny_llama), *_GENEROUS], {"FERRULE_SERVER_DEV_MODE": "1"}) as running:
         yield running

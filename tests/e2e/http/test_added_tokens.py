@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,12 +12,14 @@ from typing import Any
 import httpx
 import pytest
 
+from ferrule.errors import ConfigError
 from ferrule.llm.offline import LLM
 from ferrule.sampling_params import SamplingParams
 from ferrule.types import Adapter
 from ferrule_testkit import server as servers
 from tests.fakes.added_tokens import add_tokens, full_checkpoint, make_adapter
 from tests.fakes.lora_files import write_adapter
+from tests.fakes.serving import Here, serving_here
 
 NAMES = ("<sql>", "<end>", "<mark>")
 LENGTH = 256  # of the tiny checkpoint
@@ -57,7 +58,7 @@ def world(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> World:
 
 
 @pytest.fixture(scope="module")
-def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Here]:
     root = tmp_path_factory.mktemp("server")
     write_adapter(world.base, root / "plain", 1)
     args = [str(world.base), "--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "256"]
@@ -65,22 +66,22 @@ def server(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[s
     write_adapter(world.base, root / "long", 2, context_length=2 * LENGTH)
     args += ["--long-lora-scaling-factors", "2", "--max-cpu-loras", "4"]
     args += ["--lora-modules", f"sql={world.adapter.path}", *(f"{name}={root / name}" for name in ("plain", "long"))]
-    with servers.running(args, root / "log", {"OMP_NUM_THREADS": "1"}) as running:
+    with serving_here(args) as running:
         yield running
 
 
-def post(server: servers.Server, path: str, **body: Any) -> httpx.Response:
+def post(server: Here, path: str, **body: Any) -> httpx.Response:
     return httpx.post(f"{server.url}{path}", json=body, timeout=120)
 
 
-def complete(server: servers.Server, **body: Any) -> dict[str, Any]:
+def complete(server: Here, **body: Any) -> dict[str, Any]:
     answer = post(server, "/v1/completions", **{"model": "sql", "prompt": PROMPT, "temperature": 0} | body)
     assert answer.status_code == 200, answer.text
     choice: dict[str, Any] = answer.json()["choices"][0]
     return choice
 
 
-def test_text_goes_through_the_adapters_tokenizer(server: servers.Server, world: World) -> None:
+def test_text_goes_through_the_adapters_tokenizer(server: Here, world: World) -> None:
     read = post(server, "/tokenize", model="sql", prompt=PROMPT, return_token_strs=True).json()
     assert read["tokens"] == world.prompt_ids
     assert {"<sql>", "<mark>"} <= set(read["token_strs"])
@@ -93,7 +94,7 @@ def test_text_goes_through_the_adapters_tokenizer(server: servers.Server, world:
         assert f"not in [0, {world.size})" in refused.text
 
 
-def test_answers_are_those_of_the_merged_model(server: servers.Server, world: World) -> None:
+def test_answers_are_those_of_the_merged_model(server: Here, world: World) -> None:
     found = complete(server, max_tokens=12, ignore_eos=True, return_token_ids=True, logprobs=2)
     assert found["token_ids"] == world.ids
     assert any(id >= world.size for id in world.ids)
@@ -106,7 +107,7 @@ def test_answers_are_those_of_the_merged_model(server: servers.Server, world: Wo
     assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == found["text"]
 
 
-def test_sampling_parameters_name_added_tokens(server: servers.Server, world: World) -> None:
+def test_sampling_parameters_name_added_tokens(server: Here, world: World) -> None:
     _, end, mark = world.added
     forced = complete(server, max_tokens=3, logit_bias={str(mark): 100}, logprobs=1, prompt="The")
     assert forced["text"] == "<mark>" * 3
@@ -129,7 +130,7 @@ def test_sampling_parameters_name_added_tokens(server: servers.Server, world: Wo
     assert len(several["choices"]) == 3
 
 
-def test_constraints_keep_to_the_models_tokens(server: servers.Server, world: World) -> None:
+def test_constraints_keep_to_the_models_tokens(server: Here, world: World) -> None:
     _, _, mark = world.added
     found = complete(server, max_tokens=4, logit_bias={str(mark): 100}, guided_regex="[a-z]{1,3}", prompt="The")
     assert found["text"].isalpha()
@@ -138,7 +139,7 @@ def test_constraints_keep_to_the_models_tokens(server: servers.Server, world: Wo
 
 
 @pytest.mark.parametrize("name", ["tiny", "plain"])
-def test_other_rows_have_none_of_it(server: servers.Server, world: World, name: str) -> None:
+def test_other_rows_have_none_of_it(server: Here, world: World, name: str) -> None:
     refused: list[tuple[str, dict[str, Any]]] = [
         ("prompt", {"prompt": [5, world.size]}),
         ("logit_bias", {"logit_bias": {str(world.size): 1}}),
@@ -155,7 +156,7 @@ def test_other_rows_have_none_of_it(server: servers.Server, world: World, name: 
         assert max(choice["token_ids"]) < world.size
 
 
-def test_conversations_are_in_the_models_template(server: servers.Server, world: World) -> None:
+def test_conversations_are_in_the_models_template(server: Here, world: World) -> None:
     messages = [{"role": "user", "content": "Say <mark>"}]
     read = post(server, "/tokenize", model="sql", messages=messages).json()["tokens"]
     assert read.count(world.size + 2) == 1
@@ -167,7 +168,7 @@ def test_conversations_are_in_the_models_template(server: servers.Server, world:
     assert [(one["token"], bytes(one["bytes"])) for one in choice["logprobs"]["content"]] == [("<mark>", b"<mark>")] * 3
 
 
-def test_each_adapter_has_its_longest_text(server: servers.Server) -> None:
+def test_each_adapter_has_its_longest_text(server: Here) -> None:
     listed = {model["id"]: model for model in httpx.get(f"{server.url}/v1/models").json()["data"]}
     longest = {name: model["max_model_len"] for name, model in listed.items()}
     assert longest == {"tiny": LENGTH, "sql": LENGTH, "plain": LENGTH, "long": 2 * LENGTH}
@@ -181,21 +182,32 @@ def test_each_adapter_has_its_longest_text(server: servers.Server) -> None:
         assert refused.status_code == 400
         assert f"context of {most} tokens" in refused.text
     for name in ("tiny", "long"):  # without max_tokens an answer fills what the context has left
-        body = {"model": name, "messages": [{"role": "user", "content": "a"}], "temperature": 0, "ignore_eos": True}
-        assert post(server, "/v1/chat/completions", **body).json()["usage"]["total_tokens"] == longest[name]
+        said = {"role": "user", "content": "a " * (longest[name] - 40)}
+        body = {"model": name, "messages": [said], "temperature": 0, "ignore_eos": True}
+        usage = post(server, "/v1/chat/completions", **body).json()["usage"]
+        assert usage["total_tokens"] == longest[name]
+        assert 1 < usage["completion_tokens"] < 40
 
 
 def test_adapters_that_cannot_be_served_stop_the_start(world: World, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(world.adapter.path, tmp_path / "other"))
+    """Have the tokenizer of one refused by a server, and the length of the other's texts by an engine."""
+    folder = Path(shutil.copytree(world.adapter.path, tmp_path / "other", ignore=shutil.ignore_patterns("merged")))
     content = json.loads((folder / "tokenizer.json").read_text())
     content["added_tokens"][-4]["content"] = "<another>"
     (folder / "tokenizer.json").write_text(json.dumps(content))
+    args = [str(world.base), "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
+    args += ["--lora-modules", f"other={folder}"]
+    with servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
+        assert server.process.wait(120) in (1, 2)
+    said = "--lora-modules: The adapter 'other' adds 3 tokens, and its tokenizer cannot be used"
+    assert said in (tmp_path / "log").read_text()
     long = write_adapter(world.base, tmp_path / "long", 3, context_length=3 * LENGTH)
-    for modules, said in (
-        (f"other={folder}", "--lora-modules: The adapter 'other' adds 3 tokens, and its tokenizer cannot be used"),
-        (f"long={long}", "--lora-modules: long: .* context_length of 768 tokens, 3 times the model's 256"),
-    ):
-        args = [str(world.base), "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
-        with servers.started([*args, "--lora-modules", modules], tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
-            assert server.process.wait(120) in (1, 2)
-        assert re.search(said, (tmp_path / "log").read_text())
+    said = "--lora-modules: long: .* context_length of 768 tokens, 3 times the model's 256"
+    with pytest.raises(ConfigError, match=said):
+        LLM(
+            str(world.base),
+            dtype="float32",
+            num_gpu_blocks_override=64,
+            enable_lora=True,
+            lora_modules=[f"long={long}"],
+        )

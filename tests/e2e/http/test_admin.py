@@ -15,6 +15,7 @@ import httpx
 import pytest
 
 from ferrule_testkit import server as servers
+from tests.fakes.serving import Here
 
 EXTENSION = """
 class Extension:
@@ -207,7 +208,7 @@ def test_plugins_with_their_origin(admin: httpx.Client) -> None:
     assert isinstance(told["refusals"], list)
 
 
-def test_what_was_not_switched_on_says_how(generous_server: servers.Server) -> None:
+def test_what_was_not_switched_on_says_how(generous_server: Here) -> None:
     with httpx.Client(base_url=generous_server.url, timeout=240) as client:
         for path in ("/sleep", "/wake_up"):
             error = _error(client.post(path), 403)

@@ -13,6 +13,7 @@ import pytest
 
 from ferrule_testkit import server as servers
 from tests.e2e.http.conftest import AGENT_KEY as KEY
+from tests.fakes.serving import Here
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -38,12 +39,12 @@ RESULT: dict[str, Any] = {"type": "tool_result", "tool_use_id": "t1", "content":
 
 
 @pytest.fixture(scope="module")
-def server(agent_server: servers.Server) -> servers.Server:
+def server(agent_server: Here) -> Here:
     return agent_server
 
 
 @pytest.fixture(scope="module")
-def client(server: servers.Server) -> Iterator[anthropic.Anthropic]:
+def client(server: Here) -> Iterator[anthropic.Anthropic]:
     with anthropic.Anthropic(base_url=server.url, api_key=KEY, max_retries=0, timeout=240) as found:
         yield found
 
@@ -195,7 +196,7 @@ def test_bad_requests(client: anthropic.Anthropic, body: dict[str, Any], message
         assert found["request_id"] == caught.value.request_id
 
 
-def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: servers.Server) -> None:
+def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: Here) -> None:
     with pytest.raises(anthropic.NotFoundError, match="not_found_error"):
         client.messages.create(messages=ASK, **BASE | {"model": "claude-other"})
     with pytest.raises(anthropic.NotFoundError, match="tiny"):
@@ -221,9 +222,7 @@ def test_errors_are_the_clients_own(client: anthropic.Anthropic, server: servers
         ("POST", "/v1/messages", b" " * (40 << 20), 413, "request_too_large"),
     ],
 )
-def test_every_error_has_the_form(
-    server: servers.Server, method: str, path: str, content: bytes, status: int, kind: str
-) -> None:
+def test_every_error_has_the_form(server: Here, method: str, path: str, content: bytes, status: int, kind: str) -> None:
     headers = {"x-api-key": KEY, "anthropic-version": "2023-06-01", "content-type": "application/json"}
     with httpx.Client(base_url=server.url, timeout=240) as http:
         answer = http.request(method, path, content=content, headers=headers)
@@ -237,7 +236,7 @@ def test_max_tokens_is_required(client: anthropic.Anthropic) -> None:
         client.post("/v1/messages", body={"model": "tiny", "messages": ASK}, cast_to=object)
 
 
-def test_a_client_that_leaves_frees_its_row(client: anthropic.Anthropic, server: servers.Server) -> None:
+def test_a_client_that_leaves_frees_its_row(client: anthropic.Anthropic, server: Here) -> None:
     def running() -> float:
         lines = httpx.get(
             f"{server.url}/metrics", timeout=240, headers={"authorization": f"Bearer {KEY}"}

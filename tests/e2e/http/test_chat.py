@@ -16,6 +16,7 @@ import pyte
 import pytest
 
 from ferrule_testkit import server as servers
+from tests.fakes.serving import Here, serving_here
 
 KEY = "sesame"
 LONG = ["--extra-body", '{"ignore_eos": true, "max_tokens": 1900}']
@@ -28,11 +29,9 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 
 
 @pytest.fixture(scope="module")
-def tiny(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    """Run the embedded model behind a key."""
-    log = tmp_path_factory.mktemp("server") / "log"
-    args = ["--api-key", KEY, "--served-model-name", "tiny", *gate.args]
-    with servers.running(args, log, {"OMP_NUM_THREADS": "1"}) as running:
+def tiny(gate: servers.Gate) -> Iterator[Here]:
+    """Serve the embedded model behind a key."""
+    with serving_here(["--api-key", KEY, "--served-model-name", "tiny", *gate.args]) as running:
         yield running
 
 
@@ -95,7 +94,7 @@ class Terminal:
 
 
 @pytest.fixture
-def terminal(tiny: servers.Server, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
+def terminal(tiny: Here, tmp_path: Path) -> Iterator[Callable[..., Terminal]]:
     opened: list[Terminal] = []
 
     def open_(command: str, *args: str, **variables: str) -> Terminal:
@@ -124,7 +123,7 @@ def piped(
     )
 
 
-def aborted(server: servers.Server) -> float:
+def aborted(server: Here) -> float:
     request = urllib.request.Request(f"{server.url}/metrics", headers={"Authorization": f"Bearer {KEY}"})
     with urllib.request.urlopen(request, timeout=240) as response:
         text = response.read().decode()
@@ -174,7 +173,7 @@ def test_a_conversation_on_a_terminal(terminal: Callable[..., Terminal], tmp_pat
 
 
 def test_ctrl_c_stops_the_answer_and_not_the_program(
-    tiny: servers.Server, gate: servers.Gate, terminal: Callable[..., Terminal]
+    tiny: Here, gate: servers.Gate, terminal: Callable[..., Terminal]
 ) -> None:
     before = aborted(tiny)
     chat = terminal("chat", *LONG, "--no-history")
@@ -239,7 +238,7 @@ def test_a_terminal_that_knows_no_sequences(terminal: Callable[..., Terminal]) -
 # ------------------------------------------------------------------------------------------------ in pipes
 
 
-def test_one_message(tiny: servers.Server) -> None:
+def test_one_message(tiny: Here) -> None:
     done = piped(tiny.url, "chat", "-q", "Hello", "--stats", "--system-prompt", "You are a ship's cook.")
     assert done.returncode == 0
     assert "Tiny" in done.stdout
@@ -253,7 +252,7 @@ def test_one_message(tiny: servers.Server) -> None:
     assert piped(tiny.url, "chat", "-q", " ").returncode == 2
 
 
-def test_lines_from_a_pipe_are_messages_of_one_conversation(tiny: servers.Server) -> None:
+def test_lines_from_a_pipe_are_messages_of_one_conversation(tiny: Here) -> None:
     done = piped(tiny.url, "chat", "--temperature", "0", typed="Hello\n\n/stats\nWhat is \\\nyour name?\n")
     assert done.returncode == 0
     assert done.stdout.count("\n") == 2
@@ -262,7 +261,7 @@ def test_lines_from_a_pipe_are_messages_of_one_conversation(tiny: servers.Server
     assert "\x1b" not in done.stdout + done.stderr
 
 
-def test_completions_in_a_pipe(tiny: servers.Server) -> None:
+def test_completions_in_a_pipe(tiny: Here) -> None:
     one = piped(tiny.url, "complete", "-q", "Once upon", "--max-tokens", "5", "--temperature", "0")
     two = piped(tiny.url, "complete", "--max-tokens", "5", "--temperature", "0", typed="Once upon\nOnce upon\n")
     assert one.returncode == two.returncode == 0
@@ -270,7 +269,7 @@ def test_completions_in_a_pipe(tiny: servers.Server) -> None:
     assert two.stdout == one.stdout * 2
 
 
-def test_errors_of_a_pipe_show_in_the_status(tiny: servers.Server) -> None:
+def test_errors_of_a_pipe_show_in_the_status(tiny: Here) -> None:
     done = piped(tiny.url, "chat", "--max-tokens", "999999", typed="Hello\n")
     assert done.returncode == 1
     assert done.stderr.startswith("error: The server answers 400: ")
@@ -294,7 +293,7 @@ def test_no_server() -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_an_interrupted_pipe_ends(tiny: servers.Server, gate: servers.Gate) -> None:
+def test_an_interrupted_pipe_ends(tiny: Here, gate: servers.Gate) -> None:
     before = aborted(tiny)
     argv = [sys.executable, "-m", "ferrule", "complete", "--url", tiny.url, "--api-key", KEY, *LONG]
     with (

@@ -7,11 +7,12 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ferrule_testkit import server as servers
+from tests.fakes.serving import Here, serving_here
 from tools import ROOT
 
 pytestmark = pytest.mark.skipif(shutil.which("curl") is None, reason="there is no curl")
@@ -114,22 +115,23 @@ def test_the_list_is_that_of_the_page() -> None:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    folder = tmp_path_factory.mktemp("curl")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("curl")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Here]:
     (folder / "curled.py").write_text("class Extension:\n    def answer(self) -> int:\n        return 42\n")
     flags = "--api-key sesame --admin-key open --served-model-name tiny --enable-tokenizer-info-endpoint"
     rows = "".join(json.dumps(ROW | {"custom_id": str(number)}) + "\n" for number in range(3000))
     (folder / "input").write_text(rows)  # many, so that the batch is still there to be cancelled
     more = "--enable-sleep-mode --worker-extension-cls curled.Extension"
     more += f" --plugin-config.router:batches.folder {folder}/store"
-    around = {
-        "OMP_NUM_THREADS": "1",
-        "PYTHONPATH": str(folder),
-        "FERRULE_SERVER_DEV_MODE": "1",
-        "FERRULE_TORCH_PROFILER_DIR": str(folder),
-    }
-    with servers.running([*flags.split(), *more.split()], folder / "log", around) as running:
-        yield running
+    around = {"FERRULE_SERVER_DEV_MODE": "1", "FERRULE_TORCH_PROFILER_DIR": str(folder)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        with serving_here([*flags.split(), *more.split()], around) as running:
+            yield running
 
 
 def curl(url: str, method: str, body: Any, key: str | None) -> tuple[int, str]:
@@ -154,9 +156,9 @@ def filled(value: Any, made: dict[str, str]) -> Any:
     return {key: filled(part, made) for key, part in value.items()} if isinstance(value, dict) else value
 
 
-def test_every_route(server: servers.Server) -> None:
+def test_every_route(server: Here, folder: Path) -> None:
     """Call every route in this order: a model that sleeps is woken up."""
-    made = {"input": str(server.log.parent / "input")}
+    made = {"input": str(folder / "input")}
     for route, cases in CASES.items():
         method, key = route.split(" ")[0], "open" if route in ADMIN else "sesame"
         for path, body, name, value in cases:

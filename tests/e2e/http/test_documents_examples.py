@@ -5,6 +5,7 @@ Examples of features that this build does not have must fail with a word that na
 
 from __future__ import annotations
 
+import runpy
 import shlex
 import subprocess
 import sys
@@ -13,9 +14,10 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import openai
 import pytest
 
-from ferrule_testkit import server as servers
+from tests.fakes.serving import Here, serving_here
 
 MODEL = "NousResearch/Meta-Llama-3-8B-Instruct"
 OTHER = "unsloth/Llama-3.2-1B-Instruct"
@@ -103,35 +105,42 @@ WARNED = {  # without effect: alone, in this conversation, or with the embedded 
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def server() -> Iterator[Here]:
     """Run the documents' command, but with the embedded model under the names of the examples."""
     words = shlex.split(SERVE)[3:]
     args = ["--served-model-name", MODEL, OTHER, *words, "--max-model-len", "256"]
-    with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
+    with serving_here(args) as running:
         yield running
 
 
-def run(script: str, server: servers.Server) -> subprocess.CompletedProcess[str]:
-    """Run an example as a program; only its address is another."""
+def program(script: str, server: Here) -> str:
+    """Return an example as it is run; only its address is another."""
     text = script.replace("http://localhost:8000", server.url)
     assert text != script
-    return subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, timeout=240, check=False)
+    return text
 
 
-def test_the_first_example(server: servers.Server) -> None:
-    done = run(CLIENT + HELLO, server)
+def run_here(script: str, server: Here, folder: Path) -> dict[str, Any]:
+    """Run an example in this process, where the client is imported already, and return its names."""
+    path = folder / "example.py"
+    path.write_text(program(script, server))
+    return runpy.run_path(str(path))
+
+
+def test_the_first_example(server: Here) -> None:
+    command = [sys.executable, "-c", program(CLIENT + HELLO, server)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("ChatCompletionMessage(content=")
     assert "role='assistant'" in done.stdout
 
 
-def test_the_guided_example(server: servers.Server) -> None:
-    done = run(f"{CLIENT}{GUIDED}\nprint(completion.choices[0].message.content)", server)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.strip() in {"positive", "negative"}
+def test_the_guided_example(server: Here, tmp_path: Path) -> None:
+    completion = run_here(CLIENT + GUIDED, server, tmp_path)["completion"]
+    assert completion.choices[0].message.content in {"positive", "negative"}
 
 
-def test_the_metrics_example(server: servers.Server) -> None:
+def test_the_metrics_example(server: Here) -> None:
     url = shlex.split(METRICS)[1].replace("http://0.0.0.0:8000", server.url)
     answer = httpx.get(url, headers={"authorization": "Bearer token-abc123"}, timeout=240)
     assert answer.status_code == 200
@@ -145,7 +154,7 @@ def test_the_metrics_example(server: servers.Server) -> None:
         assert f'le="{bound}"' in answer.text
 
 
-def post(server: servers.Server, chat: bool, **fields: Any) -> httpx.Response:
+def post(server: Here, chat: bool, **fields: Any) -> httpx.Response:
     what: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello!"}]} if chat else {"prompt": "Hello!"}
     path = "chat/completions" if chat else "completions"
     headers = {"authorization": "Bearer token-abc123"}
@@ -154,7 +163,7 @@ def post(server: servers.Server, chat: bool, **fields: Any) -> httpx.Response:
 
 
 @pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
-def test_documented_defaults_are_taken(server: servers.Server, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
+def test_documented_defaults_are_taken(server: Here, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
     answer = post(server, chat, **{name: default for name, default, _ in table})
     assert answer.status_code == 200, answer.text
     assert "ferrule" not in answer.json()
@@ -162,7 +171,7 @@ def test_documented_defaults_are_taken(server: servers.Server, chat: bool, table
 
 
 @pytest.mark.parametrize(("chat", "table"), [(True, CHAT), (False, COMPLETIONS)])
-def test_documented_parameters(server: servers.Server, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
+def test_documented_parameters(server: Here, chat: bool, table: list[tuple[str, Any, Any]]) -> None:
     """Check that each has its documented effect, is named in a warning, or is refused with the name of what is
     missing.
     """
@@ -191,9 +200,7 @@ LATER: list[tuple[dict[str, Any], str, str]] = [  # what the documents tell of t
 
 
 @pytest.mark.parametrize(("body", "param", "words"), LATER)
-def test_features_of_later_builds_are_named(
-    server: servers.Server, body: dict[str, Any], param: str, words: str
-) -> None:
+def test_features_of_later_builds_are_named(server: Here, body: dict[str, Any], param: str, words: str) -> None:
     answer = post(server, True, **body)
     assert answer.status_code == 400, answer.text
     assert answer.json()["error"]["param"] == param
@@ -201,21 +208,22 @@ def test_features_of_later_builds_are_named(
 
 
 @pytest.mark.parametrize(("path", "words"), [("embeddings", "embed"), ("audio/transcriptions", "transcription")])
-def test_routes_of_other_tasks_are_named(server: servers.Server, path: str, words: str) -> None:
+def test_routes_of_other_tasks_are_named(server: Here, path: str, words: str) -> None:
     headers = {"authorization": "Bearer token-abc123"}
     answer = httpx.post(f"{server.url}/v1/{path}", json={}, headers=headers, timeout=240)
     assert answer.status_code == 404, answer.text
     assert f"needs task {words}" in answer.json()["error"]["message"] or words in answer.json()["error"]["message"]
 
 
-def test_streams_and_the_key(server: servers.Server, tmp_path: Path) -> None:
+def test_streams_and_the_key(server: Here, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Run the first example as a stream, and with a wrong key."""
     streamed = HELLO.replace("  ]\n)", "  ],\n  stream=True,\n)").replace(
         "print(completion.choices[0].message)",
         "print(''.join(chunk.choices[0].delta.content or '' for chunk in completion), end='.')",
     )
-    done = run(CLIENT + streamed, server)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.endswith(".")
-    wrong = run((CLIENT + HELLO).replace("token-abc123", "token-other"), server)
-    assert "AuthenticationError" in wrong.stderr
+    run_here(CLIENT + streamed, server, tmp_path)
+    said = capsys.readouterr().out
+    assert said.endswith(".")
+    assert len(said) > 1
+    with pytest.raises(openai.AuthenticationError):
+        run_here((CLIENT + HELLO).replace("token-abc123", "token-other"), server, tmp_path)

@@ -16,17 +16,18 @@ import torch
 from safetensors.torch import load_file
 
 from ferrule_testkit import server as servers
+from tests.fakes.serving import Here
 
 GREEDY: dict[str, Any] = {"temperature": 0, "max_tokens": 8, "ignore_eos": True}
 
 
 @pytest.fixture(scope="module")
-def server(generous_server: servers.Server) -> servers.Server:
+def server(generous_server: Here) -> Here:
     return generous_server
 
 
 @pytest.fixture
-def http(server: servers.Server) -> Iterator[httpx.Client]:
+def http(server: Here) -> Iterator[httpx.Client]:
     with httpx.Client(base_url=server.url, timeout=240) as found:
         yield found
 
@@ -71,7 +72,7 @@ def test_beam_search_finds_the_likelier_and_sorts(http: httpx.Client) -> None:
 
 
 @pytest.mark.parametrize("path", ["chat", "completions"])
-def test_beam_search_streams_at_its_end(server: servers.Server, path: str) -> None:
+def test_beam_search_streams_at_its_end(server: Here, path: str) -> None:
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         extra = {"extra_body": {"use_beam_search": True, "length_penalty": 0.5, "early_stopping": True}}
         base: dict[str, Any] = {"model": "tiny", "n": 2, "temperature": 0, "max_tokens": 6, **extra}
@@ -208,7 +209,8 @@ def test_cached_tokens_and_salts(http: httpx.Client) -> None:
     assert again > 0
 
 
-def test_ids_and_notes(server: servers.Server, http: httpx.Client) -> None:
+def test_ids_and_notes(http: httpx.Client, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "ferrule")
     answer = http.post(
         "/v1/completions",
         json={"prompt": "a", **GREEDY, "request_id": "mine", "user": "somebody-known", "metadata": {"a": "b"}},
@@ -220,7 +222,7 @@ def test_ids_and_notes(server: servers.Server, http: httpx.Client) -> None:
     complete(http, priority=-3, target_first_token_ms=800, target_inter_token_ms=900.5)
     again = complete(http, zzz=1)
     assert again["ferrule"]["warnings"] == ["zzz: unknown, ignored."]
-    assert server.says("somebody-known")
+    assert servers.until(lambda: any("somebody-known" in str(vars(record)) for record in caplog.records))
     assert again["system_fingerprint"] == answer.json()["system_fingerprint"]
 
 

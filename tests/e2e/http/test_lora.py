@@ -7,8 +7,6 @@ import json
 import os
 import shutil
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +20,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from ferrule.config.parse import parse
+from ferrule.errors import FerruleError, exit_status
+from ferrule.launch import cli
 from ferrule.llm.offline import LLM
+from ferrule.plugin import discover
 from ferrule.sampling_params import SamplingParams
 from ferrule_testkit import server as servers
 from tests.fakes.lora_files import merged, write_adapter
@@ -386,36 +388,49 @@ def test_after_a_restart_of_the_engine_the_adapters_are_there(
     assert unload(admin, "stays").status_code == 200
 
 
+def starting(world: World, tiny_llama: Path, *options: str) -> list[str]:
+    """Return the words of a start with adapters; OUTSIDE stands for the folder of one."""
+    given = [option.replace("OUTSIDE", str(world.root / "outside/five")) for option in options]
+    return [str(tiny_llama), "--served-model-name", "tiny", "--num-gpu-blocks-override", "64", *given]
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        # What the options alone tell is in tests/unit/config/test_adapter_options.py, too.
-        pytest.param(["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora", marks=pytest.mark.slow),
-        pytest.param(
-            ["--enable-lora", "--lora-modules", "tiny=OUTSIDE"], "is the name of the model", marks=pytest.mark.slow
-        ),
-        pytest.param(["--enable-lora", "--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice", marks=pytest.mark.slow),
-        (["--enable-lora", "--lora-modules", "a"], "expected name=path"),
-        (["--enable-lora", "--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean 'path'?"),
-        (["--enable-lora", "--lora-modules", "a=./nowhere"], "'./nowhere' is not a folder"),
+        (["--lora-modules", "a=/nowhere"], "--lora-modules needs --enable-lora"),  # by the launcher
         (["--enable-lora", "--max-lora-rank", "2", "--lora-modules", "a=OUTSIDE"], "--lora-modules: a: "),
-        pytest.param(
-            ["--enable-lora", "--max-loras", "4", "--max-cpu-loras", "2"],
-            "must be at least --max-loras",
-            marks=pytest.mark.slow,
-        ),
-        (["--enable-lora", "--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
-        (["--enable-lora", "--long-lora-scaling-factors", "0.5"], "--long-lora-scaling-factors"),
     ],
 )
 def test_options_that_contradict_stop_the_start(
     options: list[str], said: str, world: World, tiny_llama: Path, tmp_path: Path
 ) -> None:
-    given = [option.replace("OUTSIDE", str(world.root / "outside/five")) for option in options]
-    args = [str(tiny_llama), "--served-model-name", "tiny", "--num-gpu-blocks-override", "64", *given]
+    args = starting(world, tiny_llama, *options)
     with servers.started(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
         assert server.process.wait(120) in (1, 2)
     assert said in (tmp_path / "log").read_text()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        # What the options alone tell is in tests/unit/config/test_adapter_options.py, too.
+        (["--lora-modules", "tiny=OUTSIDE"], "is the name of the model"),
+        (["--lora-modules", "a=OUTSIDE", "a=OUTSIDE"], "twice"),
+        (["--lora-modules", "a"], "expected name=path"),
+        (["--lora-modules", '{"name": "a", "pathh": "x"}'], "Did you mean 'path'?"),
+        (["--lora-modules", "a=./nowhere"], "'./nowhere' is not a folder"),
+        (["--max-loras", "4", "--max-cpu-loras", "2"], "must be at least --max-loras"),
+        (["--lora-resolvers", "filesystem"], "it needs --lora-resolver-cache-dir"),
+        (["--long-lora-scaling-factors", "0.5"], "--long-lora-scaling-factors"),
+    ],
+)
+def test_options_that_contradict_are_told(options: list[str], said: str, world: World, tiny_llama: Path) -> None:
+    """Start in this process: which process of a server finds it is no matter here."""
+    args = starting(world, tiny_llama, "--enable-lora", *options)
+    with pytest.raises(FerruleError) as told:
+        LLM.from_config(parse(args).config, discover())
+    assert exit_status(told.value) in (1, 2)
+    assert said in str(told.value)
 
 
 def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: Path) -> None:
@@ -434,7 +449,7 @@ def test_a_batch_of_rows_has_adapters(world: World, tiny_llama: Path, tmp_path: 
     args = ["run-batch", "-i", str(tmp_path / "in"), "-o", str(tmp_path / "out"), "--model", str(tiny_llama)]
     args += ["--served-model-name", "tiny", "--dtype", "float32", "--num-gpu-blocks-override", "64", "--enable-lora"]
     args += ["--lora-modules", f"one={world.root}/modules/one", "--lora-resolver-cache-dir", str(tmp_path / "resolved")]
-    subprocess.run([sys.executable, "-m", "ferrule", *args], env={**os.environ, "OMP_NUM_THREADS": "1"}, check=True)
+    assert cli.main(args) == 0
     found = {row["custom_id"]: row["response"] for row in map(json.loads, (tmp_path / "out").read_text().splitlines())}
     assert [found[name]["status_code"] for name in names] == [200, 200, 200, 404]
     texts = [found[name]["body"]["choices"][0]["text"] for name in names[:3]]

@@ -12,10 +12,10 @@ import openai
 import pytest
 
 from ferrule_plugins.tokenizer.mistral import MistralTokenizers
-from ferrule_testkit import server as servers
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 from ferrule_testkit.tekken import write_tekken
+from tests.fakes.serving import serving_here
 from tests.mistral_form import mistral_form
 
 WEATHER: dict[str, Any] = {
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def client(folder: Path) -> Iterator[openai.OpenAI]:
     with (
-        servers.running([str(folder), *FLAGS, *SMALL, *COMPACT], folder / "log", {"OMP_NUM_THREADS": "1"}) as running,
+        serving_here([str(folder), *FLAGS, *SMALL, *COMPACT]) as running,
         openai.OpenAI(base_url=f"{running.url}/v1", api_key="none", max_retries=0, timeout=240) as found,
     ):
         yield found

@@ -14,6 +14,7 @@ import pytest
 
 from ferrule_testkit import server as servers
 from tests.e2e.http.conftest import AGENT_KEY as KEY
+from tests.fakes.serving import Here
 
 ASK: list[Any] = [{"role": "user", "content": "What is the capital of France?"}]
 SUM: list[Any] = [{"role": "user", "content": "What is 23 + 45?"}]
@@ -23,12 +24,12 @@ HEADERS = {"authorization": f"Bearer {KEY}"}
 
 
 @pytest.fixture(scope="module")
-def server(agent_server: servers.Server) -> servers.Server:
+def server(agent_server: Here) -> Here:
     return agent_server
 
 
 @pytest.fixture(scope="module")
-def client(server: servers.Server) -> ollama.Client:
+def client(server: Here) -> ollama.Client:
     return ollama.Client(server.url, headers=HEADERS, timeout=240)
 
 
@@ -129,7 +130,7 @@ def test_models(client: ollama.Client) -> None:
     assert shown.details.family == "llama"
 
 
-def test_the_asynchronous_client(server: servers.Server) -> None:
+def test_the_asynchronous_client(server: Here) -> None:
     async def ask() -> list[str]:
         client = ollama.AsyncClient(server.url, headers=HEADERS, timeout=240)
         answers = await asyncio.gather(*(client.chat("tiny", ASK, options=GREEDY) for _ in range(3)))
@@ -139,7 +140,7 @@ def test_the_asynchronous_client(server: servers.Server) -> None:
     assert len(set(asyncio.run(ask()))) == 1
 
 
-def test_errors_are_the_clients_own(client: ollama.Client, server: servers.Server) -> None:
+def test_errors_are_the_clients_own(client: ollama.Client, server: Here) -> None:
     wrong: list[tuple[int, str, Any]] = [
         (404, "tiny", lambda: client.chat("other", ASK)),
         (404, "not fetched", lambda: client.pull("llama3")),
@@ -159,7 +160,7 @@ def test_errors_are_the_clients_own(client: ollama.Client, server: servers.Serve
         assert message in caught.value.error
 
 
-def test_curl_as_ollama_s_pages_show_it(server: servers.Server) -> None:
+def test_curl_as_ollama_s_pages_show_it(server: Here) -> None:
     body = json.dumps({"model": "tiny", "prompt": "1, 2, 3,", "options": {"num_predict": 2}, "raw": True}).encode()
     form = HEADERS | {"content-type": "application/x-www-form-urlencoded"}
     answer = httpx.post(f"{server.url}/api/generate", content=body, headers=form, timeout=240)
@@ -167,7 +168,7 @@ def test_curl_as_ollama_s_pages_show_it(server: servers.Server) -> None:
     assert [json.loads(line)["done"] for line in answer.text.splitlines()][-1] is True
 
 
-def test_a_client_that_leaves_frees_its_row(client: ollama.Client, server: servers.Server) -> None:
+def test_a_client_that_leaves_frees_its_row(client: ollama.Client, server: Here) -> None:
     def running() -> float:
         lines = httpx.get(f"{server.url}/metrics", timeout=240, headers=HEADERS).text.splitlines()
         return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,7 +10,11 @@ import openai
 import pytest
 from safetensors.numpy import save_file
 
-from ferrule_testkit import server as servers
+from ferrule.config.parse import parse
+from ferrule.errors import ConfigError, exit_status
+from ferrule.llm.offline import LLM
+from ferrule.plugin import discover
+from tests.fakes.serving import serving_here
 
 COUNTS = {"pirate": 5, "poet": 3}
 
@@ -37,9 +39,8 @@ def words(model: Path, folder: Path, *more: str) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def client(tiny_llama: Path, folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[openai.OpenAI]:
-    log = tmp_path_factory.mktemp("server") / "log"
-    with servers.running(words(tiny_llama, folder, "--max-prompt-adapter-token", "8"), log) as running:
+def client(tiny_llama: Path, folder: Path) -> Iterator[openai.OpenAI]:
+    with serving_here(words(tiny_llama, folder, "--max-prompt-adapter-token", "8")) as running:
         yield openai.OpenAI(base_url=f"{running.url}/v1", api_key="none")
 
 
@@ -117,11 +118,14 @@ def test_other_names_are_not_there(client: openai.OpenAI) -> None:
     ("most", "told"),
     [("4", "--prompt-adapters pirate: "), ("0", "--enable-prompt-adapter needs --max-prompt-adapter-token")],
 )
-def test_a_start_that_cannot_serve_an_adapter_fails(tiny_llama: Path, folder: Path, most: str, told: str) -> None:
+def test_a_start_that_cannot_serve_an_adapter_fails(
+    tiny_llama: Path, folder: Path, most: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Start in this process; that a server ends with what its engine refuses is in test_lora.py."""
+    caplog.set_level("INFO")
     given = words(tiny_llama, folder, "--max-prompt-adapter-token", most)
-    command = [sys.executable, "-m", "ferrule", "serve", *given, "--port", "0"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode == 2
-    assert told in done.stderr
-    assert "model loaded" not in done.stderr
-    assert "Traceback" not in done.stderr
+    with pytest.raises(ConfigError) as error:
+        LLM.from_config(parse(given).config, discover())
+    assert told in str(error.value)
+    assert exit_status(error.value) == 2
+    assert "model loaded" not in caplog.text

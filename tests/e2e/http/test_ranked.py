@@ -10,14 +10,14 @@ import httpx
 import pytest
 import torch
 
-from ferrule_testkit import server as servers
 from ferrule_testkit.checkpoints import tiny_model
+from tests.fakes.serving import Here
 
 PROMPT = [5, 100, 60, 200, 31, 17, 250, 9, 9, 80, 41, 7, 120, 66, 33, 12, 90, 3]
 
 
 @pytest.fixture(scope="module")
-def url(generous_server: servers.Server) -> str:
+def url(generous_server: Here) -> str:
     return generous_server.url
 
 

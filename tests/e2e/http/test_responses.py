@@ -13,6 +13,7 @@ from pydantic import BaseModel
 
 from ferrule_testkit import server as servers
 from tests.e2e.http.conftest import AGENT_KEY
+from tests.fakes.serving import Here
 
 ASK = "What is the capital of France?"
 SUM = "What is 23 + 45?"
@@ -42,7 +43,7 @@ CALL: dict[str, Any] = {"type": "function_call", "call_id": "c1", "name": "get_w
 
 
 @pytest.fixture(scope="module")
-def client(agent_server: servers.Server) -> Iterator[Any]:
+def client(agent_server: Here) -> Iterator[Any]:
     with openai.OpenAI(base_url=f"{agent_server.url}/v1", api_key=AGENT_KEY, max_retries=0, timeout=240) as found:
         yield found
 
@@ -250,13 +251,13 @@ def test_a_stream_in_the_background_can_be_taken_up(client: Any) -> None:
     assert [event.to_dict() for event in again] == [event.to_dict() for event in [*begun, *rest]]
 
 
-def running(server: servers.Server) -> float:
+def running(server: Here) -> float:
     answer = httpx.get(f"{server.url}/metrics", timeout=240, headers={"authorization": f"Bearer {AGENT_KEY}"})
     lines = answer.text.splitlines()
     return sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("vllm:num_requests_running{"))
 
 
-def test_who_leaves_and_who_cancels_frees_the_row(client: Any, agent_server: servers.Server) -> None:
+def test_who_leaves_and_who_cancels_frees_the_row(client: Any, agent_server: Here) -> None:
     stream = client.responses.create(stream=True, **LONG)
     assert next(stream).type == "response.created"
     stream.close()

@@ -21,6 +21,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, Route, expect, sync_playwright
 
 from ferrule_testkit import server as servers
+from tests.fakes.serving import Here, serving_here
 from tests.shared import grid
 
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -35,7 +36,7 @@ PATIENCE = 60_000  # ms
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
+def server() -> Iterator[Here]:
     """Run a server whose steps take 20 ms, so that a request can be seen while it runs."""
     args = [*servers.WITHOUT_MODEL, "--model-loader-extra-config", '{"step_seconds": 0.02}', "--api-key", KEY]
     args += [
@@ -48,7 +49,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]
         "--plugins-deny",
         "policy:chaos",
     ]
-    with servers.running(args, tmp_path_factory.mktemp("ui") / "log", {"OMP_NUM_THREADS": "1"}) as running:
+    with serving_here(args) as running:
         yield running
 
 
@@ -66,9 +67,7 @@ def browser() -> Iterator[Browser]:
 
 
 @contextmanager
-def opened(
-    browser: Browser, server: servers.Server, view: str = "chat", key: str = KEY, **context: Any
-) -> Iterator[Page]:
+def opened(browser: Browser, server: Here, view: str = "chat", key: str = KEY, **context: Any) -> Iterator[Page]:
     """Open a view in a tab of its own, with the key if there is one. No error may come from the page's scripts."""
     errors: list[str] = []
     tab = browser.new_context(**context)
@@ -134,7 +133,7 @@ def answers(page: Page) -> Any:
 # ---------------------------------------------------------------------------------------------------------- the frame
 
 
-def test_the_page_is_public_and_strict_and_its_figures_need_the_key(browser: Browser, server: servers.Server) -> None:
+def test_the_page_is_public_and_strict_and_its_figures_need_the_key(browser: Browser, server: Here) -> None:
     with opened(browser, server, key="") as page:
         answer = page.request.get(f"{server.url}/ui")
         assert answer.headers["content-security-policy"] == CSP
@@ -145,7 +144,7 @@ def test_the_page_is_public_and_strict_and_its_figures_need_the_key(browser: Bro
         assert page.request.get(f"{server.url}/ui/..%2fui.py").status == 401  # no such route, which is not told
 
 
-def test_the_key_is_asked_for_once_and_stays_in_the_tab(browser: Browser, server: servers.Server) -> None:
+def test_the_key_is_asked_for_once_and_stays_in_the_tab(browser: Browser, server: Here) -> None:
     with opened(browser, server, key="") as page:
         field = page.get_by_label("This server needs a key")
         field.fill("wrong")
@@ -166,7 +165,7 @@ def test_the_key_is_asked_for_once_and_stays_in_the_tab(browser: Browser, server
         expect(other.get_by_label("This server needs a key")).to_be_visible()
 
 
-def test_the_first_paint(browser: Browser, server: servers.Server, record_property: Any) -> None:
+def test_the_first_paint(browser: Browser, server: Here, record_property: Any) -> None:
     """Measure the first paint. What it may take depends on the machine, so it is printed and not asserted."""
     with opened(browser, server) as page:
         page.reload()
@@ -179,7 +178,7 @@ def test_the_first_paint(browser: Browser, server: servers.Server, record_proper
 
 
 @grid({"theme": ["light", "dark"], "width": [360, 1280]})
-def test_axe_finds_nothing(browser: Browser, server: servers.Server, theme: Any, width: int) -> None:
+def test_axe_finds_nothing(browser: Browser, server: Here, theme: Any, width: int) -> None:
     axe = Axe()
     with opened(browser, server, color_scheme=theme, viewport={"width": width, "height": 800}) as page:
         answer_with(page, delta(reasoning="Hm."), delta(content=RICH), delta("tool_calls", tool_calls=[CALL]))
@@ -201,7 +200,7 @@ def test_axe_finds_nothing(browser: Browser, server: servers.Server, theme: Any,
         assert found == {view: [] for view in VIEWS}
 
 
-def test_the_theme_is_switched(browser: Browser, server: servers.Server) -> None:
+def test_the_theme_is_switched(browser: Browser, server: Here) -> None:
     with opened(browser, server, color_scheme="light") as page:
         colour = "getComputedStyle(document.documentElement).backgroundColor"
         light = page.evaluate(colour)
@@ -238,7 +237,7 @@ print("hello")
 CALL = {"index": 0, "id": "call-1", "function": {"name": "weather", "arguments": '{"city": "Paris"}'}}
 
 
-def test_a_chat_by_keyboard_alone(browser: Browser, server: servers.Server) -> None:
+def test_a_chat_by_keyboard_alone(browser: Browser, server: Here) -> None:
     """Give the key, set a control, ask, stop an answer with Esc, and ask again, without a mouse."""
     with opened(browser, server, key="", viewport={"width": 1280, "height": 900}) as page:
         expect(page.get_by_label("This server needs a key")).to_be_focused()
@@ -269,7 +268,7 @@ def test_a_chat_by_keyboard_alone(browser: Browser, server: servers.Server) -> N
         assert answers(page).count() == 2
 
 
-def test_controls_are_those_of_the_schema(browser: Browser, server: servers.Server) -> None:
+def test_controls_are_those_of_the_schema(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         bodies = answer_with(page, delta("stop", content="ok"))
         document = page.request.get(f"{server.url}/openapi.json", headers={"authorization": f"Bearer {KEY}"}).json()
@@ -294,7 +293,7 @@ def test_controls_are_those_of_the_schema(browser: Browser, server: servers.Serv
         assert "temperature" not in body
 
 
-def test_edit_and_retry_go_on_from_a_message(browser: Browser, server: servers.Server) -> None:
+def test_edit_and_retry_go_on_from_a_message(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         bodies = answer_with(page, delta("stop", content="ok"))
         for number, text in enumerate(("one", "two"), 1):
@@ -315,7 +314,7 @@ def test_edit_and_retry_go_on_from_a_message(browser: Browser, server: servers.S
         expect(answers(page)).to_have_count(1)
 
 
-def test_a_key_that_comes_late_opens_what_is_on_the_screen(browser: Browser, server: servers.Server) -> None:
+def test_a_key_that_comes_late_opens_what_is_on_the_screen(browser: Browser, server: Here) -> None:
     with opened(browser, server, key="") as page:
         page.get_by_role("button", name="Cancel").click()
         expect(page.get_by_text("This server needs a key: the button Key asks for it.")).to_be_visible()
@@ -328,7 +327,7 @@ def test_a_key_that_comes_late_opens_what_is_on_the_screen(browser: Browser, ser
         expect(page.get_by_text("needs a key")).to_have_count(0)
 
 
-def test_a_message_is_edited_while_an_answer_goes_on(browser: Browser, server: servers.Server) -> None:
+def test_a_message_is_edited_while_an_answer_goes_on(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         page.get_by_label("max_tokens").fill("1500")
         ask(page, "one")
@@ -350,7 +349,7 @@ def test_a_message_is_edited_while_an_answer_goes_on(browser: Browser, server: s
 
 
 def test_a_connection_that_is_lost_is_told_and_the_code_is_that_of_the_last_request(
-    browser: Browser, server: servers.Server
+    browser: Browser, server: Here
 ) -> None:
     with opened(browser, server) as page:
         cut = f"data: {json.dumps(delta(content='half'))}\n\n"
@@ -363,7 +362,7 @@ def test_a_connection_that_is_lost_is_told_and_the_code_is_that_of_the_last_requ
         expect(curl).not_to_contain_text("half")
 
 
-def test_a_page_that_is_left_open_over_a_restart_sees_the_new_models(browser: Browser, server: servers.Server) -> None:
+def test_a_page_that_is_left_open_over_a_restart_sees_the_new_models(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         page.clock.install()
         page.reload()
@@ -380,7 +379,7 @@ def test_a_page_that_is_left_open_over_a_restart_sees_the_new_models(browser: Br
         expect(model).to_have_value("other")
 
 
-def test_a_chat_names_its_adapter(browser: Browser, server: servers.Server) -> None:
+def test_a_chat_names_its_adapter(browser: Browser, server: Here) -> None:
     served = [{"id": MODEL}, {"id": "sql", "parent": MODEL}, {"id": "poet", "parent": MODEL}]
     with opened(browser, server) as page:
         page.route("**/v1/models", lambda route: route.fulfill(json={"data": served}))
@@ -401,7 +400,7 @@ def test_a_chat_names_its_adapter(browser: Browser, server: servers.Server) -> N
         expect(cells.nth(1)).to_have_text(MODEL)
 
 
-def test_markdown_thoughts_and_tools(browser: Browser, server: servers.Server) -> None:
+def test_markdown_thoughts_and_tools(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         bodies = answer_with(page, delta(reasoning="Hm."), delta(content=RICH), delta("tool_calls", tool_calls=[CALL]))
         page.get_by_role("button", name="Insert an example").click()
@@ -437,7 +436,7 @@ def test_markdown_thoughts_and_tools(browser: Browser, server: servers.Server) -
         assert result == {"role": "tool", "tool_call_id": "call-1", "content": "sunny"}
 
 
-def test_the_code_of_a_request_works(browser: Browser, server: servers.Server) -> None:
+def test_the_code_of_a_request_works(browser: Browser, server: Here) -> None:
     """Run what the page shows, with a message that tries to break out of it."""
     nasty = "it's \"quoted\" $(touch /tmp/never) `x` \\ \n'''\n–"
     with opened(browser, server) as page:
@@ -457,7 +456,7 @@ def test_the_code_of_a_request_works(browser: Browser, server: servers.Server) -
     assert sent["messages"] == [{"role": "user", "content": nasty.strip()}]
 
 
-def test_an_error_in_the_stream_is_shown(browser: Browser, server: servers.Server) -> None:
+def test_an_error_in_the_stream_is_shown(browser: Browser, server: Here) -> None:
     with opened(browser, server) as page:
         answer_with(page, delta(content="half "), {"error": {"message": "<i>broke</i>", "code": 500}})
         ask(page, "hello")
@@ -488,7 +487,7 @@ def hostile(canary: str) -> Sequence[str]:
     )
 
 
-def test_hostile_answers_do_nothing(browser: Browser, server: servers.Server) -> None:
+def test_hostile_answers_do_nothing(browser: Browser, server: Here) -> None:
     """Answer with markup and addresses that would run or load something: neither happens, and the text is shown."""
     asked: list[str] = []
 
@@ -533,7 +532,7 @@ def test_hostile_answers_do_nothing(browser: Browser, server: servers.Server) ->
 # --------------------------------------------------------------------------------------------- the engine and the rest
 
 
-def test_live_shows_who_runs_and_nothing_of_what_they_say(browser: Browser, server: servers.Server) -> None:
+def test_live_shows_who_runs_and_nothing_of_what_they_say(browser: Browser, server: Here) -> None:
     with opened(browser, server, "live") as page:
         expect(page.get_by_text("Running").first).to_be_visible()
         running = page.get_by_role("region", name="Running").locator("tbody tr")
@@ -554,7 +553,7 @@ def test_live_shows_who_runs_and_nothing_of_what_they_say(browser: Browser, serv
         assert found["figures"]["running"] == 8
 
 
-def test_live_shows_adapters_and_guesses(browser: Browser, server: servers.Server) -> None:
+def test_live_shows_adapters_and_guesses(browser: Browser, server: Here) -> None:
     """Add what a server with both shows to the picture of one that has neither."""
     adapters = [
         {"name": "<i>sql</i>", "loaded": True, "running": 2, "waiting": 1},
@@ -595,7 +594,7 @@ def test_live_shows_adapters_and_guesses(browser: Browser, server: servers.Serve
         expect(page.get_by_text("Guesses that hold")).to_have_count(0)
 
 
-def test_live_asks_only_while_it_is_seen(browser: Browser, server: servers.Server) -> None:
+def test_live_asks_only_while_it_is_seen(browser: Browser, server: Here) -> None:
     with opened(browser, server, "live") as page:
         asked: list[str] = []
         page.on("request", lambda request: asked.append(request.url))
@@ -607,7 +606,7 @@ def test_live_asks_only_while_it_is_seen(browser: Browser, server: servers.Serve
         assert not any(url.endswith("/ui/api/live") for url in asked)
 
 
-def test_plugins_models_and_options(browser: Browser, server: servers.Server) -> None:
+def test_plugins_models_and_options(browser: Browser, server: Here) -> None:
     with opened(browser, server, "plugins") as page:
         policies = page.get_by_role("region", name="Plugins of the kind policy")
         expect(policies.get_by_role("row", name="fcfs")).to_contain_text("chosen")

@@ -131,6 +131,15 @@ def test_run_ends_when_it_is_told_to():
     assert len(harness.said(A, "one")) == 4
 
 
+def test_a_loop_that_was_told_to_end_lets_nothing_wait():
+    """A watchdog that outlives the loop must not end a process that goes on with something else."""
+    harness = LoopHarness()
+    harness.submit(A, "one", max_tokens=50)
+    harness.loop.run(lambda: bool(harness.deltas(A)))
+    harness.clock.now += 1000.0
+    assert harness.loop.stalled_for(harness.clock.now) == 0.0
+
+
 def test_cancel_ends_a_request_at_once_and_only_for_its_owner():
     harness = LoopHarness(depth=2)
     harness.submit(A, "one", max_tokens=50)

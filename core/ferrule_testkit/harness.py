@@ -37,7 +37,7 @@ from ferrule.types import (
     TokenSampling,
 )
 from ferrule.wire.messages import Deltas, FromEngine, Submit, ToEngine
-from ferrule_testkit.kits.base import installed_plugins
+from ferrule_testkit.installed import installed_plugins
 
 _CACHE_GIB = 0.0625  # little, because saved states take all that there is, and all of it is written to
 _CLIENT = b"harness"

@@ -19,7 +19,8 @@ from ferrule.plugin import Plugins
 from ferrule.types import Chunk
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
-from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, promise, shown
 
 _NAME = "it"
 _PROMPTS = ((5, 6, 7, 5, 6, 7, 5, 6), tuple(range(20, 45)), (31,), (41, 42) * 9, (51, 52, 53))

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 from zlib import crc32
@@ -62,12 +63,12 @@ class FakeModel:
     all_groups: tuple[CacheGroup, ...]
     vocab_size: int
 
-    @property
+    @cached_property
     def groups(self) -> tuple[CacheGroup, ...]:
         """Those with blocks."""
         return tuple(group for group in self.all_groups if group.paged)
 
-    @property
+    @cached_property
     def stateful(self) -> bool:
         return len(self.groups) < len(self.all_groups)
 

@@ -24,7 +24,7 @@ from ferrule.engine.loop import EngineLoop
 from ferrule.env import Environment
 from ferrule.interfaces.executor import Executor
 from ferrule.interfaces.scheduler import Scheduler, SchedulerLimits
-from ferrule.plugin import Plugins, discover
+from ferrule.plugin import Plugins
 from ferrule.types import (
     Adapter,
     CompiledGrammar,
@@ -37,6 +37,7 @@ from ferrule.types import (
     TokenSampling,
 )
 from ferrule.wire.messages import Deltas, FromEngine, Submit, ToEngine
+from ferrule_testkit.installed import installed_plugins
 
 _CACHE_GIB = 0.0625  # little, because saved states take all that there is, and all of it is written to
 _CLIENT = b"harness"
@@ -92,7 +93,7 @@ class Harness:
                 **{"load": LoadConfig(use_tqdm_on_load=False), **(sections or {})},
             )
         )
-        self.plugins: Plugins = discover() if plugins is None else plugins
+        self.plugins: Plugins = installed_plugins() if plugins is None else plugins
         self.config = with_speculator(resolved, self.plugins)
         made = self.plugins.make("executor", executor) if isinstance(executor, str) else executor
         self.executor: Executor = made

@@ -232,8 +232,12 @@ IN_DEPTH: tuple[tuple[tuple[str, ...], tuple[str, ...], tuple[str, ...]], ...] =
         (),
         ("test_random_work_one_step_at_a_time", "test_random_work_with_three_steps_in_flight"),
     ),
-    # tests/simulate runs the others with steps in flight.
-    (("policy",), ("fair",), ("test_random_work_with_steps_in_flight",)),
+    # tests/simulate runs the others, with one to three steps in flight.
+    (
+        ("policy",),
+        ("fair",),
+        ("test_random_work_one_step_at_a_time", "test_random_work_with_steps_in_flight"),
+    ),
 )
 
 

@@ -34,9 +34,11 @@ def test_the_example_runs_under_pytest_and_a_broken_plugin_fails_there(tmp_path:
     assert example is not None
     assert plugin is not None
     (tmp_path / "test_shortest.py").write_text(example[1])
-    for source, status, said in ((plugin[1], 0, "7 passed"), (plugin[1].replace(".id", ".id + 'x'"), 1, "FAILED")):
+    broken = plugin[1].replace(".id", ".id + 'x'")
+    for source, chosen, status, said in ((plugin[1], "test", 0, "7 passed"), (broken, "victim", 1, "FAILED")):
         (tmp_path / "ferrule_shortest.py").write_text(source)
-        command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-c", "/dev/null", str(tmp_path)]
+        options = ["-p", "no:cacheprovider", "-c", "/dev/null", "-k", chosen]
+        command = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=240, check=False)
         assert done.returncode == status, done.stdout
         assert said in done.stdout

@@ -142,7 +142,6 @@ def test_tokens_and_logprobs_equal_those_of_the_reference(
 
 
 def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything: list[list[int]]) -> None:
-    run(harness.engine(), "alone", LONG[1:])
     run(harness.engine(depth=2), "batch", everything)
 
     chunked = harness.engine(max_num_batched_tokens=8)
@@ -150,7 +149,7 @@ def run_each_way(harness: Harness, run: Callable[..., list[Output]], everything:
     assert chunked.stats.steps > sum(map(len, everything)) / 8
 
     cached = harness.engine()
-    run(cached, "prefix cache, filling", LONG[1:])
+    run(cached, "alone, filling the prefix cache", LONG[1:])
     states = sum(not group.paged for group in harness.info.groups)
     if states:  # a prefix can be begun behind only where the states were saved
         run_from_snapshots(cached, run)

@@ -32,6 +32,7 @@ from ferrule_testkit.simulate import load
 from tests.fakes.engine import fake_info
 from tests.fakes.executor import FakeExecutor
 from tests.fakes.frontend import FakePlugins, model_folder, serving
+from tests.shared import some
 
 VOCAB = 16
 GROUPS = (CacheGroup("full", 2),)
@@ -187,7 +188,7 @@ def judge(found: Counter[str], world: World, finished: list[RequestStats]) -> No
         assert 0 < stats.queue_time <= phases <= stats.end_to_end + 1e-9
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6)))
 async def test_figures_of_choices_add_up_to_the_totals(seed: int, tmp_path: Path) -> None:
     found, engines, world, finished = await run(seed, tmp_path)
     judge(found, world, finished)
@@ -200,7 +201,7 @@ async def test_figures_of_choices_add_up_to_the_totals(seed: int, tmp_path: Path
     assert {stats.finish.value for stats in finished} == {"stop", "length", "abort", "error"}
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4)))
 async def test_they_do_when_engines_die(seed: int, tmp_path: Path) -> None:
     found, engines, world, finished = await run(seed, tmp_path, deaths=0.02)
     judge(found, world, finished)

@@ -15,6 +15,7 @@ from ferrule_plugins.policy.fcfs import FcfsPolicy
 from ferrule_testkit.fakes import VirtualClock
 from ferrule_testkit.simulate import simulate
 from tests.fakes.executor import FakeExecutor
+from tests.shared import some
 
 GROUPS = (CacheGroup("full", 4),)
 LONGEST = 24  # tokens of a prompt and its answer
@@ -60,7 +61,7 @@ class Run:
         self.scheduler.check()
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", some(range(4)))
 def test_keys_with_work_are_served_alike(seed: int) -> None:
     """Keep the bound of virtual token counters: it depends on what runs at once, not on how long the keys have
     worked.

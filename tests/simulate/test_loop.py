@@ -2,8 +2,6 @@
 
 import random
 
-import pytest
-
 from ferrule.engine.loop import EngineLoop
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import SchedulerLimits
@@ -12,6 +10,7 @@ from ferrule.wire.messages import Cancel, Pause, Submit
 from ferrule_testkit.fakes import VirtualClock, solo
 from ferrule_testkit.simulate import load
 from tests.fakes.executor import FakeExecutor
+from tests.shared import grid
 
 GROUPS = (CacheGroup("full", 2), CacheGroup("sliding", 2, 5))
 CLIENTS = (b"a", b"b", b"c")
@@ -34,8 +33,7 @@ def judge(deltas, expected, cancelled):
         assert said == expected.token_ids[: len(said)]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "chaos"])
-@pytest.mark.parametrize("depth", [1, 2, 3])
+@grid({"depth": [1, 2, 3], "policy": ["fcfs", "chaos"]})
 def test_random_clients(policy, depth):
     rng = random.Random(f"{policy}{depth}")
     executor = FakeExecutor(GROUPS, vocab_size=12)

@@ -3,11 +3,11 @@
 import pytest
 
 from ferrule_testkit.simulate import main, simulate
-from tests.shared import grid
+from tests.shared import grid, some
 
 
 @pytest.mark.advisory("GHSA-v97p-wpxp-px84")
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", some(range(6)))
 def test_mixed_work_keeps_every_invariant(seed):
     report = simulate(seed, 6000)
     assert report.requests > 100
@@ -20,12 +20,13 @@ def test_mixed_work_keeps_every_invariant(seed):
 # The kits of policies and schedulers go through the depths, too.
 @grid({"policy": ("fcfs", "priority", "priority_ageing", "chaos"), "depth": (3, 2, 1)})
 def test_each_policy_at_each_depth(policy, depth):
-    assert simulate(100 + depth, 3000, policy=policy, depth=depth).requests > 50
+    assert simulate(100 + depth, 1500, policy=policy, depth=depth).requests > 50
 
 
 def test_same_arguments_give_the_same_run():
-    assert simulate(5, 2000) == simulate(5, 2000)
-    assert simulate(5, 2000) != simulate(6, 2000)
+    first = simulate(5, 900)
+    assert simulate(5, 900) == first
+    assert simulate(6, 900) != first
 
 
 @pytest.mark.slow

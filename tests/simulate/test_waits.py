@@ -7,6 +7,7 @@ decodes) and a whole step for prompts, as the peer's default.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
 from typing import Any
 
 import pytest
@@ -14,18 +15,19 @@ import pytest
 from ferrule.engine.pace import Pace
 from ferrule.engine.request import Request
 from ferrule.types import Targets
+from tests.shared import grid
 from tools.benchmarks.frontier import DEVICES, Constant, scheduler, workloads
 from tools.benchmarks.timed import Client, Device, Waits, percentile, run
 
 WORKLOADS = tuple(workloads())
 
 
+@cache
 def _waits(workload: str, device: str, pace: type[Pace] | None = None, **more: Any) -> Waits:
     return run(scheduler(pace, **more), workloads()[workload], DEVICES[device])
 
 
-@pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@grid({"workload": WORKLOADS, "device": list(DEVICES)})
 def test_nothing_is_paid_for_it(workload: str, device: str) -> None:
     """End as soon as with the constant, with first tokens sooner on average, and no gap like the peer's."""
     ours, constant = _waits(workload, device, prompt_share=2), _waits(workload, device, Constant, prompt_share=2)
@@ -60,8 +62,7 @@ def test_chats_wait_less_for_documents_that_are_passed(device: str) -> None:
 KEPT = [(device, target) for device in ("bf16", "tiles", "int4") for target in (0.15, 0.3, 0.8)] + [("narrow", 0.8)]
 
 
-@pytest.mark.parametrize(("device", "target"), KEPT)
-@pytest.mark.parametrize("workload", WORKLOADS)
+@grid({"device,target": KEPT, "workload": WORKLOADS})
 def test_gaps_keep_to_a_target(workload: str, device: str, target: float) -> None:
     """Keep the target, the first few steps excepted, which teach what steps cost."""
     waits = _waits(workload, device, prompt_share=2, targets=Targets(inter_token=target))
@@ -69,15 +70,14 @@ def test_gaps_keep_to_a_target(workload: str, device: str, target: float) -> Non
     assert percentile(waits.gaps, 99.9) <= 1.3 * target
 
 
-@pytest.mark.parametrize(
-    "options",
-    [
-        {"max_num_partial_prefills": 4},
-        {"max_num_partial_prefills": 4, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 512},
-        {"long_prefill_token_threshold": 64},
-    ],
-)
-@pytest.mark.parametrize("workload", WORKLOADS)
+OPTIONS: list[dict[str, int]] = [
+    {"max_num_partial_prefills": 4},
+    {"max_num_partial_prefills": 4, "max_long_partial_prefills": 1, "long_prefill_token_threshold": 512},
+    {"long_prefill_token_threshold": 64},
+]
+
+
+@grid({"workload": WORKLOADS, "options": OPTIONS})
 def test_a_target_goes_with_the_options_of_prefills(workload: str, options: dict[str, int]) -> None:
     """Share among several prompts at a time what the target leaves for them."""
     target = 0.3

@@ -105,7 +105,7 @@ class Parser:
     read: Callable[[Path], object]
     mutate: Mutation = rewritten
     refusals: tuple[type[Exception], ...] = (CheckpointError, RequestError)  # of a folder, and of a text to encode
-    quick: int = 400
+    quick: int = 200
 
 
 def written(name: str, content: Any) -> Callable[[Path], object]:
@@ -281,26 +281,26 @@ PARSERS: dict[str, Parser] = {
         "scales.json", written("scales.json", SCALES), read_scales, refusals=(CheckpointError, ConfigError)
     ),
     "ferrule_packed": Parser("packed.json", written("packed.json", PACKED_CONFIG), read_packed),
-    "tokenizer.json of bytes": Parser("tokenizer.json", tokenizer_of(byte_level), open_tokenizer, quick=200),
-    "tokenizer.json of characters": Parser("tokenizer.json", tokenizer_of(byte_fallback), open_tokenizer, quick=200),
-    "tokenizer.json, unigram": Parser("tokenizer.json", tokenizer_of(metaspace), open_tokenizer, quick=200),
-    "tokenizer.json, words": Parser("tokenizer.json", tokenizer_of(word_piece), open_tokenizer, quick=200),
+    "tokenizer.json of bytes": Parser("tokenizer.json", tokenizer_of(byte_level), open_tokenizer, quick=100),
+    "tokenizer.json of characters": Parser("tokenizer.json", tokenizer_of(byte_fallback), open_tokenizer, quick=100),
+    "tokenizer.json, unigram": Parser("tokenizer.json", tokenizer_of(metaspace), open_tokenizer, quick=100),
+    "tokenizer.json, words": Parser("tokenizer.json", tokenizer_of(word_piece), open_tokenizer, quick=100),
     "tokenizer_config.json": Parser(
-        "tokenizer_config.json", settings_of(byte_fallback, "tokenizer_config.json"), open_tokenizer, quick=200
+        "tokenizer_config.json", settings_of(byte_fallback, "tokenizer_config.json"), open_tokenizer, quick=100
     ),
     "special_tokens_map.json": Parser(
-        "special_tokens_map.json", settings_of(byte_fallback, "special_tokens_map.json"), open_tokenizer, quick=200
+        "special_tokens_map.json", settings_of(byte_fallback, "special_tokens_map.json"), open_tokenizer, quick=100
     ),
     "chat_template.json": Parser(
         "chat_template.json", written("chat_template.json", {"chat_template": TEMPLATE}), read_templates
     ),
     "chat_template.jinja": Parser(
-        "chat_template.jinja", written("chat_template.jinja", TEMPLATE.encode()), read_templates, mutated, quick=100
+        "chat_template.jinja", written("chat_template.jinja", TEMPLATE.encode()), read_templates, mutated, quick=50
     ),
     "tokenizer.model": Parser(
-        "tokenizer.model", written("tokenizer.model", sentencepiece()), open_tokenizer, mutated, quick=200
+        "tokenizer.model", written("tokenizer.model", sentencepiece()), open_tokenizer, mutated, quick=100
     ),
-    "tiktoken.model": Parser("tiktoken.model", test_kimi.write, open_tokenizer, mutated, quick=200),
+    "tiktoken.model": Parser("tiktoken.model", test_kimi.write, open_tokenizer, mutated, quick=100),
     "tiktoken.model, its settings": Parser("tokenizer_config.json", test_kimi.write, open_tokenizer, quick=40),
     "tekken.json": Parser("tekken.json", write_tekken, open_tokenizer, quick=40),
     "model.gguf": Parser("model.gguf", written("model.gguf", gguf()), read_gguf, damaged_head),

@@ -10,7 +10,7 @@ order, so a later plan cannot spoil an earlier one. Results of a life that has e
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from ferrule.engine.cache import BlockDelta, KVCacheManager, PrefixHit, footprint
@@ -329,7 +329,7 @@ class DefaultScheduler(Scheduler):
     # ------------------------------------------------------------------------------------ care
 
     def stats(self) -> EngineStats:
-        paused, found = len(self.waiting.paused), {**self.cache.usage(), **asdict(self.counters), **_adapters(self)}
+        paused, found = len(self.waiting.paused), {**self.cache.usage(), **vars(self.counters), **_adapters(self)}
         return EngineStats(running=len(self.running), waiting=len(self.waiting) + paused, paused=paused, **found)
 
     def reset_cache(self) -> bool:

@@ -9,7 +9,7 @@ from ferrule.engine.request import Request
 from ferrule.types import Chunk, Guesses
 
 
-@dataclass(slots=True)
+@dataclass
 class Counters:
     """Fields of `EngineStats`. `prefix_*` count tokens of requests that were looked up at their first admission."""
 

@@ -75,17 +75,21 @@ def _source(module: str) -> Path | None:
     parts = module.split(".")
     if not all(parts):
         return None
-    top = _find(parts[0])
-    if top is None or len(parts) == 1:
-        return Path(top.origin) if top is not None and top.has_location and top.origin else None
+    top = _find(parts[0], tuple(sys.path))
+    if len(parts) == 1:
+        return Path(top.origin) if top.has_location and top.origin else None
     folders = [Path(folder).joinpath(*parts[1:-1]) for folder in top.submodule_search_locations or ()]
     candidates = (folder / name for folder in folders for name in (f"{parts[-1]}/__init__.py", f"{parts[-1]}.py"))
     return next((path for path in candidates if path.is_file()), None)
 
 
-def _find(name: str) -> ModuleSpec | None:
+@lru_cache(maxsize=256)
+def _find(name: str, path: tuple[str, ...]) -> ModuleSpec:
+    """Find a top-level module with this `sys.path`; a hundred plugins are in a few. Raises ImportError where there is
+    none, which is not remembered.
+    """
     for finder in sys.meta_path:
         spec = finder.find_spec(name, None)
         if spec is not None:
             return spec
-    return None
+    raise ImportError(f"there is no module {name}")

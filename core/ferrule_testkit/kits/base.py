@@ -16,16 +16,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import shutil
-import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar
 from unittest import SkipTest
 
-from ferrule.plugin import Plugins, discover
 from ferrule.plugin.kinds import KINDS
 from ferrule.plugin.options import declared_options, read_options
 
@@ -51,16 +48,6 @@ def shown(value: object, width: int = 120) -> str:
     """Return a value's `repr` for a message, shortened in the middle."""
     text = repr(value)
     return text if len(text) <= width else f"{text[: width - 40]}…{text[-38:]}"
-
-
-def installed_plugins() -> Plugins:
-    """Return the installed plugins, discovered once, because a kit makes hundreds of instances."""
-    return _installed(tuple(sys.path))
-
-
-@lru_cache(maxsize=1)
-def _installed(path: tuple[str, ...]) -> Plugins:
-    return discover()
 
 
 class Kit:

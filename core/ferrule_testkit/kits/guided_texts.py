@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 
 import numpy as np
 
@@ -135,16 +136,26 @@ def _choose(ids: np.ndarray, vocabulary: Vocabulary, rng: random.Random, hurry: 
     """Choose a token, each kind of character as often as another, so that letters do not crowd out the character that
     ends a string.
     """
-    kinds: dict[str, list[int]] = {}
-    for id in ids.tolist():
-        token = vocabulary.tokens[id] if id < len(vocabulary.tokens) else b""
-        if token:
-            kinds.setdefault(_kind(token), []).append(id)
-    if not kinds:
+    kinds = _kinds(vocabulary.tokens)
+    ids = ids[ids < len(kinds)]
+    found = kinds[ids]
+    there = np.flatnonzero(np.bincount(found[found >= 0], minlength=len(_KINDS))).tolist()
+    if not there:
         return None
-    if hurry and "end" in kinds and rng.random() < 0.9:
-        return min(kinds["end"], key=lambda id: (len(vocabulary.tokens[id]), rng.random()))
-    return rng.choice(kinds[rng.choice(sorted(kinds))])
+    if hurry and _KINDS.index("end") in there and rng.random() < 0.9:
+        ends: list[int] = ids[found == _KINDS.index("end")].tolist()
+        return min(ends, key=lambda id: (len(vocabulary.tokens[id]), rng.random()))
+    of_one: list[int] = ids[found == rng.choice(there)].tolist()
+    return rng.choice(of_one)
+
+
+_KINDS = ("control", "digit", "end", "letter", "other", "space", "wide")
+
+
+@lru_cache(maxsize=2)
+def _kinds(tokens: tuple[bytes, ...]) -> np.ndarray:
+    """Return the index of each token's kind; -1 for one without a text."""
+    return np.array([_KINDS.index(_kind(token)) if token else -1 for token in tokens])
 
 
 def _kind(token: bytes) -> str:

@@ -45,12 +45,13 @@ def recipe_folder(recipe: str) -> Path:
 
 @cache
 def _recipes_of(architecture: str) -> tuple[str, ...]:
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_MAPPING
+    # By name: the classes themselves would be imported with their modules.
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, MODEL_MAPPING_NAMES
 
-    from ferrule_testkit.checkpoints import ENCODERS, NATIVE, tiny_config
+    from ferrule_testkit.checkpoints import ENCODERS, NATIVE, RECIPES
 
-    tables = ((NATIVE, MODEL_FOR_CAUSAL_LM_MAPPING), (ENCODERS, MODEL_MAPPING))
-    return tuple(n for names, table in tables for n in names if table[type(tiny_config(n))].__name__ == architecture)
+    tables = ((NATIVE, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES), (ENCODERS, MODEL_MAPPING_NAMES))
+    return tuple(n for names, table in tables for n in names if table.get(RECIPES[n].model_type) == architecture)
 
 
 class Checkpoints(Kit):

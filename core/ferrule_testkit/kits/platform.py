@@ -19,7 +19,8 @@ from ferrule.interfaces.platform import DeviceCaps, Platform
 from ferrule.interfaces.sampler import SamplerKernels
 from ferrule_nn import MLP, GatedMLP, LayerNorm, Linear, RMSNorm, load_into
 from ferrule_nn.ops import using
-from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.count import work
 
 _CHEAP = 20_000  # lines of Python: asking every platform costs less than a blink

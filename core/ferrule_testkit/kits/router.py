@@ -19,7 +19,8 @@ from ferrule.config import Config, LimitsConfig, RouterSettings
 from ferrule.errors import EngineDead, OverloadedError, RequestError, RequestFailed, UnavailableError
 from ferrule.interfaces.dialect import Failure, encode
 from ferrule.interfaces.router import Access, RouterContext
-from ferrule_testkit.kits.base import Kit, does_not_apply, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, does_not_apply, promise, shown
 from ferrule_testkit.kits.router_site import SentResponse, Site
 from ferrule_testkit.service import ScriptedService
 

@@ -20,7 +20,7 @@ from ferrule.interfaces.dialect import OPENAI, Dialect
 from ferrule.interfaces.router import RouterContext
 from ferrule.interfaces.service import Admitted, Generate
 from ferrule.plugin import Plugins
-from ferrule_testkit.kits.base import installed_plugins
+from ferrule_testkit.installed import installed_plugins
 from ferrule_testkit.service import ScriptedService
 
 _NAME = "under-test"

@@ -12,7 +12,8 @@ from ferrule.interfaces.sampler import LogprobsMode, SampleBatch, Sampled, Sampl
 from ferrule.plugin import Plugins
 from ferrule.runner.logprobs import rank
 from ferrule.types import TokenSampling
-from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, promise, shown
 from ferrule_testkit.simulate import load
 
 _VOCAB = 16

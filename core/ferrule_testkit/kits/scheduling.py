@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 from ferrule.engine.scheduler import DefaultScheduler
 from ferrule.interfaces.scheduler import RequestView, Scheduler, SchedulerLimits, SchedulingPolicy
-from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, promise, shown
 from ferrule_testkit.simulate import SchedulerFactory, simulate
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -17,7 +19,8 @@ from ferrule.plugin import Plugins
 from ferrule.types import Chunk
 from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Engine, Harness, Output
-from ferrule_testkit.kits.base import Kit, installed_plugins, promise, shown
+from ferrule_testkit.installed import installed_plugins
+from ferrule_testkit.kits.base import Kit, promise, shown
 
 _NAME = "it"
 _PROMPTS = ((5, 6, 7, 5, 6, 7, 5, 6), tuple(range(20, 45)), (31,), (41, 42) * 9, (51, 52, 53))
@@ -136,25 +139,19 @@ class SpeculatorKit(Kit):
 
     @contextmanager
     def _running(self, **more: Any) -> Iterator[tuple[Watched, Watched]]:
-        """Run a model without the plugin, and with it."""
-        folder = self.folder()
-        if self.target is None:
-            tiny_checkpoint(self.recipe, folder)
-        else:
-            type(self).target(folder)  # type: ignore[misc]
+        """Run a model with the plugin, and without it once that is asked for."""
+        of = type(self)
+        folder, own = _written(of.recipe, of.target, of.draft)
         given: dict[str, Any] = {**self.keys, **more}
-        if self.draft is not None:
-            own = self.folder()
-            type(self).draft(own, folder)  # type: ignore[misc]
-            given["model"] = str(own)
+        if of.draft is not None:
+            given["model"] = own.name
         given |= {"method": _NAME, "num_speculative_tokens": _MOST, "adaptive": False}
         seen = Watched(None)
-        with (
-            Harness(folder, dtype="float32") as plain,
-            Harness(folder, dtype="float32", speculative=given, plugins=_OnePlugin(seen.watch(self.plugin))) as made,
-        ):
-            seen.harness = made
-            yield Watched(plain), seen
+        with ExitStack() as running:
+            plugins = _OnePlugin(seen.watch(self.plugin))
+            made = Harness(folder.name, dtype="float32", speculative=given, plugins=plugins)
+            seen.harness = running.enter_context(made)
+            yield Watched(lambda: running.enter_context(Harness(folder.name, dtype="float32"))), seen
 
     def _compare(self, plain: Watched, watched: Watched, limits: Mapping[str, Any], **wishes: Any) -> None:
         wanted, found = plain.run(limits, **wishes).outputs, watched.run(limits, **wishes).outputs
@@ -169,6 +166,23 @@ class SpeculatorKit(Kit):
         return [Counter(ids) for ids in zip(*(output.token_ids for output in outputs), strict=True)]
 
 
+@cache
+def _written(
+    recipe: str, target: Callable[[Path], Any] | None, draft: Callable[[Path, Path], Any] | None
+) -> tuple[tempfile.TemporaryDirectory[str], tempfile.TemporaryDirectory[str]]:
+    """Write a checkpoint and the speculator's own model, once in a process. The folders go with the returned
+    objects.
+    """
+    folder, own = (tempfile.TemporaryDirectory(prefix="ferrule-kit-") for _ in range(2))
+    if target is None:
+        tiny_checkpoint(recipe, folder.name)
+    else:
+        target(Path(folder.name))
+    if draft is not None:
+        draft(Path(own.name), Path(folder.name))
+    return folder, own
+
+
 class Run:
     """The outputs of a run, and its engine."""
 
@@ -179,18 +193,21 @@ class Run:
 class Watched:
     """A harness, and what its speculator was asked: `proposals` are the known ids of rows, and the guesses.
 
-    `passes` counts the passes of its own layers, step by step.
+    `make` makes the harness when it is needed. `passes` counts the passes of its own layers, step by step.
     """
 
-    def __init__(self, harness: Harness | None) -> None:
-        self._harness = harness
+    def __init__(self, make: Callable[[], Harness] | None) -> None:
+        self._make = make
+        self._harness: Harness | None = None
         self.proposals: list[tuple[list[list[int]], torch.Tensor]] = []
         self.passes: list[int] = []
 
     @property
     def harness(self) -> Harness:
         if self._harness is None:
-            raise RuntimeError("nothing runs")
+            if self._make is None:
+                raise RuntimeError("nothing runs")
+            self._harness = self._make()
         return self._harness
 
     @harness.setter

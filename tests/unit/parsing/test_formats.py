@@ -43,6 +43,7 @@ TEXTS = ["a", "b", " ", "é", "<", "</", "{", "[", ",", ":", "\\", "12", "true",
 TOKENS = [*(bytes([byte]) for byte in range(256)), *(text.encode() for text in (*MARKS, *TEXTS) if len(text) > 1), b""]
 WORDS = Vocabulary(tuple(TOKENS), len(TOKENS), (len(TOKENS) - 1,))
 STOP = WORDS.stop_ids[0]
+PRINTABLE = np.array([len(token) > 1 or b" " <= token <= b"~" for token in TOKENS])
 
 
 def function(name: str, strict: bool = False, **parameters: Any) -> dict[str, Any]:
@@ -99,14 +100,14 @@ def generated(backend: GrammarBackend, name: str, spec: GrammarSpec, seed: int, 
     written = repr(PARSERS[name]([]).format)  # type: ignore[attr-defined]
     ends = [TOKENS.index(end.encode()) for end in ENDS if end in written or end in '"}]\n']
     for place in range(20 * length):
-        ids = np.flatnonzero(allowed(grammar, WORDS)).tolist()
-        if STOP in ids and (len(ids) == 1 or rng.random() < 0.2 or place > length):
+        bits = allowed(grammar, WORDS)
+        found = np.flatnonzero(bits)
+        if bits[STOP] and (len(found) == 1 or rng.random() < 0.2 or place > length):
             return text.decode()
-        printable = [id for id in ids if len(TOKENS[id]) > 1 or b" " <= TOKENS[id] <= b"~"]
-        ending = [id for id in ends if id in ids]
-        chosen = (
-            rng.choice(ending) if ending and place > length and rng.random() < 0.8 else rng.choice(printable or ids)
-        )
+        printable = found[PRINTABLE[found]].tolist()
+        ending = [id for id in ends if bits[id]]
+        hurries = ending and place > length and rng.random() < 0.8
+        chosen = rng.choice(ending if hurries else printable or found.tolist())
         assert grammar.accept([chosen])
         text += TOKENS[chosen]
     raise AssertionError(f"no end: {text[-300:]!r}")

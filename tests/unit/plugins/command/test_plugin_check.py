@@ -14,8 +14,11 @@ from ferrule.errors import ConfigError, PluginError
 from ferrule.plugin import KINDS, discover
 from ferrule_plugins.command.plugins import PluginsCommand
 from ferrule_testkit.server import until
-from tests.fakes.bad_wheels import HANGS, POLICY, PRINTS, policy
+from tests.fakes import bad_wheels
+from tests.fakes.bad_wheels import HANGS, PRINTS, policy
 
+# A little random work is enough here, where it matters what is told of it.
+POLICY = bad_wheels.POLICY.replace("(SchedulingPolicy):", '(SchedulingPolicy):\n    conformance = {"steps": 60}')
 WRONG = POLICY.replace("running[-1].id", "'nobody'")
 LATE = """
     def budget(self, running, waiting, limit):
@@ -176,7 +179,7 @@ def test_usage(check):
 
 def test_it_needs_neither_pytest_nor_hypothesis(site):
     """Run the kits with the server alone: they ship with it."""
-    site.install(policy("mine-dist"))
+    site.install(policy("mine-dist", POLICY))
     hidden = "import sys\nsys.modules['pytest'] = sys.modules['hypothesis'] = None\n"
     script = hidden + (
         "import ferrule_testkit.kits as kits\n"

@@ -85,7 +85,12 @@ class Here:
 
     def __call__(self, *argv: Any) -> int:
         out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(run_module, "watch_progress", lambda *_: None)  # it ends its process, and never itself
             self.status = main(arguments(*argv))
             log.flush(240)
         self.out, self.err = out.getvalue(), err.getvalue()

@@ -383,14 +383,15 @@ def tiny_checkpoint(name: str, folder: Path | str, *, seed: int | None = None, s
 
     `shard_bytes` limits the size of a weight file, which gives a sharded checkpoint with an index.
     """
-    from ferrule_testkit.tiny_llama import write_llama
-
     target = Path(folder)
     if (target / "complete").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
     if name == "llama" and shard_bytes is None:
-        write_llama(target, RECIPES[name].seed if seed is None else seed)
+        from ferrule_testkit.tiny_llama import write_llama
+
+        drawn = RECIPES[name].seed if seed is None else seed
+        write_llama(target, SIZES, lambda model: randomise(model, drawn))
     else:
         model: Any = tiny_model(name, seed)
         model.save_pretrained(target, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))

@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import save_file
 
-from ferrule_testkit.checkpoints import SIZES, VOCAB_SIZE, randomise
 
-
-def write_llama(folder: Path, seed: int) -> None:
+def write_llama(folder: Path, sizes: Mapping[str, Any], randomise: Callable[[torch.nn.Module], None]) -> None:
     """Write the configuration and the weights that transformers writes of the recipe `llama`.
 
     Most tests and kits need no other model, and the import of transformers takes ten times as long as this.
     """
     width, inner, heads, keys = (
-        SIZES[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
+        sizes[name] for name in ("hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads")
     )
     head = width // heads
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (VOCAB_SIZE, width)}
-    for number in range(SIZES["num_hidden_layers"]):
+    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (sizes["vocab_size"], width)}
+    for number in range(sizes["num_hidden_layers"]):
         layer = {
             "self_attn.q_proj": (heads * head, width),
             "self_attn.k_proj": (keys * head, width),
@@ -34,13 +34,13 @@ def write_llama(folder: Path, seed: int) -> None:
             "post_attention_layernorm": (width,),
         }
         shapes |= {f"model.layers.{number}.{name}.weight": shape for name, shape in layer.items()}
-    shapes |= {"model.norm.weight": (width,), "lm_head.weight": (VOCAB_SIZE, width)}
+    shapes |= {"model.norm.weight": (width,), "lm_head.weight": (sizes["vocab_size"], width)}
     parameters = [torch.nn.Parameter(torch.ones(shape)) for shape in shapes.values()]
-    randomise(torch.nn.ParameterList(parameters), seed)
+    randomise(torch.nn.ParameterList(parameters))
     tensors = {name: parameter.detach() for name, parameter in zip(shapes, parameters, strict=True)}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     config = {
-        **SIZES,
+        **sizes,
         "architectures": ["LlamaForCausalLM"],
         "attention_bias": False,
         "attention_dropout": 0.0,

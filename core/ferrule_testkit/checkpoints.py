@@ -387,8 +387,14 @@ def tiny_checkpoint(name: str, folder: Path | str, *, seed: int | None = None, s
     if (target / "complete").exists():
         return target
     target.mkdir(parents=True, exist_ok=True)
-    model: Any = tiny_model(name, seed)
-    model.save_pretrained(target, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
+    if name == "llama" and shard_bytes is None:
+        from ferrule_testkit.tiny_llama import write_llama
+
+        drawn = RECIPES[name].seed if seed is None else seed
+        write_llama(target, SIZES, lambda model: randomise(model, drawn))
+    else:
+        model: Any = tiny_model(name, seed)
+        model.save_pretrained(target, **({} if shard_bytes is None else {"max_shard_size": shard_bytes}))
     write_tokenizer(target)
     generation = {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0}
     (target / "generation_config.json").write_text(json.dumps(generation))

@@ -36,6 +36,10 @@ LIMITS = {
 # weights, so it starts in a fraction of the time. The same seed gives the same tokens.
 WITHOUT_MODEL = ("--distributed-executor-backend", "simulated")
 
+# Options of a server with the routes of OpenAI's API, probes and figures alone: those of others are a quarter of the
+# time in which its API process starts.
+FEW_ROUTES = ("--routers", "openai", "health")
+
 _GATED = """
 import time
 from pathlib import Path

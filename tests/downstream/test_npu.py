@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 import urllib.request
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,6 @@ from ferrule.interfaces.kernels import Kernels
 from ferrule.plugin import discover
 from ferrule_plugins.platform import cpu
 from ferrule_testkit import server as servers
-from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.harness import Harness
 from ferrule_testkit.quantized import FORMATS, quantized_checkpoint
 
@@ -71,8 +71,11 @@ def test_auto_prefers_a_device_that_is_there_and_allowed(
     same(outputs, on_cpu)
 
 
-def test_windows_slide_on_it_too(tmp_path: Path, on_path: Callable[[str], None]) -> None:
-    folder = tiny_checkpoint("mistral", tmp_path / "mistral")
+def test_windows_slide_on_it_too(tiny_llama: Path, tmp_path: Path, on_path: Callable[[str], None]) -> None:
+    folder = Path(shutil.copytree(tiny_llama, tmp_path / "mistral"))  # which has tensors of the same names
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["MistralForCausalLM"], "model_type": "mistral", "sliding_window": 12}
+    (folder / "config.json").write_text(json.dumps(config))
     _, wanted = run(folder)
     on_path("acme_npu")
     harness, outputs = run(folder, allowed=True, max_num_batched_tokens=10)

@@ -186,13 +186,23 @@ class EventStream(Response):
 
 def streams(event: Any) -> dict[int | str, dict[str, Any]]:
     """Return a value for ``responses=`` that says a 200 may also be an `EventStream` with events of this type."""
-    try:
-        hash(event)
-    except TypeError:  # some annotations cannot be keys
-        schema = _event_schema(event)
-    else:
-        schema = _event_schema_once(event)
-    return {200: {"content": {"text/event-stream": {"x-event": deepcopy(schema)}}}}
+    return {200: {"content": {"text/event-stream": {"x-event": _Described(event)}}}}
+
+
+class _Described:
+    """The schema of an event. It is made when FastAPI copies it into the description of all routes: a start that
+    describes nothing has nothing of it to pay.
+    """
+
+    def __init__(self, event: Any) -> None:
+        self._event = event
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> dict[str, Any]:
+        try:
+            hash(self._event)
+        except TypeError:  # some annotations cannot be keys
+            return _event_schema(self._event)
+        return deepcopy(_event_schema_once(self._event))
 
 
 def _event_schema(event: Any) -> dict[str, Any]:

@@ -1,7 +1,12 @@
-"""`ferrule run-batch` as a process: killed, stopped, out of disk, with URLs, and compared with a run in peace."""
+"""`ferrule run-batch`: killed, stopped, out of disk, with URLs, and compared with a run in peace.
+
+What a signal or a limit of the system ends is a process; the other runs are in this one.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
 import os
 import random
@@ -22,6 +27,9 @@ from typing import Any
 
 import pytest
 
+from ferrule import log
+from ferrule.launch.cli import main
+from ferrule_plugins.command.run_batch import run as run_module
 from ferrule_testkit.server import WITHOUT_MODEL, own_port
 
 ROWS = 120
@@ -59,26 +67,39 @@ def write_rows(path: Path, count: int = ROWS) -> Path:
     return path
 
 
-def command(source: object, target: object, *more: str) -> list[str]:
-    return [
-        sys.executable,
-        "-m",
-        "ferrule",
-        "run-batch",
-        "-i",
-        str(source),
-        "-o",
-        str(target),
-        *QUIET,
-        *WITHOUT_MODEL,
-        *more,
-    ]
+def arguments(source: object, target: object, *more: object) -> list[str]:
+    return ["run-batch", "-i", str(source), "-o", str(target), *QUIET, *WITHOUT_MODEL, *map(str, more)]
 
 
-def run(*argv: object, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
-    line = command(*argv)  # type: ignore[arg-type]
+def run(*argv: Any, timeout: float = 240, **options: Any) -> subprocess.CompletedProcess[str]:
+    line = [sys.executable, "-m", "ferrule", *arguments(*argv)]
     options.setdefault("env", {**os.environ, "OMP_NUM_THREADS": "1"})
     return subprocess.run(line, capture_output=True, text=True, timeout=timeout, check=False, **options)
+
+
+class Here:
+    """Runs the command in this process. `status`, and what it wrote to both outputs, are those of the last run."""
+
+    def __init__(self) -> None:
+        self.status, self.out, self.err = -1, "", ""
+
+    def __call__(self, *argv: Any) -> int:
+        out, err = io.StringIO(), io.StringIO()
+        with (
+            contextlib.redirect_stdout(out),
+            contextlib.redirect_stderr(err),
+            pytest.MonkeyPatch.context() as patch,
+        ):
+            patch.setattr(run_module, "watch_progress", lambda *_: None)  # it ends its process, and never itself
+            self.status = main(arguments(*argv))
+            log.flush(240)
+        self.out, self.err = out.getvalue(), err.getvalue()
+        return self.status
+
+
+@pytest.fixture(scope="module")
+def here() -> Here:
+    return Here()
 
 
 _HOLDING = """
@@ -106,8 +127,8 @@ def holding(folder: Path, most: int) -> tuple[str, ...]:
 
 
 @contextmanager
-def started(*argv: object) -> Iterator[subprocess.Popen[str]]:
-    line = command(*argv)  # type: ignore[arg-type]
+def started(*argv: Any) -> Iterator[subprocess.Popen[str]]:
+    line = [sys.executable, "-m", "ferrule", *arguments(*argv)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(
         line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment, start_new_session=True
@@ -154,12 +175,11 @@ def gists(rows: Iterable[dict[str, Any]]) -> list[tuple[Any, ...]]:
 
 
 @pytest.fixture(scope="module")
-def peaceful(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+def peaceful(here: Here, tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
     """Return the results of an undisturbed run."""
     folder = tmp_path_factory.mktemp("peaceful")
-    done = run(write_rows(folder / "in.jsonl"), folder / "out.jsonl")
-    assert done.returncode == 0, done.stderr
-    assert f"{ROWS} rows: 105 answered, 15 with errors." in done.stdout
+    assert here(write_rows(folder / "in.jsonl"), folder / "out.jsonl") == 0, here.err
+    assert f"{ROWS} rows: 105 answered, 15 with errors." in here.out
     assert sorted(path.name for path in folder.iterdir()) == ["in.jsonl", "out.jsonl"]
     return gists(results(folder / "out.jsonl"))
 
@@ -184,9 +204,11 @@ def test_each_line_has_its_result_in_the_order_of_the_input(peaceful: list[tuple
             assert (custom_id, status, error) == (f"row-{number}", 200, "null")
 
 
-def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(tmp_path: Path, peaceful: list[tuple[Any, ...]]) -> None:
+def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(
+    here: Here, tmp_path: Path, peaceful: list[tuple[Any, ...]]
+) -> None:
     """Kill it, limit the size of its files, which stands for a full disk since both make a write fail in the middle,
-    and let it finish.
+    and let it finish. In between, a run of another model or with another input does not go on.
     """
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
@@ -201,6 +223,15 @@ def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(tmp_path: Path, pea
     killed = num_journalled(journal)
     assert moment <= killed < ROWS
 
+    before = journal.read_bytes()
+    assert here(source, target, "--seed", "3") == 1
+    assert "seed was None, is 3" in here.err
+    other = write_rows(tmp_path / "other.jsonl", ROWS + 1)
+    assert here(other, target) == 1
+    assert "input_sha256 was" in here.err
+    assert journal.read_bytes() == before
+    assert not target.exists()
+
     limit = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (40_000, 40_000))
     # The process could not write its coverage either.
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
@@ -214,9 +245,8 @@ def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(tmp_path: Path, pea
     full = num_journalled(journal)
     assert killed < full < ROWS
 
-    done = run(source, target)
-    assert done.returncode == 0, done.stderr
-    assert f"resuming: {full} of {ROWS} rows are done" in done.stderr
+    assert here(source, target) == 0, here.err
+    assert f"{ROWS - full} of them in" in here.out
     assert gists(results(target)) == peaceful
     assert not journal.exists()
 
@@ -226,12 +256,15 @@ def test_killed_and_out_of_disk_it_loses_and_doubles_nothing(tmp_path: Path, pea
     [(signal.SIGTERM, False), pytest.param(signal.SIGINT, True, marks=pytest.mark.slow)],
 )
 def test_a_signal_lets_what_runs_finish(
-    tmp_path: Path, number: int, again: bool, peaceful: list[tuple[Any, ...]]
+    here: Here, tmp_path: Path, number: int, again: bool, peaceful: list[tuple[Any, ...]]
 ) -> None:
+    """Ask for figures while it runs, and for nothing else; then send it the signal."""
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     journal = tmp_path / "out.jsonl.journal"
-    with started(source, target, *holding(tmp_path, 40)) as process:
+    argv = (source, target, *holding(tmp_path, 40), "--enable-metrics", "--port")
+    with own_port() as port, started(*argv, port) as process:
         assert wait_for(process, lambda: num_journalled(journal) >= 32)
+        check_figures(f"http://127.0.0.1:{port}")
         process.send_signal(number)
         assert process.stderr is not None
         assert any("stopping: what runs is finished first" in line for line in process.stderr)
@@ -242,8 +275,22 @@ def test_a_signal_lets_what_runs_finish(
     assert f"{kept} of {ROWS} rows are done; run the same command again to continue." in out
     assert not target.exists()
     if again:
-        assert run(source, target).returncode == 0
+        assert here(source, target) == 0
         assert gists(results(target)) == peaceful
+
+
+def check_figures(base: str) -> None:
+    """Check that a run has figures and probes, and takes no work."""
+    with urllib.request.urlopen(f"{base}/metrics", timeout=240) as response:
+        text = response.read().decode()
+    assert "http_requests_total" in text
+    assert '/v1/chat/completions"' in text
+    with urllib.request.urlopen(f"{base}/health", timeout=240) as response:
+        assert response.status == 200
+    ask = urllib.request.Request(f"{base}/v1/completions", b"{}", {"Content-Type": "application/json"})
+    with pytest.raises(urllib.error.HTTPError) as refused:
+        urllib.request.urlopen(ask, timeout=240)
+    assert refused.value.code == 404
 
 
 _DYING = """
@@ -270,7 +317,7 @@ class Dying(FcfsPolicy):
     ],
 )
 def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
-    fault: str, said: str, again: bool, tmp_path: Path, peaceful: list[tuple[Any, ...]]
+    fault: str, said: str, again: bool, here: Here, tmp_path: Path, peaceful: list[tuple[Any, ...]]
 ) -> None:
     source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     (tmp_path / "dying.py").write_text(_DYING.replace("FAULT", fault))
@@ -280,54 +327,16 @@ def test_an_engine_that_dies_or_stalls_ends_it_and_the_next_run_goes_on(
     assert said in done.stderr
     assert 0 < num_journalled(tmp_path / "out.jsonl.journal") < ROWS
     if again:
-        assert run(source, target).returncode == 0
+        assert here(source, target) == 0
         assert gists(results(target)) == peaceful
 
 
-def test_another_input_or_another_model_does_not_go_on(tmp_path: Path) -> None:
-    source, target = write_rows(tmp_path / "in.jsonl", 40), tmp_path / "out.jsonl"
-    journal = tmp_path / "out.jsonl.journal"
-    with started(source, target, *holding(tmp_path, 20)) as process:
-        assert wait_for(process, lambda: num_journalled(journal) >= 3)
-        process.kill()
-        process.wait(240)
-    before = journal.read_bytes()
-    done = run(source, target, "--seed", "3")
-    assert done.returncode == 1
-    assert "seed was None, is 3" in done.stderr
-    write_rows(source, 41)
-    done = run(source, target)
-    assert done.returncode == 1
-    assert "input_sha256 was" in done.stderr
-    assert journal.read_bytes() == before
-    assert not target.exists()
-
-
-def test_metrics_while_it_runs_and_nothing_else(tmp_path: Path) -> None:
-    source, target = write_rows(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
-    argv = (source, target, *holding(tmp_path, 40), "--enable-metrics", "--port")
-    with own_port() as port, started(*argv, str(port)) as process:
-        base = f"http://127.0.0.1:{port}"
-        assert wait_for(process, lambda: num_journalled(tmp_path / "out.jsonl.journal") >= 32)
-        with urllib.request.urlopen(f"{base}/metrics", timeout=240) as response:
-            text = response.read().decode()
-        with urllib.request.urlopen(f"{base}/health", timeout=240) as response:
-            assert response.status == 200
-        ask = urllib.request.Request(f"{base}/v1/completions", b"{}", {"Content-Type": "application/json"})
-        with pytest.raises(urllib.error.HTTPError) as refused:
-            urllib.request.urlopen(ask, timeout=240)
-        assert refused.value.code == 404
-        (tmp_path / "go").touch()
-        assert process.wait(240) == 0
-    assert "http_requests_total" in text
-    assert '/v1/chat/completions"' in text
-
-
 class Store(BaseHTTPRequestHandler):
-    """One object to GET, and what was PUT. `failures` answers 503 that often first."""
+    """One object to GET, and what was PUT. `failures` answers 503 that often first; `forbidden` refuses a PUT."""
 
     source = b""
     failures = 0
+    forbidden = False
     puts: list[tuple[str, str | None, bytes]] = []  # set anew by the fixture
 
     def do_GET(self) -> None:
@@ -342,7 +351,7 @@ class Store(BaseHTTPRequestHandler):
 
     def do_PUT(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        status = 403 if self.path.startswith("/forbidden") else 201
+        status = 403 if self.forbidden else 201
         type(self).puts.append((self.path, self.headers["Content-Type"], body))
         self.send_response(status)
         self.send_header("Content-Length", "0")
@@ -364,34 +373,28 @@ def store() -> Iterator[tuple[str, type[Store]]]:
     server.server_close()
 
 
-def test_urls_are_fetched_and_put(tmp_path: Path, store: tuple[str, type[Store]]) -> None:
+def test_urls_are_fetched_and_put_and_a_refused_upload_keeps_the_results(
+    here: Here, tmp_path: Path, store: tuple[str, type[Store]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upload what a first try had to keep, without the model, when the same command is run again."""
     base, handler = store
     handler.source, handler.failures = write_rows(tmp_path / "in.jsonl", 20).read_bytes(), 1
     folder = tmp_path / "work"
     folder.mkdir()
-    done = run(f"{base}/in.jsonl?sig=secret", f"{base}/out.jsonl?sig=secret", "--output-tmp-dir", str(folder))
-    assert done.returncode == 0, done.stderr
-    assert "secret" not in done.stdout + done.stderr
+    argv = (f"{base}/in.jsonl?sig=secret", f"{base}/out.jsonl?sig=secret", "--output-tmp-dir", folder)
+    handler.forbidden = True
+    assert here(*argv) == 1
+    said = here.out + here.err
+    assert f"PUT {base}/out.jsonl was answered 403." in said.replace("?…", "")
+    [journal] = folder.iterdir()
+    assert num_journalled(journal) == 20
+
+    handler.puts.clear()
+    handler.forbidden = False
+    monkeypatch.setattr(run_module, "_work", lambda *_: pytest.fail("the model was loaded again"))
+    assert here(*argv) == 0, here.err
+    assert "secret" not in said + here.out + here.err
     [(path, kind, body)] = handler.puts
     assert (path, kind) == ("/out.jsonl?sig=secret", "application/jsonl")
     assert len(body.splitlines()) == 20
     assert list(folder.iterdir()) == []
-
-
-def test_a_refused_upload_keeps_the_results_and_the_next_try_needs_no_model(
-    tmp_path: Path, store: tuple[str, type[Store]]
-) -> None:
-    base, handler = store
-    source = write_rows(tmp_path / "in.jsonl", 12)
-    folder = tmp_path / "work"
-    folder.mkdir()
-    done = run(source, f"{base}/forbidden", "--output-tmp-dir", str(folder))
-    assert done.returncode == 1
-    assert f"PUT {base}/forbidden was answered 403." in done.stderr
-    [journal] = folder.iterdir()
-    assert num_journalled(journal) == 12
-    handler.puts.clear()
-    done = run(source, f"{base}/forbidden", "--output-tmp-dir", str(folder))
-    assert done.returncode == 1
-    assert "model loaded" not in done.stderr
-    assert len(handler.puts[0][2].splitlines()) == 12

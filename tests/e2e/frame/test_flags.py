@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 
+from ferrule.launch.cli import main
 from ferrule_testkit import server as servers
 
 ORIGIN = {"origin": "https://a.example"}
@@ -161,7 +162,8 @@ def test_a_failing_middleware_is_a_500_that_tells_nothing(http: httpx.Client, se
 
 
 def test_what_is_no_middleware_stops_the_start(folder: Path) -> None:
-    args = ["--host", "127.0.0.1", "--port", "0", "--middleware", "frame_mw.plain"]
+    args = [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES, "--host", "127.0.0.1", "--port", "0"]
+    args += ["--middleware", "frame_mw.plain"]
     command = [sys.executable, "-m", "ferrule", "serve", *args]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=folder)
     assert found.returncode == 2
@@ -169,12 +171,16 @@ def test_what_is_no_middleware_stops_the_start(folder: Path) -> None:
     assert "Traceback" not in found.stderr
 
 
-def test_what_the_engine_refuses_ends_the_start_in_one_block_with_the_status_of_a_dry_run() -> None:
-    command = [sys.executable, "-m", "ferrule", "serve", "--kv-cache-memory-bytes", "1k"]
-    for more in (["--host", "127.0.0.1", "--port", "0"], ["--dry-run"]):
-        found = subprocess.run([*command, *more], capture_output=True, text=True, timeout=240, check=False)
-        assert found.returncode == 2
-        block = found.stderr[found.stderr.index("ferrule:" if "--port" in more else "ferrule serve: error:") :]
+def test_what_the_engine_refuses_ends_the_start_in_one_block_with_the_status_of_a_dry_run(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    args = ["serve", "--kv-cache-memory-bytes", "1k"]
+    command = [sys.executable, "-m", "ferrule", *args, "--host", "127.0.0.1", "--port", "0"]
+    found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    dry = main([*args, "--dry-run"])
+    assert (found.returncode, dry) == (2, 2)
+    for told, begins in ((found.stderr, "ferrule:"), (capsys.readouterr().err, "ferrule serve: error:")):
+        block = told[told.index(begins) :]
         assert [line.split()[0] for line in block.splitlines() if line.strip()][1:][-1:] == ["Give"]
         assert "The KV cache has room for 0 tokens" in block
 
@@ -271,7 +277,7 @@ def test_strict_quiet_and_without_docs(tmp_path: Path) -> None:
 def test_log_levels_of_the_http_server(server: servers.Server, http: httpx.Client, tmp_path: Path) -> None:
     http.get("/version")
     assert server.says('"GET /version HTTP/1.1" 200')
-    args = [*servers.WITHOUT_MODEL, "--uvicorn-log-level", "warning"]
+    args = [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES, "--uvicorn-log-level", "warning"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as quiet:
         assert httpx.get(f"{quiet.url}/version", timeout=240).status_code == 200
         assert quiet.stop() == 0

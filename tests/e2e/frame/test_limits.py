@@ -31,7 +31,7 @@ def gate(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 @pytest.fixture(scope="module")
 def server(gate: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     """Run a server with one sequence at a time, and two that may wait."""
-    args = [*servers.WITHOUT_MODEL, *gate.args]
+    args = [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES, *gate.args]
     args += ["--max-num-seqs", "1", "--max-waiting-requests", "2", "--max-waiting-tokens", "300"]
     with servers.running(args, tmp_path_factory.mktemp("server") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
@@ -43,7 +43,7 @@ def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     comes.
     """
     args = ["--header-timeout", "1", "--body-timeout", "1", "--keep-alive-timeout", "1", "--write-timeout", "1"]
-    args += servers.WITHOUT_MODEL
+    args += [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
     with servers.running(args, tmp_path_factory.mktemp("hasty") / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 

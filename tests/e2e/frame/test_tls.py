@@ -130,7 +130,7 @@ def serial(port: int, client: Pair | None = None) -> int:
 
 @contextlib.contextmanager
 def running(args: list[str], log: Path, context: ssl.SSLContext) -> Iterator[servers.Server]:
-    with servers.started([*servers.WITHOUT_MODEL, *args], log, {"OMP_NUM_THREADS": "1"}) as server:
+    with servers.started([*servers.WITHOUT_MODEL, *servers.FEW_ROUTES, *args], log, {"OMP_NUM_THREADS": "1"}) as server:
         wait_for(lambda: health(server.port, context) == 200, server)
         yield server
         server.stop()
@@ -264,6 +264,7 @@ def test_what_is_wrong_is_named(authority: Authority, tmp_path: Path, options: d
 def test_wrong_files_are_one_block(authority: Authority, tmp_path: Path) -> None:
     pair, other = authority.issue("pair"), authority.issue("other")
     args = ["--host", "127.0.0.1", "--port", "0", "--ssl-certfile", str(pair.cert), "--ssl-keyfile", str(other.key)]
+    args += [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
     command = [sys.executable, "-m", "ferrule", "serve", *args]
     found = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert found.returncode == 2

@@ -12,7 +12,16 @@ from ferrule_testkit import server as servers
 
 # A cache of 19 blocks of 16 tokens: three of the eight requests need more at their ends, so that some are preempted
 # however slowly they arrive.
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny", "--num-gpu-blocks-override", "20", "--debug"]
+ARGS = [
+    "--dtype",
+    "float32",
+    "--served-model-name",
+    "tiny",
+    "--num-gpu-blocks-override",
+    "20",
+    "--debug",
+    *servers.FEW_ROUTES,
+]
 ASK = {"model": "tiny", "max_tokens": 90, "ignore_eos": True, "temperature": 0, "logprobs": 1, "return_token_ids": True}
 PROMPTS = [[5 + number, *range(20, 30 + 3 * number)] for number in range(8)]
 

@@ -7,7 +7,6 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -18,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ferrule_plugins.stat_logger import catalog
 from ferrule_testkit import server as servers
 
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL]
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
 PROMPT = "the quick brown fox"
 IDS = [201, 202, 203]
 
@@ -94,14 +93,6 @@ def test_a_bad_file_is_one_block(tmp_path: Path, text: str, told: str) -> None:
     assert str(file) in done.stderr
     assert told in done.stderr
     assert "Traceback" not in done.stderr
-
-
-def test_a_log_that_is_left_alone(tiny_llama: Path, tmp_path: Path) -> None:
-    env = {"OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
-    with servers.running([str(tiny_llama), *ARGS], tmp_path / "a", env) as server:
-        assert ask(server, prompt=PROMPT).status_code == 200
-        assert server.stop() == 0
-        assert "INFO" not in server.text()
 
 
 # ------------------------------------------------------------------------------------------------ content
@@ -181,13 +172,25 @@ def test_one_process_alone_writes_the_periodic_line(tiny_llama: Path, tmp_path: 
 
 
 @pytest.fixture(scope="module")
-def scraped(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Family]]:
+def left_alone(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Family], str]:
+    """Return the figures and the log of a server that is told to leave the log alone, after two requests."""
     args = [str(tiny_llama), *ARGS, "--show-hidden-metrics-for-version", "0.8"]
-    with servers.running(args, tmp_path_factory.mktemp("scraped") / "log", {"OMP_NUM_THREADS": "1"}) as server:
+    env = {"OMP_NUM_THREADS": "1", "VLLM_CONFIGURE_LOGGING": "0"}
+    with servers.running(args, tmp_path_factory.mktemp("scraped") / "log", env) as server:
         for _ in range(2):
             assert ask(server, prompt=PROMPT * 3, n=2).status_code == 200
         text = httpx.get(f"{server.url}/metrics", timeout=240).text
-        yield {family.name: family for family in text_string_to_metric_families(text)}
+        assert server.stop() == 0
+    return {family.name: family for family in text_string_to_metric_families(text)}, server.text()
+
+
+@pytest.fixture
+def scraped(left_alone: tuple[dict[str, Family], str]) -> dict[str, Family]:
+    return left_alone[0]
+
+
+def test_a_log_that_is_left_alone(left_alone: tuple[dict[str, Family], str]) -> None:
+    assert "INFO" not in left_alone[1]
 
 
 def test_every_documented_name_has_its_type_and_labels(scraped: dict[str, Family]) -> None:

@@ -35,6 +35,7 @@ def held(tmp_path_factory: pytest.TempPathFactory) -> servers.Gate:
 @pytest.fixture(scope="module")
 def many(tiny_llama: Path, held: servers.Gate, tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
     args = [str(tiny_llama), *ARGS, "-asc", str(COUNT), "--enable-server-load-tracking", *held.args]
+    args += [*servers.FEW_ROUTES, "admin"]
     env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
     with servers.running(args, tmp_path_factory.mktemp("many") / "log", env) as running:
         yield running
@@ -43,7 +44,7 @@ def many(tiny_llama: Path, held: servers.Gate, tmp_path_factory: pytest.TempPath
 @contextmanager
 def several(tiny_llama: Path, folder: Path, *more: str) -> Iterator[servers.Server]:
     """Run a separate server for a test."""
-    args = [str(tiny_llama), *ARGS, "--api-server-count", str(COUNT), *more]
+    args = [str(tiny_llama), *ARGS, "--api-server-count", str(COUNT), *servers.FEW_ROUTES, *more]
     with servers.running(args, folder / "log", {"OMP_NUM_THREADS": "1"}) as running:
         yield running
 

@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -22,7 +23,7 @@ from ferrule_testkit import server as servers
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 200, "ignore_eos": True, "temperature": 0}
 
 
-ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL]
+ARGS = ["--dtype", "float32", "--served-model-name", "tiny", *servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
 
 
 @pytest.fixture
@@ -171,12 +172,14 @@ def test_second_signal_stops_now(fresh: servers.Server, gate: servers.Gate) -> N
     assert "second signal, stopping now" in fresh.text()
 
 
-def test_port_taken_is_said_before_loading(server: servers.Server, tiny_llama: Path) -> None:
+def test_port_taken_is_said_before_loading(tiny_llama: Path) -> None:
     command = [sys.executable, "-m", "ferrule", "serve", str(tiny_llama), "--host", "127.0.0.1"]
-    second = subprocess.run(
-        [*command, "--port", str(server.port)], capture_output=True, text=True, timeout=240, check=False
-    )
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        second = subprocess.run(
+            [*command, "--port", str(port)], capture_output=True, text=True, timeout=240, check=False
+        )
     assert second.returncode == 1
-    assert f"port {server.port}" in second.stderr
+    assert f"port {port}" in second.stderr
     assert "Traceback" not in second.stderr
     assert "engine" not in second.stderr

@@ -16,7 +16,8 @@ import pytest
 from ferrule_testkit import server as servers
 
 BODY = {"model": "tiny", "prompt": [5, 6, 7], "max_tokens": 40, "ignore_eos": True, "seed": 3}
-ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, "--max-num-seqs", "4", "--api-server-count", "2"]
+ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
+ARGS += ["--max-num-seqs", "4", "--api-server-count", "2"]
 
 
 async def ask(http: aiohttp.ClientSession, url: str, *, stream: bool) -> tuple[int, str, str]:

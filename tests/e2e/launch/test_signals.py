@@ -20,7 +20,7 @@ import pytest
 
 from ferrule_testkit import server as servers
 
-ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL]
+ARGS = ["--served-model-name", "tiny", *servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
 SLEEPS = "time.sleep(3600)"
 IS_STUCK = "signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM]); time.sleep(3600)"
 BROKEN = "raise RuntimeError('broken')"

@@ -95,7 +95,7 @@ def settle(url: str) -> None:
 )
 def test_streams_with_disconnects(tmp_path: Path, asks: int, streams: int) -> None:
     """Leave a fifth of all asks with their first event, which always succeeds; others while there are more."""
-    args = ["--dtype", "float32", "--max-model-len", "512"]
+    args = ["--dtype", "float32", "--max-model-len", "512", *servers.FEW_ROUTES]
     with servers.running(args, tmp_path / "log", {"FERRULE_CPU_KVCACHE_SPACE": "0.25"}) as server:
         survivors, leavers = asyncio.run(soak(server.url, streams, asks, seed=7))
         assert survivors + leavers == streams * asks

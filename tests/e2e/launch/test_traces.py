@@ -22,7 +22,13 @@ def traced(tiny_llama: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[
     template.write_text("{% for message in messages %}{{ message.content }}{% endfor %}")
     with grpc_collector() as collector:
         args = [str(tiny_llama), "--dtype", "float32", "--served-model-name", "tiny", "--chat-template", str(template)]
-        args += ["--otlp-traces-endpoint", collector.endpoint, "--collect-detailed-traces", "model,worker"]
+        args += [
+            *servers.FEW_ROUTES,
+            "--otlp-traces-endpoint",
+            collector.endpoint,
+            "--collect-detailed-traces",
+            "model,worker",
+        ]
         chat = {"messages": [{"role": "user", "content": "hello"}], "max_tokens": 6, "ignore_eos": True}
         with servers.running(args, tmp_path_factory.mktemp("traced") / "log", {"OMP_NUM_THREADS": "1"}) as server:
             with httpx.Client(base_url=f"{server.url}/v1", timeout=240) as client:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,16 +11,20 @@ import pytest
 from safetensors.torch import load_file, save_file
 
 from ferrule import LLM, SamplingParams
+from ferrule_contrib import tiny
 from ferrule_testkit import server as servers
-from ferrule_testkit.checkpoints import tiny_checkpoint
 from ferrule_testkit.quantized import quantized_checkpoint
 
-ASK = {"messages": [{"role": "user", "content": "What is the capital of France?"}], "temperature": 0, "max_tokens": 24}
+ASK: dict[str, Any] = {
+    "messages": [{"role": "user", "content": "What is the capital of France?"}],
+    "temperature": 0,
+    "max_tokens": 24,
+}
+MOST_BYTES = 6e6  # 7 MB in bfloat16, 14 in float32, and the head's table once more
 
 
-@pytest.mark.parametrize("method", ["int8", "int4"])
-def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
-    args = ["-q", method, "--enable-sleep-mode", "--num-gpu-blocks-override", "64"]
+def test_the_embedded_model_in_four_bits(tmp_path: Path) -> None:
+    args = ["-q", "int4", "--enable-sleep-mode", "--num-gpu-blocks-override", "64", *servers.FEW_ROUTES, "admin"]
     env = {"OMP_NUM_THREADS": "1", "FERRULE_SERVER_DEV_MODE": "1"}
     with (
         servers.running(args, tmp_path / "log", env) as server,
@@ -30,21 +35,35 @@ def test_the_embedded_model_in_fewer_bits(method: str, tmp_path: Path) -> None:
         assert client.post("/sleep?level=2").status_code == 200
         assert client.post("/wake_up").status_code == 200
         after = client.post("/v1/chat/completions", json=ASK).json()["choices"][0]["message"]["content"]
-    assert told["quantization"] == method
-    assert told["weight_bytes"] < 6e6  # 7 MB in bfloat16, 14 in float32, and the head's table once more
+    assert told["quantization"] == "int4"
+    assert told["weight_bytes"] < MOST_BYTES
     assert "Paris" in before
     assert after == before
     log = (tmp_path / "log").read_text()
-    assert f"M parameters, {method}" in log
+    assert "M parameters, int4" in log
+
+
+def test_the_embedded_model_in_eight_bits() -> None:
+    params = SamplingParams(temperature=ASK["temperature"], max_tokens=ASK["max_tokens"])
+    model = str(tiny.path())
+    with LLM(model, quantization="int8", enable_sleep_mode=True, num_gpu_blocks_override=64) as llm:
+        told = llm.model
+        before = llm.chat(ASK["messages"], params)[0].outputs[0].text
+        llm.sleep(2)
+        llm.wake_up()
+        after = llm.chat(ASK["messages"], params)[0].outputs[0].text
+    assert (told.quantization, told.weight_bytes < MOST_BYTES) == ("int8", True)
+    assert "Paris" in before
+    assert after == before
 
 
 @pytest.mark.parametrize("name", ["torchao-int4", "gptq", "awq", "packed-zeros"])
-def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tmp_path: Path) -> None:
+def test_a_quantized_checkpoint_says_what_its_weights_mean(name: str, tiny_llama: Path, tmp_path: Path) -> None:
     """Compare with a checkpoint of float32 weights that are the same numbers: token for token, logprobs to rounding.
 
     Scales, and what zero points make of them, are bfloat16 on a CPU: a part in 512 of a weight at most.
     """
-    source, made = tiny_checkpoint("llama", tmp_path / "source"), tmp_path / "made"
+    source, made = Path(shutil.copytree(tiny_llama, tmp_path / "source")), tmp_path / "made"
     meant = quantized_checkpoint(source, made, name)
     file = source / "model.safetensors"
     save_file({**load_file(file), **meant}, file, metadata={"format": "pt"})

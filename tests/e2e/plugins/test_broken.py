@@ -42,6 +42,8 @@ def test_a_broken_one_that_is_chosen_stops_the_start_with_one_block(tmp_path: Pa
         "serve",
         "--scheduling-policy",
         "extra",
+        *servers.WITHOUT_MODEL,
+        *servers.FEW_ROUTES,
         "--host",
         "127.0.0.1",
         "--port",

@@ -57,6 +57,7 @@ def test_a_busy_key_does_not_delay_another(
     (tmp_path / "keys.yaml").write_text("busy: first-secret\nquiet: second-secret\n")
     log = tmp_path / "admitted.jsonl"
     args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny", "--num-gpu-blocks-override", "64"]
+    args += servers.FEW_ROUTES
     args += ["--scheduler-cls", "told_scheduler.Told", "--scheduling-policy", policy, "--max-num-seqs", "1"]
     args += ["--api-key-file", str(tmp_path / "keys.yaml"), "--watchdog-timeout", "900"]
 

@@ -78,6 +78,7 @@ def test_plugins_from_files_work_in_every_process(tiny_llama: Path, tmp_path: Pa
     (tmp_path / "tell.py").write_text(HOOKS)
     (tmp_path / "newest.py").write_text(POLICY)
     args = [str(tiny_llama), *servers.WITHOUT_MODEL, "--served-model-name", "tiny", "--num-gpu-blocks-override", "64"]
+    args += servers.FEW_ROUTES
     args += ["--plugin", f"hooks={tmp_path / 'tell.py'}", f"policy={tmp_path / 'newest.py'}"]
     args += ["--scheduling-policy", "newest", "--api-key", "secret"]
     with servers.running(args, tmp_path / "log", {"OMP_NUM_THREADS": "1"}) as server:
@@ -119,6 +120,7 @@ def test_a_broken_plugin_that_was_named_stops_the_start_in_one_block(tiny_llama:
     (tmp_path / "newest.py").write_text("import sys\nsys.exit(0)\n" + POLICY)
     args = [sys.executable, "-m", "ferrule", "serve", str(tiny_llama), "--host", "127.0.0.1", "--port", "0"]
     args += ["--plugin", f"policy={tmp_path / 'newest.py'}", "--scheduling-policy", "newest"]
+    args += [*servers.WITHOUT_MODEL, *servers.FEW_ROUTES]
     done = subprocess.run(args, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == 1
     assert "it called sys.exit(0) while it was imported" in done.stderr

@@ -668,6 +668,7 @@ async def test_docs_describe_every_route_and_can_be_switched_off() -> None:
     chat = spec["paths"]["/v1/chat/completions"]["post"]
     assert set(chat["responses"]) >= {"200", "400", "401", "404", "413", "429", "503", "default"}
     assert set(chat["responses"]["200"]["content"]) == {"application/json", "text/event-stream"}
+    assert "ChatCompletion" in json.dumps(chat["responses"]["200"]["content"]["text/event-stream"]["schema"])
     assert "--strict-requests" in chat["description"]
     assert chat["security"] == [{"key": []}]
     assert spec["paths"]["/health"]["get"]["security"] == []

@@ -64,7 +64,7 @@ class EngineLoop:
         self.log_failure: Callable[[str], None] = _log_failure  # of the exception that is being handled
         self.on_step: Callable[[StepPlan, float, float], None] | None = None  # plan, times at which it began and ended
         self.last_progress = clock()  # when a step last ended or there was nothing to do
-        self._ended = False  # `run` was told to stop
+        self.ended = False  # `run` is over
         self._channel = channel
         self._clock = clock
         self._depth = scheduler.limits.depth
@@ -91,9 +91,11 @@ class EngineLoop:
 
         With `debug`, also AssertionError for an invariant that does not hold: the scheduler is broken, as fatal.
         """
-        while not stop():
-            self.step()
-        self._ended = True
+        try:
+            while not stop():
+                self.step()
+        finally:
+            self.ended = True
 
     def step(self) -> None:
         """Take in messages, plan and begin one step, and end the oldest one if no more may be in flight."""
@@ -122,9 +124,9 @@ class EngineLoop:
 
     def stalled_for(self, now: float) -> float:
         """Return the seconds since a step last ended, or since there was last nothing to do; 0 in an administrative
-        call, and after `run`.
+        call.
         """
-        return 0.0 if self._calling or self._ended else max(0.0, now - self.last_progress)
+        return 0.0 if self._calling else max(0.0, now - self.last_progress)
 
     # ------------------------------------------------------------------------------------ steps
 

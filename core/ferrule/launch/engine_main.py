@@ -106,13 +106,13 @@ def watch_progress(loop: EngineLoop, timeout: float, board: Board) -> None:
     """Exit, with every thread's stack on stderr, when work exists and no step has ended for `timeout` seconds.
 
     Until then the board tells the API processes that this process lives, and how long work has waited. Time in which
-    the whole process was stopped does not count.
+    the whole process was stopped does not count. The watch ends with the loop.
     """
     pause = min(1.0, timeout / 4)
 
     def watch() -> None:
         awake = before = time.monotonic()
-        while True:
+        while not loop.ended:
             now = time.monotonic()
             if now - before > pause + 1.0:
                 awake = now

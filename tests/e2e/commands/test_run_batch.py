@@ -88,9 +88,7 @@ class Here:
         with (
             contextlib.redirect_stdout(out),
             contextlib.redirect_stderr(err),
-            pytest.MonkeyPatch.context() as patch,
         ):
-            patch.setattr(run_module, "watch_progress", lambda *_: None)  # it ends its process, and never itself
             self.status = main(arguments(*argv))
             log.flush(240)
         self.out, self.err = out.getvalue(), err.getvalue()

@@ -131,13 +131,18 @@ def test_run_ends_when_it_is_told_to():
     assert len(harness.said(A, "one")) == 4
 
 
-def test_a_loop_that_was_told_to_end_lets_nothing_wait():
-    """A watchdog that outlives the loop must not end a process that goes on with something else."""
+def test_a_loop_says_when_it_is_over():
+    """Its watchdog must not end a process that goes on with something else."""
     harness = LoopHarness()
     harness.submit(A, "one", max_tokens=50)
+    assert not harness.loop.ended
     harness.loop.run(lambda: bool(harness.deltas(A)))
-    harness.clock.now += 1000.0
-    assert harness.loop.stalled_for(harness.clock.now) == 0.0
+    assert harness.loop.ended
+    harness.submit(A, "two")
+    harness.executor.submit = None
+    with pytest.raises(TypeError):
+        harness.loop.run(lambda: False)
+    assert harness.loop.ended
 
 
 def test_cancel_ends_a_request_at_once_and_only_for_its_owner():

@@ -123,9 +123,7 @@ class EngineLoop:
         self._fault = error
 
     def stalled_for(self, now: float) -> float:
-        """Return the seconds since a step last ended, or since there was last nothing to do; 0 in an administrative
-        call.
-        """
+        """Return the seconds since a step ended, or there was nothing to do; 0 in an administrative call."""
         return 0.0 if self._calling else max(0.0, now - self.last_progress)
 
     # ------------------------------------------------------------------------------------ steps

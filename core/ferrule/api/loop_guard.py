@@ -70,6 +70,7 @@ class LoopGuard:
 
     def close(self) -> None:
         self._tick.cancel()
+        self._due = 0.0  # so that a call that comes now does not begin it again
         self._closed.set()
 
 

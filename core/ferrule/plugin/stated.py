@@ -92,4 +92,4 @@ def _find(name: str, path: tuple[str, ...]) -> ModuleSpec:
         spec = finder.find_spec(name, None)
         if spec is not None:
             return spec
-    raise ImportError(f"there is no module {name}")
+    raise ImportError(f"No module named {name!r}")

@@ -77,6 +77,7 @@ VARIANTS = (
     ("_v3", {"avx2", "fma", "f16c", "bmi2"}, ("-march=x86-64-v3",)),
 )
 _BUILD_SECONDS = 300  # for one file
+_AT_ONCE = 4  # files; the largest takes as long as all others in three
 _SCRATCH = "build-"
 _STALE_SECONDS = 60  # a source that is newer than a library by this much was changed after it was built
 
@@ -192,7 +193,7 @@ def _cache_folder() -> Path:
 def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
     """Build beside the target and rename, so that an interrupted build leaves no partial file.
 
-    One process builds at a time, as many files at once as there are cores; the others wait and find what it has built.
+    One process builds at a time; the others wait and find what it has built.
     """
     with (target.parent / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # a process that dies gives it up
@@ -202,7 +203,7 @@ def _compile(compiler: str, flags: Sequence[str], target: Path) -> None:
             return
         with tempfile.TemporaryDirectory(dir=target.parent, prefix=_SCRATCH) as scratch:
             large_first = sorted((HERE / name for name in SOURCES), key=lambda source: -source.stat().st_size)
-            with ThreadPoolExecutor(os.cpu_count() or 1) as files:
+            with ThreadPoolExecutor(_AT_ONCE) as files:
                 objects = list(files.map(lambda source: _object(compiler, flags, source, Path(scratch)), large_first))
             linked = Path(scratch) / target.name
             command = [compiler, "-shared", *objects, "-o", str(linked)]  # not -fopenmp: see above

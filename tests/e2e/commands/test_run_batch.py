@@ -85,10 +85,7 @@ class Here:
 
     def __call__(self, *argv: Any) -> int:
         out, err = io.StringIO(), io.StringIO()
-        with (
-            contextlib.redirect_stdout(out),
-            contextlib.redirect_stderr(err),
-        ):
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
             self.status = main(arguments(*argv))
             log.flush(240)
         self.out, self.err = out.getvalue(), err.getvalue()

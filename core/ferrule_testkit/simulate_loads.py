@@ -55,24 +55,35 @@ class Loads:
             del self.wanting[request.id]
             self._note_passing(request)
             yield request
-        loading = {need.slot: need.adapter.name for need, _ in self._begun}
-        there = {name for slot, name in self._device.adapters.items() if slot not in loading}
+        there, loading = self._in_slots()
         claimed = False  # an older request waits for a slot, maybe for the one that this adapter is in
         for id, request in self.wanting.items():
             name = "" if request.adapter is None else request.adapter.name
-            if name not in there and name not in loading.values():
+            if name not in there and name not in loading:
                 claimed = True
                 self._note_oldest(id)
             if name in there and not claimed:
                 raise Violation(f"I22: {id} waits although its adapter is loaded")
+
+    def _in_slots(self) -> tuple[set[str], set[str]]:
+        """Return the names of the adapters that are in slots, and of those that are being loaded into one."""
+        loading = {need.slot: need.adapter.name for need, _ in self._begun}
+        there = {name for slot, name in self._device.adapters.items() if slot not in loading}
+        return there, {*loading.values()}
 
     def _note_oldest(self, id: str) -> None:
         if id == next(iter(self.wanting)) != self._oldest:
             self._oldest, self._before, self._passed = id, frozenset(self.wanting), set()
 
     def _note_passing(self, given: EngineRequest) -> None:
-        """Note a slot that was given past the oldest request. Raises Violation once that is true of every slot."""
-        if self._oldest in self.wanting and given.id not in self._before:
+        """Note a slot that was given past the oldest request. Raises Violation once that is true of every slot.
+
+        One whose adapter is being loaded has its slot.
+        """
+        oldest = self.wanting.get(self._oldest)
+        if oldest is None or oldest.adapter is None or any(oldest.adapter.name in names for names in self._in_slots()):
+            return
+        if given.id not in self._before:
             self._passed.add(given.adapter_slot)
             if len(self._passed) == self.num_slots:
                 raise Violation(f"I22: later requests were given every slot, and {self._oldest} still waits for one")
